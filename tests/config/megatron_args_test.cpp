@@ -522,17 +522,17 @@ TEST(MegatronArgs, NameTokenizersByTheirFiles) {
 TEST(MegatronArgs, AreRefusedInOneErrorThatListsAllThatIsMissing) {
   const std::string error = error_of(std::string(kSmall) +
                                      "--context-parallel-size 2 --expert-model-parallel-size 1 --optimizer muon "
-                                     "--num-experts 8 --spec a b --warmup 3 --softmax-type vanilla --fp8-margin 0");
+                                     "--moe-latent-size 8 --spec a b --warmup 3 --softmax-type vanilla --fp8-margin 0");
   EXPECT_EQ(error,
             "pretrain_gpt: these options need what is not here.\n"
             "  got:  --context-parallel-size 2 (context parallelism)\n"
-            "        --num-experts 8 (mixture of experts)\n"
+            "        --moe-latent-size 8 (mixture of experts)\n"
             "        --spec a b (names a Python module)\n"
             "        --warmup 3 (gone from Megatron-LM; --lr-warmup-*)\n"
             "        --optimizer muon (Muon of position embeddings; rotary ones have none)\n"
             "  fix:  leave them out, where the run may be without it; docs/from_megatron_lm.md lists what is here");
   // With other errors too.
-  EXPECT_THAT(error_of("--hidden-size x --num-experts 8"),
+  EXPECT_THAT(error_of("--hidden-size x --moe-latent-size 8"),
               AllOf(HasSubstr("takes an integer"), HasSubstr("mixture of experts")));
   EXPECT_THAT(error_of("--num-layers 1"),
               AllOf(HasSubstr("--hidden-size must be given"), HasSubstr("--lr must be given"),
@@ -543,8 +543,8 @@ TEST(MegatronArgs, OfAFeatureThatNothingTurnsOnAreIgnored) {
   // Megatron-LM reads each of these only where the flag behind it is given.
   const std::string small = kSmall;
   for (const auto& [words, master] : std::vector<std::pair<std::string, std::string>>{
-           {"--moe-router-topk 4", "--num-experts 8"},
-           {"--expert-tensor-parallel-size 4", "--num-experts 8"},
+           {"--moe-router-num-groups 4", "--num-experts 8"},
+           {"--moe-input-jitter-eps 0.1", "--num-experts 8"},
            {"--kv-lora-rank 64", "--multi-latent-attention"},
            {"--mscale 2", "--multi-latent-attention"},
            {"--dsa-indexer-topk 16", "--experimental-attention-variant dsa"},
@@ -568,6 +568,35 @@ TEST(MegatronArgs, OfAFeatureThatNothingTurnsOnAreIgnored) {
   // These ask for it by themselves, or are refused there too.
   for (const std::string words : {"--expert-model-parallel-size 2", "--moe-latent-size 8", "--fp8-param-gather"})
     EXPECT_THAT(error_of(small + words), HasSubstr(words)) << words;
+}
+
+TEST(MegatronArgs, OfExpertsAreThoseOfTheModelAndItsRanks) {
+  const std::string experts = std::string(kSmall) +
+                              "--disable-bias-linear --num-experts 8 --moe-router-topk 3 --moe-ffn-hidden-size 96 "
+                              "--expert-model-parallel-size 4 ";
+  const RunConfig run = recipe(
+      experts +
+      "--moe-layer-freq 2 --moe-shared-expert-intermediate-size 32 --moe-shared-expert-gate "
+      "--moe-router-score-function sigmoid --moe-router-topk-scaling-factor 2.5 --moe-z-loss-coeff 1e-3 "
+      "--moe-router-load-balancing-type seq_aux_loss --moe-aux-loss-coeff 1e-2 --moe-grouped-gemm --moe-router-dtype "
+      "fp32 --moe-token-dispatcher-type alltoall --expert-tensor-parallel-size 1");
+  const ModelConfig& m = run.model;
+  EXPECT_EQ(std::tuple(m.num_experts, m.moe_router_topk, m.moe_ffn_hidden_size, m.moe_layer_freq, run.parallel.ep),
+            std::tuple(8, 3, 96, 2, 4));
+  EXPECT_EQ(std::tuple(m.moe_shared_expert_intermediate_size, m.moe_shared_expert_gate, m.moe_router_score_function),
+            std::tuple(32, true, "sigmoid"));
+  EXPECT_EQ(std::tuple(m.moe_router_topk_scaling_factor, m.moe_z_loss_coeff, m.moe_aux_loss_coeff),
+            std::tuple(2.5, 1e-3, 1e-2));
+  EXPECT_FALSE(m.moe_router_pre_softmax);
+  EXPECT_TRUE(recipe(experts + "--moe-router-pre-softmax").model.moe_router_pre_softmax);
+  EXPECT_EQ(recipe(experts + "--moe-aux-loss-coeff 1e-2").model.moe_aux_loss_coeff, 1e-2);
+  const std::string none = "--moe-router-load-balancing-type none --moe-aux-loss-coeff 1e-2";
+  EXPECT_EQ(recipe(experts + none).model.moe_aux_loss_coeff, 0);
+  for (const std::string words :
+       {"--moe-router-load-balancing-type sinkhorn", "--moe-aux-loss-coeff 1e-2 1e-3", "--moe-layer-freq ([0]*1+[1]*1)",
+        "--moe-router-score-function sqrtsoftplus", "--moe-router-num-groups 2"})
+    EXPECT_THAT(error_of(experts + words), HasSubstr(words)) << words;
+  EXPECT_THAT(error_of(std::string(kSmall) + "--expert-model-parallel-size 2"), HasSubstr("needs --num-experts"));
 }
 
 TEST(MegatronArgs, ListWhatTheyMeanAndWhatIsIgnored) {

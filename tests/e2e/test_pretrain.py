@@ -267,9 +267,9 @@ save_interval: 4
         self.assertIn("run.yaml:15: bf16 must be true or false.", out)
 
     def test_what_is_not_here_is_refused_before_anything_is_written(self):
-        out = self.pretrain("pretrain_gpt", GPT3.replace("F/gpt3", "F/refused"), "--num-experts", 8,
+        out = self.pretrain("pretrain_gpt", GPT3.replace("F/gpt3", "F/refused"), "--moe-latent-size", 8,
                             "--context-parallel-size", 2, code=2)
-        self.assertIn("--num-experts 8 (mixture of experts)\n        --context-parallel-size 2 (context parallelism)",
+        self.assertIn("--moe-latent-size 8 (mixture of experts)\n        --context-parallel-size 2 (context parallelism)",
                       out)
         self.assertFalse((self.path / "refused").exists())
 

@@ -35,6 +35,11 @@ def variants(**others):
         "window": transformers.MistralForCausalLM(transformers.MistralConfig(**sizes, sliding_window=7)),
         "qwen2": transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**sizes, tie_word_embeddings=True)),
         "qwen3": transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**sizes, head_dim=12)),
+        "mixtral": transformers.MixtralForCausalLM(transformers.MixtralConfig(**sizes, num_local_experts=4)),
+        "qwen3_moe": transformers.Qwen3MoeForCausalLM(transformers.Qwen3MoeConfig(
+            **sizes, head_dim=12, moe_intermediate_size=24, num_experts=6, num_experts_per_tok=3, norm_topk_prob=True)),
+        "scores": transformers.Qwen3MoeForCausalLM(transformers.Qwen3MoeConfig(
+            **sizes, head_dim=12, moe_intermediate_size=24, num_experts=6, num_experts_per_tok=1)),
     }
 
 
@@ -197,7 +202,7 @@ class Interchange(unittest.TestCase):
         tokenizer = transformers.AutoTokenizer.from_pretrained(MODELS / "smollm2-135m-instruct")
         text = self.path / "text.txt"
         text.write_text("the cat sees my friend on friday.\nmy friend never answers a dog on monday.\n" * 3)
-        for name in ("qwen3", "window"):
+        for name in ("qwen3", "window", "mixtral", "scores"):
             model = variants(vocab_size=len(tokenizer), max_position_embeddings=128)[name]
             with torch.no_grad():
                 for parameter in model.parameters():

@@ -59,6 +59,13 @@ Outputs updated(at::ScalarType t, const Step& step) {
   return {param, model, first, second};
 }
 
+Groups groups(at::ScalarType type, const std::vector<std::int64_t>& offsets, const std::vector<std::int64_t>& shape) {
+  Groups all{.weights = {}, .offsets = offsets};
+  for (std::size_t g = 0; g + 1 < offsets.size(); ++g)
+    all.weights.push_back(data(shape, type, 10 + static_cast<int>(g)));
+  return all;
+}
+
 const std::map<std::string, Case>& cases() {
   static const std::map<std::string, Case> all = {
       {"bias_activation",
@@ -129,6 +136,20 @@ const std::map<std::string, Case>& cases() {
          const at::Tensor grad = data({24, kH}, wide_type(t), 3);
          o.linear_weight_gradient(grad, data({kS, kB, 24}, t, 1), sbh(t, 2), 1);
          return Outputs{grad};
+       }},
+      {"grouped_linear",
+       [](auto& o, auto t) {
+         return Outputs{o.grouped_linear(data({kS, kH}, t, 1), groups(t, {0, 0, 3, kS}, {24, kH}))};
+       }},
+      {"grouped_input_gradient",
+       [](auto& o, auto t) {
+         return Outputs{o.grouped_input_gradient(data({kS, 24}, t, 1), groups(t, {0, 2, kS, kS}, {24, kH}))};
+       }},
+      {"grouped_weight_gradient",
+       [](auto& o, auto t) {
+         const Groups into = groups(wide_type(t), {0, 0, 3, kS}, {24, kH});
+         o.grouped_weight_gradient(into, data({kS, 24}, t, 1), data({kS, kH}, t, 2), {0, 1, 0});
+         return into.weights;
        }},
       {"layer_norm", [](auto& o, auto t) { return of(o.layer_norm(sbh(t, 1), h(t, 2), h(t, 3), 1e-5)); }},
       {"layer_norm_backward",

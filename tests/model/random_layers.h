@@ -1,4 +1,5 @@
 #pragma once
+#include <algorithm>
 #include <cstdint>
 #include <random>
 #include <utility>
@@ -53,8 +54,23 @@ inline std::vector<plan::LayerSpec> random_layers(std::uint64_t seed, const plan
         across->head_size = one_of(sizes.head_sizes);
         across->bias = flip();
       }
-      if (auto* mlp = std::get_if<plan::Mlp>(&branch.inner))
+      if (auto* mlp = std::get_if<plan::Mlp>(&branch.inner)) {
         *mlp = {.width = one_of(sizes.widths), .gated = flip(), .bias = flip(), .inner_dropout = mlp->inner_dropout};
+        if (mlp->inner_dropout || random() % 4 != 0) continue;
+        const std::int64_t count = one_of({2, 3, 8});
+        branch.inner =
+            plan::Experts{.expert = {.width = one_of(sizes.widths), .gated = flip()},
+                          .count = count,
+                          .top_k = std::min<std::int64_t>(count, one_of({1, 2, 3})),
+                          .router = {.score = flip() ? plan::Router::Score::Sigmoid : plan::Router::Score::Softmax,
+                                     .scaling = flip() ? 2.5 : 1,
+                                     .aux_loss = flip() ? 0.3 : 0,
+                                     .z_loss = flip() ? 0.2 : 0},
+                          .shared_width = flip() ? one_of(sizes.widths) : 0};
+        auto& experts = std::get<plan::Experts>(branch.inner);
+        experts.router.unnormalized = flip() && experts.router.score == plan::Router::Score::Softmax;
+        experts.shared_gate = experts.shared_width > 0 && flip();
+      }
     }
     layers.push_back(std::move(layer));
   }

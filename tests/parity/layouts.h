@@ -29,6 +29,10 @@ struct Layout {
   /// A T5 of two layers each; `split`: parallel.pipeline_split_rank.
   bool t5 = false;
   int split = 0;
+  /// A mixture of experts in place of the MLPs of `llama`: 1 in every layer; 2 in every other one, with a shared
+  /// expert.
+  int experts = 0;
+  int ep = 1;         ///< parallel.ep
   bool muon = false;  ///< optimizer.name, which sees whole matrices
   std::string with =
       {};  ///< options in their plain spelling, such as "schedule.decoupled_lr=0.01"; separated by spaces
@@ -53,6 +57,8 @@ inline std::string name_of(const Layout& layout) {
   if (layout.sharded) name += "_sharded";
   if (layout.pooled) name += "_grads";
   if (layout.llama > 0) name += "_llama" + std::to_string(layout.llama);
+  if (layout.experts > 0) name += "_experts" + std::to_string(layout.experts);
+  if (layout.ep > 1) name += "_ep" + std::to_string(layout.ep);
   if (layout.t5) name += "_t5";
   if (layout.split > 0) name += "_split" + std::to_string(layout.split);
   if (layout.bert) name += layout.original ? "_original_bert" : "_bert";
@@ -132,21 +138,6 @@ inline std::vector<Layout> layouts() {
   all.push_back({.pp = 2, .schedule = "zb-h1", .gloo = true});
   all.push_back({.tp = 2, .pp = 2, .sp = true, .gloo = true});
   all.push_back({.pp = 2, .vpp = 2, .dp = 2, .communication = "batched", .gloo = true});
-  return all;
-}
-
-/// An optimizer that makes whole matrices of what ranks have slices and shards of.
-inline std::vector<Layout> muon_layouts() {
-  std::vector<Layout> all;
-  for (const bool sharded : {false, true}) {
-    all.push_back({.dp = 2, .micro_batch = 2, .sharded = sharded, .muon = true});
-    all.push_back({.tp = 2, .dp = 2, .sp = true, .sharded = sharded, .muon = true});
-    all.push_back({.tp = 4, .pp = 2, .dp = 2, .schedule = "zb-h1", .sharded = sharded, .llama = 2, .muon = true});
-    all.push_back({.tp = 2, .pp = 2, .dp = 2, .sharded = sharded, .t5 = true, .muon = true});
-  }
-  all.push_back({.dp = 4, .sharded = true, .pooled = true, .muon = true});
-  all.push_back({.tp = 2, .pp = 2, .vpp = 2, .dp = 2, .sharded = true, .llama = 1, .muon = true});
-  all.push_back({.tp = 2, .dp = 2, .gloo = true, .sharded = true, .muon = true});
   return all;
 }
 

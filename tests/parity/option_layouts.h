@@ -6,6 +6,21 @@
 
 namespace megatron::train {
 
+/// An optimizer that makes whole matrices of what ranks have slices and shards of.
+inline std::vector<Layout> muon_layouts() {
+  std::vector<Layout> all;
+  for (const bool sharded : {false, true}) {
+    all.push_back({.dp = 2, .micro_batch = 2, .sharded = sharded, .muon = true});
+    all.push_back({.tp = 2, .dp = 2, .sp = true, .sharded = sharded, .muon = true});
+    all.push_back({.tp = 4, .pp = 2, .dp = 2, .schedule = "zb-h1", .sharded = sharded, .llama = 2, .muon = true});
+    all.push_back({.tp = 2, .pp = 2, .dp = 2, .sharded = sharded, .t5 = true, .muon = true});
+  }
+  all.push_back({.dp = 4, .sharded = true, .pooled = true, .muon = true});
+  all.push_back({.tp = 2, .pp = 2, .vpp = 2, .dp = 2, .sharded = true, .llama = 1, .muon = true});
+  all.push_back({.tp = 2, .dp = 2, .gloo = true, .sharded = true, .muon = true});
+  return all;
+}
+
 /// Options that must not show how the ranks are spread, each in layouts that could.
 inline std::vector<Layout> option_layouts() {
   std::vector<Layout> all;

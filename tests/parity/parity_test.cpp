@@ -15,6 +15,7 @@
 #include "megatron/kernels/runtime.h"
 #include "megatron/plan/rules.h"
 #include "megatron/train/engine.h"
+#include "tests/parity/expert_layouts.h"
 #include "tests/parity/layouts.h"
 #include "tests/parity/option_layouts.h"
 
@@ -46,6 +47,20 @@ plan::ResolvedRun run_of(const Layout& layout, const char* dtype, std::int64_t s
     config.model.position_embedding_type = "rope";
     config.model.qk_layernorm = layout.llama == 1;
     config.model.sliding_window = layout.llama == 1 ? 5 : 0;
+  }
+  if (layout.experts > 0) {
+    config.model.num_experts = 4;
+    config.model.moe_ffn_hidden_size = 24;
+    config.model.moe_aux_loss_coeff = 0.1;
+    config.parallel.ep = layout.ep;
+  }
+  if (layout.experts == 2) {
+    config.model.moe_layer_freq = 2;
+    config.model.moe_shared_expert_intermediate_size = 16;
+    config.model.moe_shared_expert_gate = true;
+    config.model.moe_router_score_function = "sigmoid";
+    config.model.moe_router_topk_scaling_factor = 1.5;
+    config.model.moe_z_loss_coeff = 0.01;
   }
   if (layout.bert) config.model.architecture = "bert";
   if (layout.t5) {
@@ -138,6 +153,7 @@ const Course& course_of_one(const Layout& layout, const char* dtype, std::int64_
                    .bert = layout.bert,
                    .original = layout.original,
                    .t5 = layout.t5,
+                   .experts = layout.experts,
                    .muon = layout.muon,
                    .with = layout.with.find("recompute_partial") == std::string::npos ? layout.with : ""};
   static std::map<std::tuple<std::string, std::string, std::int64_t, std::int64_t>, Course> known;
@@ -236,6 +252,8 @@ INSTANTIATE_TEST_SUITE_P(ShardedLayouts, Parity, ::testing::ValuesIn(sharded_lay
 INSTANTIATE_TEST_SUITE_P(BertLayouts, Parity, ::testing::ValuesIn(bert_layouts()),
                          [](const auto& test) { return name_of(test.param); });
 INSTANTIATE_TEST_SUITE_P(T5Layouts, Parity, ::testing::ValuesIn(t5_layouts()),
+                         [](const auto& test) { return name_of(test.param); });
+INSTANTIATE_TEST_SUITE_P(ExpertLayouts, Parity, ::testing::ValuesIn(expert_layouts()),
                          [](const auto& test) { return name_of(test.param); });
 INSTANTIATE_TEST_SUITE_P(PooledLayouts, Parity, ::testing::ValuesIn(pooled_layouts()),
                          [](const auto& test) { return name_of(test.param); });

@@ -58,7 +58,9 @@ class DenseModel {
     const auto valid = batch.labels_bs.clamp(0, o_.shape.vocab - 1).unsqueeze(-1);
     const auto nll = -log_p.gather(-1, valid).squeeze(-1), mean = -log_p.mean(-1);
     const auto losses = nll * (1 - o_.label_smoothing) + mean * o_.label_smoothing;
-    const auto sum = batch.loss_mask_bs.defined() ? (losses * batch.loss_mask_bs).sum() : losses.sum();
+    auto sum = batch.loss_mask_bs.defined() ? (losses * batch.loss_mask_bs).sum() : losses.sum();
+    if (router_losses_.defined()) sum = sum + (router_losses_ - router_losses_.detach());  // in gradients alone
+    router_losses_ = at::Tensor();
     return o_.shape.sentence_head ? sum + sentence_loss(x, batch.sentence_labels_b) : sum;
   }
 
@@ -117,6 +119,42 @@ class DenseModel {
         break;
     }
     return x * 0.5 * (1 + at::tanh(std::sqrt(2 / M_PI) * x * (1 + 0.044715 * x * x)));
+  }
+  at::Tensor mlp_of(const at::Tensor& x, const std::string& name, const plan::Mlp& mlp) const {
+    return linear(activation(linear(x, name + "linear_fc1"), mlp), name + "linear_fc2");
+  }
+  /// Every expert on every token, of which those count that the token goes to.
+  at::Tensor experts(const at::Tensor& x, const std::string& p, const plan::Experts& spec,
+                     const model::Batch& batch) const {
+    const auto logits = linear(x, p + "router");
+    const bool softmax = spec.router.score == plan::Router::Score::Softmax;
+    const auto scores = softmax ? at::softmax(logits, -1) : 1 / (1 + (-logits).exp());
+    auto chosen = at::zeros_like(logits.detach());
+    for (std::int64_t k = 0; k < spec.top_k; ++k) {
+      const auto left = logits.detach().masked_fill(chosen > 0, -1e300);
+      chosen = chosen + (left == left.amax(-1, true)).to(at::kDouble);
+    }
+    auto weights = scores * chosen;
+    if (!spec.router.unnormalized && (softmax || spec.top_k > 1)) weights = weights / weights.sum(-1, true);
+    weights = weights * spec.router.scaling;
+    auto y = at::zeros_like(x);
+    for (std::int64_t e = 0; e < spec.count; ++e)
+      y = y + weights.narrow(-1, e, 1) * mlp_of(x, p + "experts.local_experts." + std::to_string(e) + ".", spec.expert);
+    if (spec.shared_width > 0) {
+      const auto gate =
+          spec.shared_gate ? 1 / (1 + (-linear(x, p + "shared_experts.gate")).exp()) : at::ones({}, at::kDouble);
+      y = y + gate * mlp_of(x, p + "shared_experts.", spec.shared());
+    }
+    const auto share = scores / scores.sum(-1, true);
+    const auto balance =
+        (chosen.mean(1) / static_cast<double>(spec.top_k) * share.mean(1)).sum(-1) * static_cast<double>(spec.count);
+    const auto z = logits.exp().sum(-1).log().pow(2).mean(1);
+    const auto tokens = batch.loss_mask_bs.defined()
+                            ? batch.loss_mask_bs.sum(1)
+                            : at::ones({x.size(0)}, at::kDouble) * static_cast<double>(x.size(1));
+    const auto loss = ((balance * spec.router.aux_loss + z * spec.router.z_loss) * tokens).sum();
+    router_losses_ = router_losses_.defined() ? router_losses_ + loss : loss;
+    return y;
   }
   at::Tensor activation(const at::Tensor& u, const plan::Mlp& mlp) const {
     return mlp.gated ? curve(u.narrow(-1, 0, mlp.width)) * u.narrow(-1, mlp.width, mlp.width) : curve(u);
@@ -216,10 +254,9 @@ class DenseModel {
   at::Tensor block(const at::Tensor& in, std::int64_t l, const model::Batch& batch, bool training,
                    const at::Tensor& memory = {}) const {
     const std::string p = o_.shape.layer_prefix(l), layer = "layer " + std::to_string(l);
-    const plan::Mlp mlp = o_.shape.layer(l).mlp();
-    const std::int64_t s = in.size(1), f = mlp.width;
-    const bool after = o_.shape.residual_after_norm;
     const plan::LayerSpec spec = o_.shape.layer(l);
+    const std::int64_t s = in.size(1);
+    const bool after = o_.shape.residual_after_norm;
     const auto before = [&](const at::Tensor& x, const char* name) {
       return spec.norms.before ? norm(x, p + name) : x;
     };
@@ -236,6 +273,11 @@ class DenseModel {
       x = x + across(norm(x, p + "pre_cross_attn_layernorm"), memory, p, l, batch, training) *
                   mask(layer + "/cross attention output", batch, s, training);
     normed = before(spec.parallel ? in : x, "pre_mlp_layernorm");
+    if (const plan::Experts* const mixture = spec.experts())
+      return (after ? normed : x) +
+             experts(normed, p + "mlp.", *mixture, batch) * mask(layer + "/mlp output", batch, s, training);
+    const plan::Mlp mlp = spec.mlp();
+    const std::int64_t f = mlp.width;
     y = activation(linear(normed, p + "mlp.linear_fc1"), mlp);
     if (o_.shape.encoder_decoder() && training && o_.hidden_dropout > 0)
       y = y * draw(layer + "/mlp inner", o_.hidden_dropout, batch, s * f).view({-1, s, f});
@@ -245,6 +287,7 @@ class DenseModel {
 
   model::TransformerOptions o_;
   Tensors w_;
+  mutable at::Tensor router_losses_ = {};  ///< of the pass under way
 };
 
 }  // namespace megatron::testing

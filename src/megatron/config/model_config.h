@@ -2,6 +2,7 @@
 #include <cstdint>
 #include <string>
 
+#include "megatron/config/experts_config.h"
 #include "megatron/config/meaning.h"
 #include "megatron/config/tables/model_kinds.h"
 
@@ -35,7 +36,7 @@ struct LayerVariant {
   friend bool operator==(const LayerVariant&, const LayerVariant&) = default;
 };
 
-struct ModelConfig : AttentionVariant, LayerVariant {
+struct ModelConfig : AttentionVariant, LayerVariant, ExpertsVariant {
   std::string architecture = model_kinds().front();
   std::int64_t num_layers = 4;
   std::int64_t decoder_num_layers = 0;
@@ -155,6 +156,7 @@ struct ModelConfig : AttentionVariant, LayerVariant {
       "Attention scores x become c tanh(x / c), so that they stay below c (Gemma 2); 0: they do not.");
     v("final_logit_softcapping", final_logit_softcapping, "The same of the logits; 0: they stay as they are.");
     v("scale_embeddings", scale_embeddings, "Multiply embeddings by the root of hidden_size (Gemma).");
+    visit_experts(v);
     v("position_embedding_type", position_embedding_type,
       "Position embedding; rope is rotary, relative a bias of attention by distance (t5 only).",
       "position-embedding-type", Choices({"learned_absolute", "rope", "none", "relative"}));

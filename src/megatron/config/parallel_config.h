@@ -12,6 +12,7 @@ struct ParallelConfig {
   int world_size = 0;
   int tp = 1;
   int dp = 0;
+  int ep = 1;
   int pp = 1;
   int vpp = 1;
   bool sp = false;
@@ -42,6 +43,8 @@ struct ParallelConfig {
     v("tp", tp, "Tensor-parallel size: ranks that split each weight matrix.", "tensor-model-parallel-size", "tp",
       Common());
     v("dp", dp, "Data-parallel size; 0: derived from the world size.", "dp", Common());
+    v("ep", ep, "Expert-parallel size: ranks of dp that divide the experts between them.", "expert-model-parallel-size",
+      "ep", when("model.num_experts"));
     v("pp", pp, "Pipeline-parallel size: ranks that split the layers.", "pipeline-model-parallel-size", "pp", Common());
     v("vpp", vpp, "Pipeline stages per pipeline rank.", "num-virtual-stages-per-pipeline-rank", "vpp", Common());
     v("sp", sp, "Split norms, dropout and residuals over tp along the sequence; no effect where tp is 1.",

@@ -318,7 +318,7 @@ void check_model(const FolderConfig& config) {
     return;
   throw ConfigError(rule_got_fix(
       "export: a GGUF file can hold a Llama, Mistral or Qwen2 with its output layer: RMSNorm, rope (scaled in a Llama "
-      "alone), a gated silu unit, no qk_layernorm or sliding_window.",
+      "alone), a gated silu unit, no qk_layernorm, sliding_window or experts.",
       concat("architecture ", model.architecture, ", head ", model.head, ", normalization ", model.normalization,
              ", position_embedding_type ", model.position_embedding_type, ", rope_scaling_factor ",
              model.rope_scaling_factor, ", activation ", model.activation, ", add_qkv_bias ", model.add_qkv_bias,

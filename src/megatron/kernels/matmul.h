@@ -2,6 +2,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <vector>
 
 #include "megatron/kernels/activation.h"
 
@@ -64,5 +65,21 @@ ActivatedOutput linear_activation(const at::Tensor& x, const at::Tensor& w, cons
 /// for the weight's gradient; else undefined.
 ActivatedOutput linear_activation_gradient(const at::Tensor& dz, const at::Tensor& w, const at::Tensor& u,
                                            Activation form, bool gated, bool again, PackedWeight* packed = nullptr);
+
+// The products of several linear layers of one shape, each on rows of its own, which follow one another: the experts of
+// a rank. Group g has rows offsets[g] … offsets[g + 1] - 1, maybe none.
+
+struct Groups {
+  std::vector<at::Tensor> weights;         ///< each [n, k]; of gradients what they are written to
+  std::vector<std::int64_t> offsets;       ///< ascending, from 0 to the number of rows; one more than weights
+  std::vector<PackedWeight*> packed = {};  ///< of the weights; empty: none
+};
+/// y [rows, n] of x [rows, k].
+at::Tensor grouped_linear(const at::Tensor& x, const Groups& groups);
+/// [rows, k] of dy [rows, n].
+at::Tensor grouped_input_gradient(const at::Tensor& dy, const Groups& groups);
+/// linear_weight_gradient() of each group into its weight; `betas`: one each. Without rows zero, or what it was.
+void grouped_weight_gradient(const Groups& gradients, const at::Tensor& dy, const at::Tensor& x,
+                             const std::vector<double>& betas);
 
 }  // namespace megatron::kernels

@@ -28,6 +28,9 @@ double flops_of(std::string_view name, const Tensors& x, bool causal) {
   if (name == "linear_input_gradient" || name == "linear_activation_gradient")
     return 2 * count_of(x[0]) * static_cast<double>(x[1].size(1));
   if (name == "linear_weight_gradient") return 2 * count_of(x[1]) * static_cast<double>(x[0].size(1));
+  if (name == "grouped_linear") return 2 * count_of(x[0]) * static_cast<double>(x[1].size(0));
+  if (name == "grouped_input_gradient") return 2 * count_of(x[0]) * static_cast<double>(x[1].size(1));
+  if (name == "grouped_weight_gradient") return 2 * count_of(x.back()) * static_cast<double>(x[0].size(0));
   if (name == "attention") return attention_flops(x[0], x[1], causal, 2);
   if (name == "attention_backward") return attention_flops(x[1], x[2], causal, 5);
   return 0;
@@ -52,7 +55,8 @@ double traffic_of(std::string_view name, const Tensors& x) {
 
 /// The weight whose shape tells the products of a step apart; -1: none.
 int weight_of(std::string_view name) {
-  return name == "linear_weight_gradient" ? 0 : name.starts_with("linear") ? 1 : -1;
+  if (name == "linear_weight_gradient" || name == "grouped_weight_gradient") return 0;
+  return name.starts_with("linear") || name.starts_with("grouped") ? 1 : -1;
 }
 
 }  // namespace

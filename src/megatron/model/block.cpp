@@ -48,14 +48,26 @@ void set_heads(BranchModules& branch, const plan::CrossAttention& attention, int
   branch.head_size = attention.head_size;
 }
 void set_heads(BranchModules& /*branch*/, const plan::Mlp& /*mlp*/, int /*tp*/) {}
+void set_heads(BranchModules& /*branch*/, const plan::Experts& /*experts*/, int /*tp*/) {}
 
 BranchModules branch_of(const parallel::ParameterStore& parameters, const plan::LayerSpec& layer,
                         const plan::Branch& spec, const Block::Options& options, const comm::Group& tp) {
-  const std::vector<plan::Linear> linears = spec.linears(layer.hidden);
   const bool split = options.sequence_parallel;
   const auto norm = [&](const std::string& name) {
     return norm_of(parameters, layer.prefix + name + ".", options.epsilon, layer.rms_norm, layer.norm_1p);
   };
+  if (const auto* experts = std::get_if<plan::Experts>(&spec.inner))
+    return {.spec = spec,
+            .norm = norm(spec.norm()),
+            .in = {},
+            .out = {nullptr, nullptr, tp},
+            .experts = ExpertLayer(parameters, layer.prefix, *experts,
+                                   {.activation = options.activation,
+                                    .sequence_parallel = split,
+                                    .keep_activation = options.keep_activation && !options.recompute_mlp,
+                                    .recompute = options.recompute_mlp},
+                                   tp, options.experts)};
+  const std::vector<plan::Linear> linears = spec.linears(layer.hidden);
   BranchModules branch{.spec = spec,
                        .norm = layer.norms.before ? norm(spec.norm()) : Norm{},
                        .in = {},
@@ -100,10 +112,13 @@ class RowSteps {
     activated_ = fc1.forward(stream_.y, inner_, std::move(stream_.recompute_fn));
     if (block_.options().keep_activation && !recomputes_mlp_) again_.y_fn = [y = activated_->y] { return y; };
   }
+  void route(const plan::Experts& /*experts*/, const BranchModules& /*branch*/) {}  // leave() computes them at once
   void leave(const BranchModules& branch, std::size_t index, const Norm* next) {
     const parallel::Value value = next == nullptr ? value_ : parallel::Value::Needed;
     const parallel::Value given = branch.out_norm ? parallel::Value::Needed : value;
-    if (activated_) {
+    if (branch.experts) {
+      x_ = branch.experts->forward(stream_.y, std::move(stream_.recompute_fn), sites_.router, given);
+    } else if (activated_) {
       x_ = branch.out.forward(*activated_, inner_, std::exchange(again_, {}), given);
       activated_.reset();
     } else {

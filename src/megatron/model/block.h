@@ -7,6 +7,7 @@
 
 #include "megatron/kernels/activation.h"
 #include "megatron/kernels/dropout.h"
+#include "megatron/model/experts/expert_layer.h"
 #include "megatron/model/operators.h"
 #include "megatron/parallel/linear.h"
 #include "megatron/parallel/parameter.h"
@@ -31,6 +32,7 @@ struct BranchModules {
   Norm norm;                                       ///< of the stream: what the branch reads
   std::vector<parallel::ColumnParallelLinear> in;  ///< spec.linears() but the last
   parallel::RowParallelLinear out;                 ///< the last
+  std::optional<ExpertLayer> experts = {};         ///< of plan::Experts: all of its layers, `in` and `out` have none
   std::vector<Norm> head_norms = {};               ///< of what `in` begins with: queries and keys, or none
   std::optional<Norm> out_norm = {};               ///< of what the branch gives
   // Of attention, on this rank.
@@ -53,6 +55,7 @@ class Block {
     bool sequence_parallel = false;  ///< the stream is this rank's part of the sequence, [s/t, b, h]
     bool keep_activation = false;    ///< the activation's output is kept rather than computed again
     bool recompute_mlp = false;      ///< both are, from the stream
+    comm::Group experts = {};        ///< the ranks that share a layer's experts
   };
 
   Block(const parallel::ParameterStore& parameters, const plan::LayerSpec& layer, const Options& options,
@@ -74,6 +77,7 @@ class Block {
   struct Sites {
     std::vector<kernels::Dropout> outputs = {};  ///< of each branch; empty: none
     kernels::Dropout mlp_inner = {};             ///< on this rank's features
+    RouterSite router = {};
   };
   /// `in`: the stream and input_norm() of it -> the stream after the block and, where not null, `next` of it.
   /// `value`: whether the stream after the block is read; where it is not, `next` is null. `encoder_output`: of a block

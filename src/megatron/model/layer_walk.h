@@ -24,6 +24,11 @@ void walk_inside(const plan::Mlp& mlp, const BranchModules& branch, Steps& steps
   steps.expand(mlp, branch);
 }
 
+template <class Steps>
+void walk_inside(const plan::Experts& experts, const BranchModules& branch, Steps& steps) {
+  steps.route(experts, branch);
+}
+
 /// Each branch of the block, then what begins the next: steps.leave(branch, norm) ends one and computes the norm that
 /// follows it, at last `next`, which may be null.
 template <class Steps>

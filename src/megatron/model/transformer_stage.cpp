@@ -2,8 +2,10 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/cat.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/ones_like.h>
 
+#include <algorithm>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -38,6 +40,7 @@ struct Pass {
   bool training;
   bool partial = false;                    ///< the microbatch recomputes in part
   RelativeBias::Distances distances = {};  ///< of a T5's stack under way
+  RouterSite router = {};
 };
 
 /// Those of a stage, cut where a T5's decoder begins.
@@ -59,6 +62,7 @@ struct TransformerStage::Impl {
   comm::Group tp;
   at::TensorOptions precise;  ///< of losses: float32, or float64 where the parameters are
   StageModules modules;
+  bool has_routers = false;                        ///< some layer of the stage is a mixture of experts
   std::vector<LayerGroup> groups, partial_groups;  ///< the second of microbatches with partial_recomputation
 
   Impl(TransformerOptions o, const plan::StagePart& p, const parallel::ParameterStore& parameters, comm::Group group);
@@ -88,6 +92,8 @@ struct TransformerStage::Impl {
                                const at::Tensor& states) const;
   /// The dropouts of a block on rows `rows` of the stream.
   Block::Sites sites(const Pass& pass, std::int64_t number, const Block& block, const at::Tensor& rows) const;
+  /// What the routers of every layer are asked.
+  static RouterSite router_site(const Batch& batch);
   /// The dropout of one site on rows `x_sbh` of the stream.
   kernels::Dropout stream_site(const Pass& pass, const std::string& name, const at::Tensor& x_sbh) const;
 
@@ -126,6 +132,8 @@ TransformerStage::Impl::Impl(TransformerOptions o, const plan::StagePart& p, con
       precise(parameters.values().options().dtype(parameters.values().scalar_type() == at::kDouble ? at::kDouble
                                                                                                    : at::kFloat)),
       modules(options, part, parameters, tp),
+      has_routers(std::ranges::any_of(modules.blocks,
+                                      [](const Block& block) { return block.branches().back().experts.has_value(); })),
       groups(groups_of(options, p, false)),
       partial_groups(groups_of(options, p, true)) {}
 
@@ -187,6 +195,7 @@ EncoderOutput TransformerStage::Impl::encoder_output(const Pass& pass, std::int6
 Block::Sites TransformerStage::Impl::sites(const Pass& pass, std::int64_t number, const Block& block,
                                            const at::Tensor& rows) const {
   Block::Sites sites;
+  sites.router = pass.router;
   for (const BranchModules& branch : block.branches()) {
     const std::string name = concat("layer ", number, "/", branch.spec.site());
     sites.outputs.push_back(stream_site(pass, name + " output", rows));
@@ -246,6 +255,14 @@ parallel::VocabParallelOutput::Labels host_labels(const Batch& batch, at::Scalar
 
 }  // namespace
 
+RouterSite TransformerStage::Impl::router_site(const Batch& batch) {
+  const at::Tensor& mask = batch.loss_mask_bs;
+  const auto tokens = mask.defined() ? mask.sum(1, false, at::kDouble)
+                                     : at::full({batch.tokens_bs.size(0)}, static_cast<double>(batch.tokens_bs.size(1)),
+                                                batch.tokens_bs.options().dtype(at::kDouble));
+  return {tokens * batch.auxiliary_scale};
+}
+
 at::Tensor TransformerStage::Impl::embed(const Batch& batch, const Pass& pass) const {
   const auto tokens_sb = batch.tokens_bs.t().contiguous();
   const auto positions_sb = batch.position_ids_bs.defined()
@@ -297,6 +314,7 @@ at::Tensor TransformerStage::Impl::hidden(at::Tensor x, const Batch& batch, bool
             .key_lengths_b = batch.key_lengths_b,
             .training = training,
             .partial = batch.partial_recomputation};
+  if (has_routers && training) pass.router = router_site(batch);
   if (part.embedding) x = embed(batch, pass);
   const std::int64_t cut = options.shape.encoder_layers - part.first_layer;  // where a T5's decoder begins
   at::Tensor states;

@@ -36,6 +36,7 @@ struct Batch {
   at::Tensor decoder_tokens_bs = {};
   /// Backward recomputes of it what Recompute says of partial microbatches. Changes no result.
   bool partial_recomputation = false;
+  double auxiliary_scale = 1;  ///< of the gradients of routers' auxiliary losses: loss()'s gradient_scale
   /// Where the tensors above are on another device: the same on the CPU, where ids are checked and what counts is
   /// counted without waiting for the device. Null: they are looked at where they are.
   std::shared_ptr<const Batch> host = {};
@@ -67,6 +68,7 @@ struct TransformerOptions {
   /// (parallel/linear.h).
   bool sequence_parallel = false;
   Recompute recompute;
+  comm::Group experts = {};   ///< the ranks that share the experts of each layer
   std::uint64_t seed = 1234;  ///< of dropout
 };
 

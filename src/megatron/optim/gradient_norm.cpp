@@ -32,14 +32,18 @@ double sum_of_powers(const at::Tensor& x, double order, double scale) {
 }  // namespace
 
 GradientNorm::GradientNorm(const parallel::ParameterStore& parameters, const std::vector<plan::Shard>& owned,
-                           bool counts_whole)
+                           const plan::Counts& counts)
     : parameters_(parameters) {
   for (const plan::Shard& shard : owned) {
     bool joins = false;  // whether what comes next follows the last range, with nothing uncounted in between
     for (const plan::ParameterRange& own : shard.parameters) {
       const auto& spec = parameters.all().at(static_cast<std::size_t>(own.parameter))->spec;
+      if (!counts.counts(spec)) {
+        joins = false;
+        continue;
+      }
       std::int64_t at = own.param.begin;
-      for (const plan::Range& range : plan::counted_ranges(spec, counts_whole)) {
+      for (const plan::Range& range : plan::counted_ranges(spec, counts.whole)) {
         const plan::Range part = plan::intersection(range, own.param);
         if (part.empty()) continue;
         const plan::Range world = part.shifted(own.world.begin - own.param.begin);

@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "megatron/parallel/parameter.h"
+#include "megatron/plan/parameters/counted.h"
 #include "megatron/plan/parameters/shards.h"
 
 namespace megatron::optim {
@@ -15,8 +16,9 @@ inline constexpr NormOrder kL2 = 2, kInf = std::numeric_limits<double>::infinity
 /// (GradientReducer, SharedGradients). Over all ranks every parameter counts once (plan::counted_ranges()).
 class GradientNorm {
  public:
-  /// `owned`: see GradientReducer. `counts_whole`: this is the first tensor-parallel rank.
-  GradientNorm(const parallel::ParameterStore& parameters, const std::vector<plan::Shard>& owned, bool counts_whole);
+  /// `owned`: see GradientReducer. `counts`: what this rank counts.
+  GradientNorm(const parallel::ParameterStore& parameters, const std::vector<plan::Shard>& owned,
+               const plan::Counts& counts);
 
   /// The sum of |x / scale|^order in double, to be added up over the ranks; of order infinity the largest magnitude.
   /// Not finite where any gradient that counts is not. `scale`: about the largest magnitude keeps powers above 2 in

@@ -37,6 +37,7 @@ struct GradientReducer::Impl {
     std::vector<at::Tensor> gaps;  // of a pooled bucket: what no parameter writes
     plan::Range memory;            // in the pool
     std::vector<Counted> parameters;
+    bool experts = false;        // summed over `experts`
     std::size_t stage = 0;       // index into `stages`
     std::int64_t rounds = 0;     // that have started
     std::size_t incomplete = 0;  // parameters that lack contributions of the next round
@@ -49,7 +50,7 @@ struct GradientReducer::Impl {
     std::size_t begin = 0, next = 0, end = 0;  // buckets [begin, end); `next` starts next
   };
 
-  comm::Group dp;
+  comm::Group dp, experts;
   bool overlap;
   bool pooled;
   std::int64_t rounds = 1, microbatches = 1;  // of a step; of a round
@@ -63,6 +64,7 @@ struct GradientReducer::Impl {
       stages.push_back({planned.stage, buckets.size(), buckets.size(), buckets.size()});
     ++stages.back().end;
     Bucket bucket;
+    bucket.experts = planned.experts;
     bucket.stage = stages.size() - 1;
     bucket.gradients = parameters.bucket_gradients(index);
     if (owned != plan::Range{planned.begin, planned.end})
@@ -149,8 +151,9 @@ struct GradientReducer::Impl {
     open(bucket);
     for (const auto& [parameter, written] : bucket.parameters)
       if (parameter->contributions() == 0) parameter->grad.zero_();  // what is left of the step before
-    bucket.work = bucket.owned.defined() ? dp.reduce_scatter_async(bucket.owned, bucket.gradients)
-                                         : dp.all_reduce_async(bucket.gradients);
+    const comm::Group& ranks = bucket.experts ? experts : dp;
+    bucket.work = bucket.owned.defined() ? ranks.reduce_scatter_async(bucket.owned, bucket.gradients)
+                                         : ranks.all_reduce_async(bucket.gradients);
     ++bucket.rounds;
     if (!pooled) return;
     bucket.open = false;
@@ -167,9 +170,10 @@ struct GradientReducer::Impl {
 };
 
 GradientReducer::GradientReducer(const parallel::ParameterStore& parameters, comm::Group dp,
-                                 const std::vector<plan::Shard>& owned, bool overlap)
+                                 const std::vector<plan::Shard>& owned, bool overlap, comm::Group experts)
     : impl_(std::make_unique<Impl>()) {
   impl_->dp = std::move(dp);
+  impl_->experts = std::move(experts);
   impl_->overlap = overlap;
   impl_->pooled = parameters.pooled().has_value();
   for (std::size_t b = 0; b < parameters.layout().buckets.size(); ++b) impl_->add(b, owned.at(b).world, parameters);

@@ -24,8 +24,9 @@ namespace megatron::optim {
 class GradientReducer {
  public:
   /// `owned`: this rank's part of each bucket (plan/parameters/shards.h).
+  /// `experts`: the ranks that sum buckets of experts, where these are apart (plan::BufferPadding::experts_apart).
   GradientReducer(const parallel::ParameterStore& parameters, comm::Group dp, const std::vector<plan::Shard>& owned,
-                  bool overlap);
+                  bool overlap, comm::Group experts = {});
   /// Before the first backward of a step of `num_microbatches`. Marks gradients as empty.
   void begin_step(int num_microbatches);
   /// After the last backward of a pipeline stage: starts those of its buckets that have not started by themselves.

@@ -8,12 +8,13 @@
 namespace megatron::optim {
 
 ModelFigures::ModelFigures(const parallel::ParameterStore& parameters, const std::vector<plan::Shard>& owned,
-                           bool counts_whole, std::int64_t vocab)
+                           const plan::Counts& counts, std::int64_t vocab)
     : parameters_(parameters) {
   for (const plan::Shard& shard : owned)
     for (const plan::ParameterRange& own : shard.parameters) {
       const auto& spec = parameters.all().at(static_cast<std::size_t>(own.parameter))->spec;
-      for (const plan::Range& range : plan::counted_ranges(spec, counts_whole, vocab)) {
+      if (!counts.counts(spec)) continue;
+      for (const plan::Range& range : plan::counted_ranges(spec, counts.whole, vocab)) {
         const plan::Range part = plan::intersection(range, own.param);
         if (part.empty()) continue;
         const plan::Range world = part.shifted(own.world.begin - own.param.begin);

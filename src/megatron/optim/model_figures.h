@@ -4,6 +4,7 @@
 
 #include "megatron/optim/optimizer.h"
 #include "megatron/parallel/parameter.h"
+#include "megatron/plan/parameters/counted.h"
 #include "megatron/plan/parameters/shards.h"
 
 namespace megatron::optim {
@@ -12,9 +13,9 @@ namespace megatron::optim {
 /// once over all ranks, and padding not at all (plan::counted_ranges()): the sums are the same in every layout.
 class ModelFigures {
  public:
-  /// `owned`: see GradientReducer. `counts_whole`: this is the first tensor-parallel rank. `vocab`: tokens.
-  ModelFigures(const parallel::ParameterStore& parameters, const std::vector<plan::Shard>& owned, bool counts_whole,
-               std::int64_t vocab);
+  /// `owned`: see GradientReducer. `counts`: what this rank counts. `vocab`: tokens.
+  ModelFigures(const parallel::ParameterStore& parameters, const std::vector<plan::Shard>& owned,
+               const plan::Counts& counts, std::int64_t vocab);
 
   /// Elements of the gradient that are exactly zero, once the gradients that this rank owns are whole.
   std::int64_t zero_gradients() const;

@@ -138,7 +138,8 @@ at::Tensor Optimizer::whole_direction(const Matrix& matrix, double grad_scale) c
   for (const UniformRange& run : matrix.runs)
     slice.narrow(0, run.in_slice, run.world.size())
         .copy_(rule_->direction(views_of(run), update_of(run, 0.0, grad_scale)));
-  options_.owners.all_reduce(slice);  // others have zeros where this rank has numbers: exact in any order
+  (spec.of_expert ? options_.expert_owners : options_.owners)
+      .all_reduce(slice);  // others have zeros where this rank has numbers: exact in any order
   if (spec.pieces.empty()) return slice.view(spec.shape);
   at::Tensor whole = at::zeros(spec.shape, options);
   std::int64_t begin = 0;

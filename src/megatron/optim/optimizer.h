@@ -27,8 +27,9 @@ struct OptimizerOptions {
   std::vector<plan::Multipliers> multipliers = {};
   // For rules that take whole matrices:
   std::vector<std::vector<plan::MatrixRows>> matrices = {};  ///< plan::matrices_of() of each parameter, or nothing
-  comm::Group owners = {};  ///< the ranks that share the elements of a slice between them (plan::num_owners())
-  comm::Group slices = {};  ///< the tensor-parallel group
+  comm::Group owners = {};         ///< the ranks that share the elements of a slice between them (plan::owners_of())
+  comm::Group expert_owners = {};  ///< the same of weights of experts
+  comm::Group slices = {};         ///< the tensor-parallel group
 };
 
 /// Updates the weights that this rank owns from their gradients, in one pass over the contiguous buffers. Bf16 and fp16

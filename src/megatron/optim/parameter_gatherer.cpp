@@ -7,8 +7,12 @@
 namespace megatron::optim {
 
 ParameterGatherer::ParameterGatherer(const parallel::ParameterStore& parameters, comm::Group dp,
-                                     std::vector<plan::Shard> owned, bool overlap)
-    : parameters_(parameters), dp_(std::move(dp)), owned_(std::move(owned)), overlap_(overlap) {}
+                                     std::vector<plan::Shard> owned, bool overlap, comm::Group experts)
+    : parameters_(parameters),
+      dp_(std::move(dp)),
+      experts_(std::move(experts)),
+      owned_(std::move(owned)),
+      overlap_(overlap) {}
 
 void ParameterGatherer::start() const {
   const at::Tensor values = parameters_.values();
@@ -18,7 +22,8 @@ void ParameterGatherer::start() const {
     const plan::Range& own = owned_[b].world;
     if (own == plan::Range{buckets[b].begin, buckets[b].end}) continue;
     parameters_.arrival(b).expect(
-        dp_.all_gather_async(part(buckets[b].begin, buckets[b].end), part(own.begin, own.end)));
+        (buckets[b].experts ? experts_ : dp_)
+            .all_gather_async(part(buckets[b].begin, buckets[b].end), part(own.begin, own.end)));
     kernels::written_to(values);  // by the transport: copies of the parameters are old
   }
   if (!overlap_) parameters_.values();  // waits

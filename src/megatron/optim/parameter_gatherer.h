@@ -11,17 +11,17 @@ namespace megatron::optim {
 /// in the order in which the next forward pass needs them. Nothing where this rank owns whole buckets.
 class ParameterGatherer {
  public:
-  /// `owned`: see GradientReducer. `overlap`: start() returns at once, and each parameter is there when its reader asks
-  /// for it (parallel::Parameter::arrived).
+  /// `owned`, `experts`: see GradientReducer. `overlap`: start() returns at once, and each parameter is there when its
+  /// reader asks for it (parallel::Parameter::arrived).
   ParameterGatherer(const parallel::ParameterStore& parameters, comm::Group dp, std::vector<plan::Shard> owned,
-                    bool overlap);
+                    bool overlap, comm::Group experts = {});
 
   /// After the update. Collective over dp.
   void start() const;
 
  private:
   const parallel::ParameterStore& parameters_;
-  comm::Group dp_;
+  comm::Group dp_, experts_;
   std::vector<plan::Shard> owned_;
   bool overlap_;
 };

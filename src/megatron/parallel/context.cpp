@@ -7,14 +7,15 @@
 
 namespace megatron::parallel {
 
-ParallelContext::ParallelContext(const plan::RankGrid& grid, comm::Group world, at::Device device)
+ParallelContext::ParallelContext(const plan::RankGrid& grid, comm::Group world, at::Device device,
+                                 const plan::ExpertLayout& experts)
     : grid_(grid), world_(std::move(world)), device_(device) {
   using plan::RankRoles;
   if (grid_.world_size() != world_.size())
     throw std::invalid_argument(
         rule_got_fix("The grid must hold as many ranks as the world.",
                      concat("a grid of ", grid_.world_size(), " ranks, a world of ", world_.size())));
-  const RankRoles roles(grid_);
+  const RankRoles roles(grid_, experts);
   const auto group_of = [&](const RankRoles::Role& role) { return world_.split(roles.groups(role)); };
   tensor_ = group_of([](const RankRoles& r, int rank) { return r.tensor(rank); });
   pipeline_ = group_of([](const RankRoles& r, int rank) { return r.pipeline(rank); });
@@ -22,6 +23,10 @@ ParallelContext::ParallelContext(const plan::RankGrid& grid, comm::Group world, 
   samples_ = group_of([](const RankRoles& r, int rank) { return r.samples(rank); });
   const bool same = roles.samples(rank()).ranks == roles.gradients(rank()).ranks;  // on every rank or on none
   gradients_ = same ? samples_ : group_of([](const RankRoles& r, int rank) { return r.gradients(rank); });
+  expert_gradients_ = gradients_;
+  if (experts.ep == 1) return;
+  experts_ = group_of([](const RankRoles& r, int rank) { return r.experts(rank); });
+  expert_gradients_ = group_of([](const RankRoles& r, int rank) { return r.gradients(rank, plan::Weights::Experts); });
 }
 
 }  // namespace megatron::parallel

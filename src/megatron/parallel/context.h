@@ -13,8 +13,9 @@ namespace megatron::parallel {
 /// only the group it talks to. There is no global instance.
 class ParallelContext {
  public:
-  /// Collective over `world`: every rank calls it with the same grid.
-  ParallelContext(const plan::RankGrid& grid, comm::Group world, at::Device device);
+  /// Collective over `world`: every rank calls it with the same grid and layout of experts.
+  ParallelContext(const plan::RankGrid& grid, comm::Group world, at::Device device,
+                  const plan::ExpertLayout& experts = {});
 
   const plan::RankGrid& grid() const { return grid_; }
   int rank() const { return world_.rank(); }
@@ -25,9 +26,13 @@ class ParallelContext {
   const comm::Group& model() const { return model_; }          ///< one copy of the weights
   const comm::Group& samples() const { return samples_; }      ///< the shares of a batch
   const comm::Group& gradients() const { return gradients_; }  ///< over whom gradients are summed
-  const comm::Group& loss() const { return gradients_; }       ///< over whom losses and tokens are summed
+  /// Over whom gradients of experts' weights are summed, and the ranks that hold the other experts.
+  const comm::Group& expert_gradients() const { return expert_gradients_; }
+  const comm::Group& experts() const { return experts_; }
+  const comm::Group& loss() const { return gradients_; }  ///< over whom losses and tokens are summed
   /// Who divides the optimizer's state: gradients() with the distributed optimizer, else this rank alone.
   comm::Group state(bool distributed) const { return distributed ? gradients_ : comm::Group(); }
+  comm::Group expert_state(bool distributed) const { return distributed ? expert_gradients_ : comm::Group(); }
   at::Device device() const { return device_; }
 
   /// The prefix of every error that leaves the rank.
@@ -35,7 +40,7 @@ class ParallelContext {
 
  private:
   plan::RankGrid grid_;
-  comm::Group world_, tensor_, pipeline_, model_, samples_, gradients_;
+  comm::Group world_, tensor_, pipeline_, model_, samples_, gradients_, experts_, expert_gradients_;
   at::Device device_;
 };
 

@@ -51,6 +51,33 @@ std::vector<Linear> linears_of(const Mlp& mlp, std::int64_t hidden) {
           {.name = "mlp.linear_fc2", .outputs = hidden, .inputs = mlp.width, .bias = mlp.bias, .split = Split::Inputs}};
 }
 
+/// Router, then each expert's two layers, then those of the shared one.
+std::vector<Linear> linears_of(const Experts& experts, std::int64_t hidden) {
+  std::vector<Linear> all{{.name = "mlp.router", .outputs = experts.count, .inputs = hidden, .split = Split::Whole}};
+  const auto add = [&](const Mlp& mlp, const std::string& prefix, std::int64_t expert, double share) {
+    all.push_back({.name = prefix + "linear_fc1",
+                   .outputs = mlp.first_rows(),
+                   .inputs = hidden,
+                   .split = mlp.gated ? Split::Halves : Split::Outputs,
+                   .expert = expert,
+                   .share = share});
+    all.push_back({.name = prefix + "linear_fc2",
+                   .outputs = hidden,
+                   .inputs = mlp.width,
+                   .split = Split::Inputs,
+                   .expert = expert,
+                   .share = share});
+  };
+  const double share = static_cast<double>(experts.top_k) / static_cast<double>(experts.count);
+  for (std::int64_t e = 0; e < experts.count; ++e)
+    add(experts.expert, "mlp.experts.local_experts." + std::to_string(e) + ".", e, share);
+  if (experts.shared_width == 0) return all;
+  add(experts.shared(), "mlp.shared_experts.", -1, 1);
+  if (experts.shared_gate)
+    all.push_back({.name = "mlp.shared_experts.gate", .outputs = 1, .inputs = hidden, .split = Split::Whole});
+  return all;
+}
+
 /// A number per head that backward reads, and the output, where attention is not computed again.
 Kept kept_core(std::int64_t heads, std::int64_t queries, int tp, const Recomputed& again) {
   if (again.core_attention) return {};
@@ -90,6 +117,21 @@ Kept kept_by(const Mlp& mlp, int tp, bool /*rms_norm*/, const Recomputed& again)
   return {.per_token = mlp.first_rows() / tp + (again.gelu ? 0 : mlp.width / tp)};
 }
 
+/// Numbers of 4 bytes that say where a token goes: its experts, and its rows among theirs.
+std::int64_t route_words(const Experts& experts) { return 4 * experts.top_k; }
+
+Kept kept_by(const Experts& experts, int tp, bool rms_norm, const Recomputed& again) {
+  if (again.mlp) return {};
+  const Kept of_one = kept_by(experts.expert, tp, rms_norm, again);
+  Kept kept{.per_token = experts.top_k * of_one.per_token};
+  // Logits; what each expert counts; which experts; the routes.
+  kept.wide_per_token = experts.count + experts.top_k + 2 * experts.top_k + route_words(experts);
+  if (experts.shared_width == 0) return kept;
+  kept.per_token += kept_by(experts.shared(), tp, rms_norm, again).per_token;
+  if (experts.shared_gate) ++kept.wide_per_token;
+  return kept;
+}
+
 Kept weight_inputs_of(const SelfAttention& attention, int tp, const Recomputed& /*again*/) {
   const auto [queries, keys] = widths_of(attention, tp);
   return {.per_token = 2 * queries + 2 * keys};
@@ -105,12 +147,21 @@ Kept weight_inputs_of(const Mlp& mlp, int tp, const Recomputed& again) {
   return {.per_token = fc1 + (again.gelu && !again.mlp ? fc1 : mlp.width / tp)};
 }
 
+/// Products of experts are put off with what they read, an activation times what the expert counts.
+Kept weight_inputs_of(const Experts& experts, int tp, const Recomputed& /*again*/) {
+  const auto of = [&](const Mlp& mlp) { return (mlp.first_rows() + mlp.width) / tp; };
+  return {.per_token = experts.top_k * of(experts.expert) + (experts.shared_width > 0 ? of(experts.shared()) : 0),
+          .wide_per_token = route_words(experts)};
+}
+
 struct BranchNames {
   const char *norm, *site;
 };
 BranchNames names_of(const SelfAttention& /*attention*/) { return {"input_layernorm", "attention"}; }
 BranchNames names_of(const CrossAttention& /*attention*/) { return {"pre_cross_attn_layernorm", "cross attention"}; }
 BranchNames names_of(const Mlp& /*mlp*/) { return {"pre_mlp_layernorm", "mlp"}; }
+
+BranchNames names_of(const Experts& /*experts*/) { return {"pre_mlp_layernorm", "mlp"}; }
 
 BranchNames names_of(const Branch& branch) {
   return std::visit([](const auto& inner) { return names_of(inner); }, branch.inner);

@@ -18,6 +18,7 @@ struct Linear {
     Pairs,    ///< column-parallel: heads, each its key and value
     Halves,   ///< column-parallel: evenly of each half, [gate; up]
     Inputs,   ///< row-parallel: every rank has the whole bias
+    Whole,    ///< not at all, though each rank has the part of the gradient that goes through its own features
   };
   std::string name;  ///< within the layer: "self_attention.linear_qkv"
   std::int64_t outputs = 0, inputs = 0;
@@ -29,6 +30,9 @@ struct Linear {
   /// full_norms, over all heads of all ranks together.
   std::vector<std::string> head_norms = {};
   bool full_norms = false;
+  // Of a mixture of experts:
+  std::int64_t expert = -1;  ///< of which of the experts; -1: of none
+  double share = 1;          ///< of the tokens that pass it, where experts get equally many
 };
 
 /// Attention over the layer's own sequence.
@@ -70,6 +74,30 @@ struct Mlp {
   std::int64_t first_rows() const { return gated ? 2 * width : width; }
 };
 
+/// Which experts a token goes to, and how much each counts.
+struct Router {
+  enum class Score : std::uint8_t { Softmax, Sigmoid };
+  Score score = Score::Softmax;
+  /// The scores of those chosen count as they are; else they are divided by their sum.
+  bool unnormalized = false;
+  double scaling = 1;   ///< of what each counts
+  double aux_loss = 0;  ///< coefficient of the loss that evens out the load (docs/decisions/0107)
+  double z_loss = 0;    ///< of the squares of the logits' log-sum-exp
+
+  bool operator==(const Router&) const = default;
+};
+
+/// A mixture of experts (Shazeer et al. 2017): each token passes `top_k` of `count` MLPs, and the shared one.
+struct Experts {
+  Mlp expert;
+  std::int64_t count = 0, top_k = 0;
+  Router router = {};
+  std::int64_t shared_width = 0;  ///< of the MLP that every token passes; 0: none
+  bool shared_gate = false;       ///< which is multiplied by a sigmoid of each token
+
+  Mlp shared() const { return {.width = shared_width, .gated = expert.gated}; }
+};
+
 /// The share of the square of queries and keys of one sequence that is seen: of a causal one the half.
 double seen_share(const SelfAttention& attention, std::int64_t length);
 
@@ -88,7 +116,7 @@ struct Kept {
 
 /// x + branch(norm(x)). A kind of branch that one of those who compute layers does not know does not compile.
 struct Branch {
-  using Inner = std::variant<SelfAttention, CrossAttention, Mlp>;
+  using Inner = std::variant<SelfAttention, CrossAttention, Mlp, Experts>;
   Inner inner;
 
   std::string norm() const;      ///< within the layer: "input_layernorm"
@@ -124,6 +152,7 @@ struct LayerSpec {
 
   const SelfAttention& attention() const { return std::get<SelfAttention>(branches.front().inner); }
   const Mlp& mlp() const { return std::get<Mlp>(branches.back().inner); }
+  const Experts* experts() const { return std::get_if<Experts>(&branches.back().inner); }  ///< null: an MLP
   bool cross_attention() const;
   /// Statistics of norms of the stream and of what branches give, a number of each token: of one branch.
   std::int64_t norm_statistics() const {

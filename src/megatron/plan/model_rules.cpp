@@ -155,6 +155,7 @@ void check_model(const config::ModelConfig& model, Rules& rules) {
   check_positions(model, rules);
   check_variants(model, rules);
   check_stacks(model, rules);
+  check_experts(model, rules);
   check_mup(model, rules);
   if (const auto check = model_kind(model.architecture).check; check != nullptr) check(model, rules);
   rules.option("model.layernorm_epsilon", model.layernorm_epsilon > 0, "must be above 0.",

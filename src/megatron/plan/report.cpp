@@ -70,13 +70,14 @@ json parameters_of(const ResolvedRun& run) {
 }
 
 /// Of each data-parallel rank, at most 64: its part of each bucket, and of which parameters that is what.
-json shards_of(const BufferLayout& layout, int num_ranks, const auto& name_of) {
-  constexpr int kMaxListed = 64;
+json shards_of(const ResolvedRun& run, const BufferLayout& layout, const auto& name_of) {
+  constexpr std::size_t kMaxListed = 64;
   const auto range = [](const Range& r) { return json{r.begin, r.end}; };
+  const std::vector<int> sharing = roles_of(run).gradients(0).ranks;
   json ranks = json::array();
-  for (int rank = 0; rank < std::min(num_ranks, kMaxListed); ++rank) {
+  for (std::size_t i = 0; i < sharing.size() && i < kMaxListed; ++i) {
     json own = json::array();
-    for (const Shard& shard : shards(layout, num_ranks, rank)) {
+    for (const Shard& shard : shards(layout, owners_of(run, sharing[i]))) {
       json parts = json::array();
       for (const ParameterRange& part : shard.parameters)
         parts.push_back({{"name", name_of(part.parameter)},
@@ -92,8 +93,8 @@ json shards_of(const BufferLayout& layout, int num_ranks, const auto& name_of) {
 
 /// The buffer of a rank of a pipeline rank; they are alike, since all slices of a parameter have one size.
 json gradient_buffer_of(const ResolvedRun& run, int pp_rank) {
-  const auto specs =
-      model_parameters(run.shape, run.grid.size(Axis::Tp), 0, parts_of_rank(run.parts, run.placement, pp_rank));
+  const auto specs = model_parameters(run.shape, run.grid.size(Axis::Tp), 0,
+                                      parts_of_rank(run.parts, run.placement, pp_rank), {.ep = run.config.parallel.ep});
   const BufferLayout layout = rank_layout(run, specs);
   const auto name_of = [&](int parameter) { return specs[static_cast<std::size_t>(parameter)].name; };
   json slots = json::array(), buckets = json::array();
@@ -111,7 +112,7 @@ json gradient_buffer_of(const ResolvedRun& run, int pp_rank) {
                  {"buckets", buckets}};
   if (const auto pool = rank_gradient_pool(run, specs, layout))
     buffer["pool"] = {{"size", pool->size}, {"begin", pool->begin}};
-  if (num_owners(run) > 1) buffer["shards"] = shards_of(layout, num_owners(run), name_of);
+  if (shares_state(run)) buffer["shards"] = shards_of(run, layout, name_of);
   return buffer;
 }
 

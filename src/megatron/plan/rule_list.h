@@ -18,7 +18,8 @@ namespace megatron::plan {
 inline constexpr std::int64_t kMaxLayers = 1 << 12, kMaxWidth = 1 << 16, kMaxFfn = 1 << 18, kMaxVocab = 1 << 24;
 inline constexpr std::int64_t kMaxMicrobatchesAhead = 4096, kMaxPositions = 1 << 22, kMaxMicrobatchTokens = 1 << 28,
                               kMaxBatch = 1 << 30;
-inline constexpr int kMaxStages = 1 << 10, kMaxGroup = 1 << 20;
+inline constexpr std::int64_t kMaxExperts = 1 << 12;
+inline constexpr int kMaxStages = 1 << 10, kMaxGroup = 1 << 20, kMaxRanks = 1 << 15;
 inline constexpr std::int64_t kMaxSteps = 1'000'000'000, kMaxSamples = std::int64_t{1} << 48;
 
 /// Gathers violations, so that the user sees all of them at once.
@@ -102,7 +103,15 @@ class Rules {
   std::string violations_;
 };
 
+/// The next number from `size` on that `unit` divides.
+inline std::int64_t next_multiple(std::int64_t size, std::int64_t unit) {
+  return (std::clamp<std::int64_t>(size, 1, kMaxVocab) + unit - 1) / unit * unit;
+}
+
 /// The rules of the section model that need no other section.
 void check_model(const config::ModelConfig& model, Rules& rules);
+/// Those of its experts, and those of how `dp` data-parallel ranks share them.
+void check_experts(const config::ModelConfig& model, Rules& rules);
+void check_expert_layout(const config::RunConfig& config, int dp, Rules& rules);
 
 }  // namespace megatron::plan

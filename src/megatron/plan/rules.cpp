@@ -25,7 +25,6 @@
 namespace megatron::plan {
 namespace {
 
-constexpr int kMaxRanks = 1 << 15;
 const std::vector<std::string> kHeads = {"tokens", "classes", "options", "span"};  // in the order of Head
 
 void check_parallel(const config::ParallelConfig& parallel, const Facts& facts, Rules& rules) {
@@ -294,11 +293,6 @@ void check_saving(const config::CheckpointConfig& checkpoint, const config::LogC
                 concat("--profile-step-end ", log.profile_step_start + 2));
 }
 
-/// The next number from `size` on that `unit` divides.
-std::int64_t next_multiple(std::int64_t size, std::int64_t unit) {
-  return (std::clamp<std::int64_t>(size, 1, kMaxVocab) + unit - 1) / unit * unit;
-}
-
 /// Fills in the model's sizes that were 0 and checks those that depend on one another.
 void resolve_model(config::RunConfig& config, const Facts& facts, Rules& rules) {
   config::ModelConfig& model = config.model;
@@ -306,6 +300,7 @@ void resolve_model(config::RunConfig& config, const Facts& facts, Rules& rules) 
     const std::int64_t width = std::max<std::int64_t>(model.hidden_size, 1);
     model.ffn_hidden_size = model.gated_linear_unit ? std::max<std::int64_t>(width * 8 / 3 / 64, 1) * 64 : 4 * width;
   }
+  if (model.num_experts > 0 && model.moe_ffn_hidden_size == 0) model.moe_ffn_hidden_size = model.ffn_hidden_size;
   if (model.use_mup && model.mup_base_hidden_size == 0) model.mup_base_hidden_size = model.hidden_size;
   const config::ModelTraits& traits = config::model_traits(model.architecture);
   const std::string needs_pair =
@@ -511,6 +506,8 @@ ModelShape model_shape(const config::ModelConfig& model, int tp) {
                    .learned_positions = model.position_embedding_type == "learned_absolute",
                    .task_head = head,
                    .num_classes = model.num_classes};
+  shape.experts = experts_of(model);
+  shape.moe_layer_freq = std::max<std::int64_t>(model.moe_layer_freq, 1);
   if (model.use_mup) {  // Yang et al. 2021, in the form that Megatron-LM has
     const double width = mup_width(model);
     shape.words_init_std = shape.init_std;
@@ -546,6 +543,7 @@ ResolvedRun resolve_as_given(config::RunConfig config, const Facts& facts) {
   if (config.parallel.tp >= 1 && config.parallel.pp >= 1) {
     resolve_model(config, facts, rules);
     grid = resolve_grid(config.parallel, facts, rules);
+    check_expert_layout(config, grid.sample_shares(), rules);
     steps = resolve_batch_steps(config, grid.sample_shares(), facts, rules);
     if (steps.empty()) keep_batch(config, grid.sample_shares(), facts.resumed_batch, rules);
   }

@@ -70,6 +70,9 @@ std::string broken_rules(const config::RunConfig& config, const Facts& facts = {
 /// Features of each head that rotary positions rotate.
 std::int64_t rotary_features(std::int64_t head_size, double rotary_percent);
 
+/// The experts that options describe, of each layer that has some; none with model.num_experts 0.
+std::optional<Experts> experts_of(const config::ModelConfig& model);
+
 /// The sizes of the model that resolved options describe, on `tp` tensor-parallel ranks.
 ModelShape model_shape(const config::ModelConfig& model, int tp);
 inline ModelShape model_shape(const config::RunConfig& config) { return model_shape(config.model, config.parallel.tp); }

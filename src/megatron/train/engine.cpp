@@ -24,11 +24,12 @@ comm::Group of_one_recipe(const plan::ResolvedRun& run, comm::Group world) {
 parallel::ParameterStore make_parameters(const plan::ResolvedRun& run, const parallel::ParallelContext& context) {
   const config::RunConfig& config = run.config;
   auto specs = plan::model_parameters(run.shape, context.grid().size(plan::Axis::Tp), context.tensor().rank(),
-                                      plan::parts_of_rank(run.parts, run.placement, context.pipeline().rank()));
+                                      plan::parts_of_rank(run.parts, run.placement, context.pipeline().rank()),
+                                      {.ep = context.experts().size(), .rank = context.experts().rank()});
   auto layout = plan::rank_layout(run, specs);
   std::optional<parallel::PooledGradients> pooled;
   if (auto pool = plan::rank_gradient_pool(run, specs, layout))
-    pooled = {std::move(*pool), plan::shards(layout, plan::num_owners(run), context.gradients().rank())};
+    pooled = {std::move(*pool), plan::shards(layout, plan::owners_of(run, context.rank()))};
   const parallel::Precision precision(scalar_type(config));
   const auto gradients = config.optimizer.grad_dtype == "fp32" ? precision.gradients : precision.values;
   return {std::move(specs), std::move(layout), {precision.values, gradients},
@@ -38,17 +39,25 @@ parallel::ParameterStore make_parameters(const plan::ResolvedRun& run, const par
 
 std::vector<model::TransformerStage> make_stages(const plan::ResolvedRun& run, const parallel::ParallelContext& context,
                                                  const parallel::ParameterStore& parameters) {
+  model::TransformerOptions options = model::transformer_options(run.config, run.shape);
+  options.experts = context.experts();
   std::vector<model::TransformerStage> stages;
   for (const auto& part : plan::parts_of_rank(run.parts, run.placement, context.pipeline().rank()))
-    stages.emplace_back(model::transformer_options(run.config, run.shape), part, parameters, context.tensor());
+    stages.emplace_back(options, part, parameters, context.tensor());
   return stages;
 }
 
 /// What this rank updates: everything, or with the distributed optimizer its part of each bucket.
 std::vector<plan::Shard> owned_shards(const plan::ResolvedRun& run, const parallel::ParallelContext& context,
                                       const parallel::ParameterStore& parameters) {
-  const comm::Group owners = context.state(run.config.optimizer.use_distributed_optimizer);
-  return plan::shards(parameters.layout(), owners.size(), owners.rank());
+  return plan::shards(parameters.layout(), plan::owners_of(run, context.rank()));
+}
+
+/// What this rank counts of figures over the model: where several hold the same gradients, the first.
+plan::Counts counts_of(const plan::ResolvedRun& run, const parallel::ParallelContext& context) {
+  const bool distributed = run.config.optimizer.use_distributed_optimizer;
+  return {context.tensor().rank() == 0, distributed || context.gradients().rank() == 0,
+          distributed || context.expert_gradients().rank() == 0};
 }
 
 optim::SharedGradients make_shared_gradients(const plan::ResolvedRun& run, const parallel::ParallelContext& context,
@@ -89,6 +98,7 @@ optim::OptimizerOptions optimizer_options(const plan::ResolvedRun& run, const pa
               plan::multipliers(optimizer, specs, plan::mup_width(config.model), config.schedule.decoupled_lr > 0),
           .matrices = std::move(matrices),
           .owners = context.state(optimizer.use_distributed_optimizer),
+          .expert_owners = context.expert_state(optimizer.use_distributed_optimizer),
           .slices = context.tensor()};
 }
 
@@ -114,20 +124,22 @@ at::ScalarType loss_type(const config::RunConfig& config) {
 }
 
 Engine::Engine(const plan::ResolvedRun& run, comm::Group world, at::Device device)
-    : context(run.grid, of_one_recipe(run, std::move(world)), device),
+    : context(run.grid, of_one_recipe(run, std::move(world)), device, {.ep = run.config.parallel.ep}),
       parameters(taking_memory_for("parameters and gradients", [&] { return make_parameters(run, context); })),
       stages(make_stages(run, context, parameters)),
       owned(owned_shards(run, context, parameters)),
-      reducer(parameters, context.gradients(), owned, run.config.optimizer.overlap_grad_reduce),
+      reducer(parameters, context.gradients(), owned, run.config.optimizer.overlap_grad_reduce,
+              context.expert_gradients()),
       shared(make_shared_gradients(run, context, parameters, owned)),
-      norm(parameters, owned, context.tensor().rank() == 0),
-      figures(parameters, owned, context.tensor().rank() == 0, run.shape.vocab),
+      norm(parameters, owned, counts_of(run, context)),
+      figures(parameters, owned, counts_of(run, context), run.shape.vocab),
       optimizer(taking_memory_for("the optimizer's state",
                                   [&] {
                                     return optim::Optimizer(parameters, owned, run.config.optimizer,
                                                             optimizer_options(run, context, parameters));
                                   })),
-      gatherer(parameters, context.gradients(), owned, run.config.optimizer.overlap_param_gather),
+      gatherer(parameters, context.gradients(), owned, run.config.optimizer.overlap_param_gather,
+               context.expert_gradients()),
       scaler(loss_scaler(run.config)),
       timers(run.config.log.timing_level, run.config.log.timing_barrier, run.config.log.straggler, context.world()),
       pipeline(run, context, parameters, stages, reducer, timers),
@@ -149,7 +161,6 @@ Engine::Engine(const plan::ResolvedRun& run, comm::Group world, at::Device devic
                                                                 : 1) *
                                  run.grid.sample_shares(),
             .sentence_head = run.shape.sentence_head,
-            .counts_norm = plan::num_owners(run) > 1 || context.gradients().rank() == 0,
             .params_norm = run.config.log.params_norm,
             .num_zeros_in_grad = run.config.log.num_zeros_in_grad}) {}
 

@@ -67,6 +67,7 @@ class PipelineStage final : public pipeline::Stage {
   pipeline::Output forward(int microbatch, at::Tensor x, bool partial) override {
     model::Batch batch = batches_.take(static_cast<std::size_t>(microbatch));
     batch.partial_recomputation = partial;
+    batch.auxiliary_scale = scale_.gradients;
     if (!part_.output) return {model_.forward(std::move(x), batch, training_), 0};
     auto loss = step_.loss ? own_loss(std::move(x), batch)
                            : model_.loss(std::move(x), batch, training_, scale_.gradients, scale_.sentences);

@@ -66,7 +66,7 @@ TrainStep::Totals TrainStep::totals_over_world(const PassResult& pass, bool stop
   const auto timer = parts_.timers.time(TimerId::OptimizerClipMainGrad);
   const double loss_sum = sum_of(pass);
   const bool squares = options_.clip_norm == optim::kL2;
-  const double part = options_.counts_norm ? parts_.norm.part(squares ? optim::kL2 : optim::kInf) : 0;
+  const double part = parts_.norm.part(squares ? optim::kL2 : optim::kInf);
   const bool broken = !std::isfinite(loss_sum) || !std::isfinite(part);
   const comm::Group& world = parts_.context.world();
   const auto total = world.all_reduce_scalars({counted(loss_sum), counted(pass.count), squares ? part : 0.0,
@@ -75,7 +75,7 @@ TrainStep::Totals TrainStep::totals_over_world(const PassResult& pass, bool stop
   double norm = squares ? std::sqrt(total[2]) : world.all_reduce_scalars({part}, comm::ReduceOp::Max)[0];
   // Of other orders: powers of magnitudes from 0 to 1, which neither overflow nor vanish together.
   if (!squares && options_.clip_norm != optim::kInf && norm > 0 && std::isfinite(norm)) {
-    const double share = options_.counts_norm ? parts_.norm.part(options_.clip_norm, norm) : 0;
+    const double share = parts_.norm.part(options_.clip_norm, norm);
     norm *= std::pow(world.all_reduce_scalars({share})[0], 1 / options_.clip_norm);
   }
   return {.loss_sum = total[0],
@@ -93,12 +93,12 @@ TrainStep::Totals TrainStep::totals_over_world(const PassResult& pass, bool stop
 double TrainStep::count_zeros() const {
   if (!options_.num_zeros_in_grad) return 0;
   const auto timer = parts_.timers.time(TimerId::OptimizerCountZeros);
-  return options_.counts_norm ? static_cast<double>(parts_.figures.zero_gradients()) : 0;
+  return static_cast<double>(parts_.figures.zero_gradients());
 }
 
 // Collective over the world.
 double TrainStep::params_norm() const {
-  const double part = options_.counts_norm ? parts_.figures.squares_of_weights(parts_.optimizer) : 0;
+  const double part = parts_.figures.squares_of_weights(parts_.optimizer);
   return std::sqrt(parts_.context.world().all_reduce_scalars({part})[0]);
 }
 

@@ -23,8 +23,6 @@ struct StepOptions {
   /// Of a microbatch of every data-parallel rank together; where the loss is scaled.
   std::int64_t microbatch_tokens = 0;
   bool sentence_head = false;  ///< the model has one (a BERT's): the loss is the mean over tokens and that over samples
-  /// Whether this rank's part of the norm counts: no other rank of the world holds a copy of its gradients.
-  bool counts_norm = true;
   bool params_norm = false, num_zeros_in_grad = false;  ///< what else is measured
 };
 

@@ -31,9 +31,10 @@ bool same(FlagKind kind, const std::string& one, const std::string& other) {
 /// The default of a flag that is not here, or a value that is no more than that.
 bool asks_for_nothing(const MegatronArguments::Given& given) {
   const MegatronFlag& flag = *given.flag;
-  if ((flag.use != FlagUse::Missing && flag.use != FlagUse::Refused) || given.values.size() != 1) return false;
+  if (given.values.size() != 1) return false;
   const std::string& value = given.values.front();
   if (!flag.harmless.empty() && same(flag.kind, value, flag.harmless)) return true;
+  if (flag.use != FlagUse::Missing && flag.use != FlagUse::Refused) return false;
   return !flag.default_value.empty() && same(flag.kind, value, flag.default_value);
 }
 
@@ -151,6 +152,7 @@ int as_int(std::int64_t value) {
 }
 
 bool read_integer(const std::string& word, std::int64_t& value) { return read(word, value); }
+bool read_float(const std::string& word, double& value) { return read(word, value); }
 
 void Translation::require(bool holds, const std::string& rule, const std::string& got, const std::string& fix) {
   if (holds) return;
@@ -199,7 +201,7 @@ MegatronTranslation translate_megatron_arguments(const std::string& program, con
   for (const std::string& error : arguments.errors()) c.errors += (c.errors.empty() ? "" : "\n") + error;
   if (c.errors.empty())  // else values may be no numbers
     for (const auto translate :
-         {translate_model, translate_positions, translate_layout, translate_batches, translate_data,
+         {translate_model, translate_experts, translate_positions, translate_layout, translate_batches, translate_data,
           translate_batch_steps, translate_tokenizer, translate_optimizer, translate_schedule, translate_recomputation,
           translate_checkpoints, translate_evaluation, translate_logs})
       translate(c);

@@ -175,6 +175,7 @@ void translate_layout(Translation& c) {
   p.world_size = c.launch.world_size;
   p.tp = as_int(c.args.integer("tensor-model-parallel-size"));
   p.pp = as_int(c.args.integer("pipeline-model-parallel-size"));
+  p.ep = as_int(c.args.integer("expert-model-parallel-size"));
   p.sp = p.tp > 1 && c.args.has("sequence-parallel");
   if (p.tp <= 1) c.ignore("sequence-parallel", "with --tensor-model-parallel-size 1");
   stages(c, p);

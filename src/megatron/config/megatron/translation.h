@@ -17,6 +17,7 @@ namespace megatron::config {
 std::int64_t product(std::int64_t a, std::int64_t b);
 int as_int(std::int64_t value);
 bool read_integer(const std::string& word, std::int64_t& value);
+bool read_float(const std::string& word, double& value);
 
 struct Translation {
   const std::string& program;
@@ -51,6 +52,7 @@ struct Translation {
 void report_absent(Translation& c);
 
 void translate_model(Translation& c);
+void translate_experts(Translation& c);  // needs the model
 void translate_positions(Translation& c);
 void translate_layout(Translation& c);
 void translate_batches(Translation& c);  // needs the layout

@@ -45,7 +45,9 @@ const HfFamily* find_family(const config::ModelConfig& model) {
     return nullptr;
   const plan::ModelShape shape = shape_of(model);
   for (const HfFamily* family : hf_families())
-    if (model.architecture == family->architecture && family->holds(model, shape)) return family;
+    if (model.architecture == family->architecture && family->experts == shape.experts.has_value() &&
+        family->holds(model, shape))
+      return family;
   return nullptr;
 }
 

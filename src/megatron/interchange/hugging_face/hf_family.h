@@ -35,6 +35,7 @@ struct HfFamily {
   Mapping (*written_table)(const plan::ModelShape& shape, const HasTensor& ours);
   /// Tensors that folders hold besides the weights: constants, and second names of tied matrices.
   bool (*needs_no_reading)(const FolderConfig& folder, const std::string& name);
+  bool experts = false;  ///< its layers are mixtures of experts; of others no layer is
 };
 
 /// What folders must know of a kind of model.

@@ -22,6 +22,9 @@ const Operators& emulated_operators() {
     all.linear = cpu::linear;
     all.linear_input_gradient = cpu::linear_input_gradient;
     all.linear_weight_gradient = cpu::linear_weight_gradient;
+    all.grouped_linear = cpu::grouped_linear;
+    all.grouped_input_gradient = cpu::grouped_input_gradient;
+    all.grouped_weight_gradient = cpu::grouped_weight_gradient;
     return all;
   }();
   return table;

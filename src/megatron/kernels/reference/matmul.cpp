@@ -1,8 +1,10 @@
 #include <ATen/ops/addmm.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/mm.h>
 
 #include <vector>
 
+#include "megatron/kernels/groups.h"
 #include "megatron/kernels/reference.h"
 
 namespace megatron::kernels::reference {
@@ -32,6 +34,34 @@ void linear_weight_gradient(const at::Tensor& grad_w, const at::Tensor& dy, cons
     at::mm_out(target, dy_t, wide_x);
   else
     at::addmm_out(target, grad_w, dy_t, wide_x, beta);
+}
+
+at::Tensor grouped_linear(const at::Tensor& x, const Groups& groups) {
+  at::Tensor y = at::empty({x.size(0), groups.weights.front().size(0)}, x.options());
+  for_each_group(groups, [&](std::size_t g, std::int64_t begin, std::int64_t rows) {
+    at::Tensor part = y.narrow(0, begin, rows);
+    at::mm_out(part, x.narrow(0, begin, rows), groups.weights[g].t());
+  });
+  return y;
+}
+
+at::Tensor grouped_input_gradient(const at::Tensor& dy, const Groups& groups) {
+  at::Tensor dx = at::empty({dy.size(0), groups.weights.front().size(1)}, dy.options());
+  for_each_group(groups, [&](std::size_t g, std::int64_t begin, std::int64_t rows) {
+    at::Tensor part = dx.narrow(0, begin, rows);
+    at::mm_out(part, dy.narrow(0, begin, rows), groups.weights[g]);
+  });
+  return dx;
+}
+
+void grouped_weight_gradient(const Groups& gradients, const at::Tensor& dy, const at::Tensor& x,
+                             const std::vector<double>& betas) {
+  for (std::size_t g = 0; g < gradients.weights.size(); ++g)
+    if (gradients.offsets[g] == gradients.offsets[g + 1] && betas[g] == 0) gradients.weights[g].zero_();
+  for_each_group(gradients, [&](std::size_t g, std::int64_t begin, std::int64_t rows) {
+    reference::linear_weight_gradient(gradients.weights[g], dy.narrow(0, begin, rows), x.narrow(0, begin, rows),
+                                      betas[g]);
+  });
 }
 
 ActivatedOutput linear_activation(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias, Activation form,

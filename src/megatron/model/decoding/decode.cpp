@@ -169,9 +169,14 @@ Attend CachedGpt::Impl::attention_of_each(std::span<KvCache* const> caches, std:
 std::int64_t CachedGpt::Impl::most_sequences() const {
   std::int64_t most = std::int64_t{1} << 30;
   for (const Block& block : modules.blocks)
-    for (const BranchModules& branch : block.branches())
+    for (const BranchModules& branch : block.branches()) {
+      if (branch.experts) {
+        if (const std::int64_t rows = branch.experts->most_few_rows(); rows > 0) most = std::min(most, rows);
+        continue;
+      }
       for (const auto& weight : {branch.in.front().weight(), branch.out.weight()})
         if (const std::int64_t rows = kernels::most_few_rows(weight->value); rows > 0) most = std::min(most, rows);
+    }
   return most;
 }
 

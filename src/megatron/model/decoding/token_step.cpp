@@ -27,6 +27,7 @@ std::int64_t inputs(const parallel::ParameterPtr& weight) { return weight->value
 bool takes(const plan::SelfAttention& attention) { return attention.causal && !attention.distance_bias; }
 bool takes(const plan::CrossAttention& /*attention*/) { return false; }
 bool takes(const plan::Mlp& /*mlp*/) { return true; }
+bool takes(const plan::Experts& /*experts*/) { return false; }
 
 /// The steps of a layer on one token of each sequence, from buffer to buffer.
 class TokenSteps {
@@ -45,6 +46,9 @@ class TokenSteps {
   void expand(const plan::Mlp& mlp, const BranchModules& branch);
   [[noreturn]] void attend_across(const plan::CrossAttention& /*attention*/, const BranchModules& /*branch*/) {
     throw std::logic_error("takes_token() does not let cross attention through");
+  }
+  [[noreturn]] void route(const plan::Experts& /*experts*/, const BranchModules& /*branch*/) {
+    throw std::logic_error("takes_token() does not let experts through");
   }
   void leave(const BranchModules& branch, std::size_t index, const Norm* next);
   void normalize(const Norm& norm);

@@ -61,7 +61,8 @@ class Pieces {
     work.tokens = as_double(tokens.sequences * tokens.length);
     for (const Branch& branch : layer.branches) {
       for (const Linear& linear : branch.linears(layer.hidden))
-        work.weights.push_back(product_of(linear, layer, tokens));
+        if (ExpertShare{.ep = run_.config.parallel.ep}.has(linear.expert, num_experts(layer)))
+          work.weights.push_back(product_of(linear, layer, tokens));
       std::visit([&](const auto& inner) { add_inside(work, inner, tokens); }, branch.inner);
     }
     return work;
@@ -142,10 +143,15 @@ class Pieces {
   double seconds(const Product& product) const { return product_s(hardware_, run_.config.train.dtype, product); }
   double seen(const AttentionCore& core) const { return hardware_.software.whole_square ? 1 : core.share; }
 
+  static std::int64_t num_experts(const LayerSpec& layer) {
+    return layer.experts() == nullptr ? 1 : layer.experts()->count;
+  }
   Product product_of(const Linear& linear, const LayerSpec& layer, const LayerTokens& tokens) const {
-    const double rows = as_double(tokens.sequences * (linear.reads_encoder ? tokens.encoder_length : tokens.length));
+    double rows = as_double(tokens.sequences * (linear.reads_encoder ? tokens.encoder_length : tokens.length));
+    if (linear.expert >= 0) rows *= linear.share * run_.config.parallel.ep;  // those of all ranks that share experts
     const auto outputs = as_double(linear.outputs), inputs = as_double(linear.inputs);
     if (linear.split == Linear::Split::Inputs) return {1, rows, outputs, inputs / tp_};
+    if (linear.split == Linear::Split::Whole) return {1, rows, outputs, inputs};
     if (linear.split != Linear::Split::Groups) return {1, rows, outputs / tp_, inputs};
     // Ranks that share a group have its key and value each.
     const SelfAttention& attention = layer.attention();
@@ -169,6 +175,12 @@ class Pieces {
   void add_inside(LayerWork& work, const Mlp& mlp, const LayerTokens& /*tokens*/) const {
     work.first_of_mlp = work.weights[work.weights.size() - 2];
     work.inner += as_double(mlp.first_rows()) / tp_;
+  }
+  void add_inside(LayerWork& work, const Experts& experts, const LayerTokens& tokens) const {
+    const double ep = run_.config.parallel.ep, count = as_double(experts.count), top_k = as_double(experts.top_k);
+    work.first_of_mlp = {count / ep, as_double(tokens.sequences * tokens.length) * top_k / count * ep,
+                         as_double(experts.expert.first_rows()) / tp_, hidden_};
+    work.inner += (top_k * as_double(experts.expert.first_rows()) + as_double(experts.shared().first_rows())) / tp_;
   }
 
   double passes_over(const AttentionCore& core, bool forward) const {
@@ -250,15 +262,15 @@ double exposed_s(const Hardware& hardware, double collective, double buckets, do
 
 /// Update, and what data-parallel ranks exchange for it, of the rank whose stages are `stages`.
 StepParts update_cost(const ResolvedRun& run, const Hardware& hardware, int pp_rank, double forward, double backward) {
-  const auto specs =
-      model_parameters(run.shape, run.grid.size(Axis::Tp), 0, parts_of_rank(run.parts, run.placement, pp_rank));
+  const auto specs = model_parameters(run.shape, run.grid.size(Axis::Tp), 0,
+                                      parts_of_rank(run.parts, run.placement, pp_rank), {.ep = run.config.parallel.ep});
   const BufferLayout layout = rank_layout(run, specs);
   const ElementBytes element = element_bytes_of(run.config);
   const config::OptimizerConfig& optimizer = run.config.optimizer;
   const Span span = span_of(run.grid, RankRoles(run.grid).gradients(0).ranks, hardware.ranks_per_node);
   const double elements = as_double(layout.size), buckets = static_cast<double>(layout.buckets.size());
   const double gradients = elements * as_double(element.gradient), values = elements * as_double(element.value);
-  const bool shared = num_owners(run) > 1;
+  const bool shared = shares_state(run);
   StepParts parts;
   const double reduce = shared ? ring_pass_s(hardware, span, gradients) : all_reduce_s(hardware, span, gradients);
   const double steps = ring_pass_s(hardware, span, 0) * (shared ? 1 : 2) * (buckets - 1);  // latencies of the others
@@ -267,7 +279,8 @@ StepParts update_cost(const ResolvedRun& run, const Hardware& hardware, int pp_r
     const double gather = ring_pass_s(hardware, span, values);
     parts.data += optimizer.overlap_param_gather ? exposed_s(hardware, gather, buckets, forward) : gather;
   }
-  parts.optimizer = memory_s(hardware, hardware.software.optimizer_bytes * elements / num_owners(run));
+  parts.optimizer =
+      memory_s(hardware, hardware.software.optimizer_bytes * as_double(owned_elements(layout, owners_of(run))));
   return parts;
 }
 

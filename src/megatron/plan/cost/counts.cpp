@@ -23,6 +23,7 @@ double attention_flops(const CrossAttention& attention, const LayerTokens& token
          as_double(attention.query_rows());
 }
 double attention_flops(const Mlp& /*mlp*/, const LayerTokens& /*tokens*/) { return 0; }
+double attention_flops(const Experts& /*experts*/, const LayerTokens& /*tokens*/) { return 0; }
 
 }  // namespace
 
@@ -36,14 +37,12 @@ LayerTokens tokens_of(const LayerSpec& layer, std::int64_t sequences, std::int64
 LayerFlops layer_flops(const LayerSpec& layer, const LayerTokens& tokens) {
   LayerFlops flops;
   for (const Branch& branch : layer.branches) {
-    const std::vector<Linear> linears = branch.linears(layer.hidden);
-    for (const Linear& linear : linears) {
+    for (const Linear& linear : branch.linears(layer.hidden)) {
       const std::int64_t rows = tokens.sequences * (linear.reads_encoder ? tokens.encoder_length : tokens.length);
-      flops.matrices += 2 * as_double(rows) * as_double(linear.outputs) * as_double(linear.inputs);
+      const double product = 2 * as_double(rows) * linear.share * as_double(linear.outputs) * as_double(linear.inputs);
+      flops.matrices += product;
+      if (linear.name.ends_with(".linear_fc1")) flops.fc1 += product;
     }
-    if (std::holds_alternative<Mlp>(branch.inner))
-      flops.fc1 += 2 * as_double(tokens.sequences * tokens.length) * as_double(linears.front().outputs) *
-                   as_double(linears.front().inputs);
     flops.attention += std::visit([&](const auto& inner) { return attention_flops(inner, tokens); }, branch.inner);
   }
   return flops;

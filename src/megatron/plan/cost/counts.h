@@ -30,7 +30,7 @@ LayerTokens tokens_of(const LayerSpec& layer, std::int64_t sequences, std::int64
 /// Floating-point operations of a layer's forward pass, counted as training_flops() does.
 struct LayerFlops {
   double matrices = 0;   ///< products with weights
-  double fc1 = 0;        ///< the part of these that is the MLP's first product
+  double fc1 = 0;        ///< the part of these that is the first product of MLPs
   double attention = 0;  ///< products of activations
 };
 LayerFlops layer_flops(const LayerSpec& layer, const LayerTokens& tokens);

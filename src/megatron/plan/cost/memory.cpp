@@ -66,14 +66,15 @@ Recomputed recomputed_of(const config::RunConfig& config, bool partial) {
 
 /// Bytes that a layer keeps between its two halves of backward: what its weight products multiply.
 std::int64_t layer_weight_bytes(const config::RunConfig& config, const LayerSpec& layer, bool partial) {
-  std::int64_t elements = 0;
+  std::int64_t elements = 0, wide = 0;
   for (std::size_t i = 0; i < layer.branches.size(); ++i) {
     const Kept inputs = layer.branches[i].weight_inputs(config.parallel.tp, recomputed_of(config, partial));
     const std::int64_t streams = layer.parallel && i > 0 ? 1 : 2;  // branches in parallel read the same
     elements += tokens_of(config, layer.decoder) * (streams * stream_width(config, layer.hidden) + inputs.per_token) +
                 tokens_of(config) * inputs.per_encoder_token;
+    wide += tokens_of(config, layer.decoder) * inputs.wide_per_token;
   }
-  return elements * element_bytes(config);
+  return elements * element_bytes(config) + wide * std::max<std::int64_t>(element_bytes(config), 4);
 }
 
 }  // namespace
@@ -250,10 +251,10 @@ MemoryPlan memory_plan(const ResolvedRun& run, int tp_rank, int pp_rank, const R
   const config::RunConfig& config = run.config;
   const int tp = config.parallel.tp;
   const std::vector<StagePart> parts = parts_of_rank(run.parts, run.placement, pp_rank);
-  const std::vector<ParameterSpec> specs = model_parameters(run.shape, tp, tp_rank, parts);
+  const std::vector<ParameterSpec> specs = model_parameters(run.shape, tp, tp_rank, parts, {.ep = config.parallel.ep});
   const BufferLayout layout = rank_layout(run, specs);
   const std::optional<GradientPool> pool = rank_gradient_pool(run, specs, layout);
-  const std::int64_t elements = layout.size, owned = elements / num_owners(run);
+  const std::int64_t elements = layout.size, owned = owned_elements(layout, owners_of(run));
   const ElementBytes element = element_bytes_of(config);
   MemoryPlan memory;
   memory.parameters = elements * element.value;

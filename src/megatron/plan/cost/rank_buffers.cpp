@@ -48,7 +48,7 @@ bool backward_follows_output(const ResolvedRun& run) {
 
 /// Whether ranks share gradients (ZeRO stage 2).
 bool shares_gradients(const ResolvedRun& run) {
-  return num_owners(run) > 1 && run.config.optimizer.data_parallel_sharding_strategy == "optim_grads";
+  return shares_state(run) && run.config.optimizer.data_parallel_sharding_strategy == "optim_grads";
 }
 
 /// A bucket for each layer, for what comes before the layers of a stage and for what follows them.
@@ -74,7 +74,7 @@ GradientPool pool_of(const ResolvedRun& run, std::vector<ParameterSpec> specs, c
 
 /// Elements of gradients that a rank holds together with those of others: the pool and the sums of what it owns.
 std::int64_t held_elements(const ResolvedRun& run, const GradientPool& pool, const BufferLayout& layout) {
-  return pool.size + layout.size / num_owners(run);
+  return pool.size + owned_elements(layout, owners_of(run));
 }
 
 }  // namespace
@@ -82,8 +82,10 @@ std::int64_t held_elements(const ResolvedRun& run, const GradientPool& pool, con
 BufferLayout rank_layout(const ResolvedRun& run, const std::vector<ParameterSpec>& specs) {
   const config::OptimizerConfig& optimizer = run.config.optimizer;
   const int ranks = RankRoles(run.grid).gradients(0).size();
-  if (!optimizer.use_distributed_optimizer) return buffer_layout(specs, bucket_elements(optimizer, ranks));
-  BufferPadding padding = sharded_padding(ranks);
+  BufferPadding padding;
+  if (optimizer.use_distributed_optimizer) padding = sharded_padding(ranks);  // which those of experts divide
+  padding.experts_apart = run.config.parallel.ep > 1;
+  if (!optimizer.use_distributed_optimizer) return buffer_layout(specs, bucket_elements(optimizer, ranks), padding);
   for (SharedCopies& shared : shared_copies(run.shape, run.parts, run.placement))
     padding.alone.push_back(std::move(shared.name));
   if (!shares_gradients(run)) return buffer_layout(specs, bucket_elements(optimizer, ranks), padding);
@@ -91,9 +93,18 @@ BufferLayout rank_layout(const ResolvedRun& run, const std::vector<ParameterSpec
                                    : layer_buckets(specs, padding);
 }
 
-int num_owners(const ResolvedRun& run) {
-  return RankRoles(run.grid).state(0, run.config.optimizer.use_distributed_optimizer).size();
+RankRoles roles_of(const ResolvedRun& run) { return RankRoles(run.grid, {.ep = run.config.parallel.ep}); }
+
+Owners owners_of(const ResolvedRun& run, int rank) {
+  const RankRoles roles = roles_of(run);
+  const auto owner = [&](Weights weights) -> Owner {
+    const Peers peers = roles.state(rank, run.config.optimizer.use_distributed_optimizer, weights);
+    return {peers.size(), peers.index};
+  };
+  return {owner(Weights::Dense), owner(Weights::Experts)};
 }
+
+bool shares_state(const ResolvedRun& run) { return owners_of(run).dense.ranks > 1; }
 
 std::optional<GradientPool> rank_gradient_pool(const ResolvedRun& run, const std::vector<ParameterSpec>& specs,
                                                const BufferLayout& layout) {
@@ -108,7 +119,8 @@ std::vector<std::string> gradient_warnings(const ResolvedRun& run) {
   if (!shares_gradients(run)) return lines;
   for (int pp_rank = 0; pp_rank < run.placement.num_ranks(); ++pp_rank) {
     const auto specs =
-        model_parameters(run.shape, run.grid.size(Axis::Tp), 0, parts_of_rank(run.parts, run.placement, pp_rank));
+        model_parameters(run.shape, run.grid.size(Axis::Tp), 0, parts_of_rank(run.parts, run.placement, pp_rank),
+                         {.ep = run.config.parallel.ep});
     const BufferLayout layout = rank_layout(run, specs);
     const std::int64_t held = held_elements(run, pool_of(run, specs, layout), layout);
     if (held < layout.size) continue;
@@ -144,13 +156,14 @@ ElementBytes element_bytes_of(const config::RunConfig& config) {
 std::int64_t optimizer_bytes(const ResolvedRun& run, const std::vector<ParameterSpec>& specs,
                              const BufferLayout& layout) {
   const ElementBytes element = element_bytes_of(run.config);
-  const int owners = num_owners(run);
-  const std::int64_t owned = layout.size / owners;
+  const Owners owners = owners_of(run);
+  const std::int64_t owned = owned_elements(layout, owners);
   if (element.matrix_state == element.state) return owned * (element.master + element.state);
   std::int64_t most = 0;
-  for (int owner = 0; owner < owners; ++owner) {
+  for (int owner = 0; owner < owners.dense.ranks; ++owner) {
     std::int64_t state = 0;
-    for (const Shard& shard : shards(layout, owners, owner))
+    const Owner of_experts{owners.experts.ranks, owner * owners.experts.ranks / owners.dense.ranks};
+    for (const Shard& shard : shards(layout, {{owners.dense.ranks, owner}, of_experts}))
       for (const ParameterRange& range : shard.parameters)
         state +=
             range.param.size() *

@@ -6,6 +6,8 @@
 
 #include "megatron/plan/parameters/buffer_layout.h"
 #include "megatron/plan/parameters/gradient_pool.h"
+#include "megatron/plan/parameters/shards.h"
+#include "megatron/plan/ranks/rank_roles.h"
 #include "megatron/plan/rules.h"
 
 namespace megatron::plan {
@@ -16,8 +18,15 @@ namespace megatron::plan {
 /// (optim_grads) a bucket is of optimizer.bucket_size, also without overlap, and by default one layer.
 BufferLayout rank_layout(const ResolvedRun& run, const std::vector<ParameterSpec>& specs);
 
-/// Ranks that share the update of each element between them: dp with the distributed optimizer, else 1.
-int num_owners(const ResolvedRun& run);
+/// Who is what to whom, by the run's grid and parallel.ep.
+RankRoles roles_of(const ResolvedRun& run);
+
+/// The place of `rank` among the ranks that share the update of each element between them: those of dp (of experts dp /
+/// ep) with the distributed optimizer, else one. Its number among them differs by rank alone.
+Owners owners_of(const ResolvedRun& run, int rank = 0);
+
+/// Whether several ranks share the update of any element.
+bool shares_state(const ResolvedRun& run);
 
 /// Where whole buckets of that layout take turns, with optimizer.data_parallel_sharding_strategy optim_grads on several
 /// data-parallel ranks; else every bucket has memory of its own. So it has by default where pool and sums would be no

@@ -44,14 +44,16 @@ BufferLayout buffer_layout(const std::vector<ParameterSpec>& specs, std::int64_t
     const bool alone = std::ranges::find(padding.alone, spec.name) != padding.alone.end();
     if (alone) close();
     if (layout.buckets.empty() || layout.buckets.back().end != 0)
-      layout.buckets.push_back({layout.size, 0, {}, spec.stage});
+      layout.buckets.push_back({layout.size, 0, {}, spec.stage, padding.experts_apart && spec.of_expert});
     BufferLayout::Bucket& bucket = layout.buckets.back();
     end = layout.size + spec.local_size();
     layout.slots.push_back({parameter, layout.size, end, static_cast<int>(layout.buckets.size()) - 1});
     bucket.parameters.push_back(parameter);
     layout.size = round_up(end, padding.alignment);
     const bool full = bucket_size > 0 && end - bucket.begin >= bucket_size;
-    const bool last = parameter == 0 || specs[static_cast<std::size_t>(parameter) - 1].stage != spec.stage;
+    const ParameterSpec* const next = parameter == 0 ? nullptr : &specs[static_cast<std::size_t>(parameter) - 1];
+    const bool last =
+        next == nullptr || next->stage != spec.stage || (padding.experts_apart && next->of_expert != spec.of_expert);
     if (full || last || alone) close();
   }
   return layout;

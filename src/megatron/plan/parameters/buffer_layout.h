@@ -19,7 +19,8 @@ struct BufferLayout {
   struct Bucket {
     std::int64_t begin, end;
     std::vector<int> parameters;
-    int stage = 0;  ///< of all its parameters
+    int stage = 0;         ///< of all its parameters
+    bool experts = false;  ///< its parameters are of experts, with BufferPadding::experts_apart
   };
   std::vector<Slot> slots;      ///< by position in the buffer
   std::vector<Bucket> buckets;  ///< by position: bucket 0 is complete first
@@ -33,6 +34,7 @@ struct BufferPadding {
   std::int64_t alignment = 16;          ///< each parameter starts at a multiple of this
   std::int64_t bucket_multiple = 1;     ///< each bucket ends at a multiple of this; it may not be below `alignment`
   std::vector<std::string> alone = {};  ///< parameters that each get a bucket of their own
+  bool experts_apart = false;           ///< no bucket holds weights of experts and others: other ranks share them
 };
 
 /// The padding of buffers whose buckets `dp` ranks share equally: Megatron-Core's, 64 elements for a parameter and

@@ -6,6 +6,18 @@
 
 namespace megatron::plan {
 
+/// What figures over the model count on a rank: `whole`, what every tensor-parallel rank has (on the first of them),
+/// and weights by who holds them, where several ranks hold the same.
+struct Counts {
+  bool whole = true, dense = true, experts = true;
+
+  // NOLINTNEXTLINE(google-explicit-constructor): of one copy of the model that is all there is to say
+  Counts(bool counts_whole) : whole(counts_whole) {}
+  Counts(bool counts_whole, bool counts_dense, bool counts_experts)
+      : whole(counts_whole), dense(counts_dense), experts(counts_experts) {}
+  bool counts(const ParameterSpec& spec) const { return spec.of_expert ? experts : dense; }
+};
+
 /// The ranges of a parameter's slice on one rank that figures over the model count there, so that over all ranks of one
 /// model copy every element counts once: of what several ranks hold one copy, that of the first tensor-parallel rank
 /// (`counts_whole`: this is it), of the first of the ranks that share a piece, of the first of a tied embedding's

@@ -41,6 +41,7 @@ std::vector<MatrixRows> matrices_of(const ParameterSpec& spec, const ModelShape&
           return taking_turns({linear.outputs / 2, linear.outputs / 2}, 1);
         case Linear::Split::Outputs:
         case Linear::Split::Inputs:
+        case Linear::Split::Whole:
           return {{{0, spec.shape[0]}}};
       }
     }

@@ -58,7 +58,7 @@ Pieces even_pieces(std::int64_t rows, int tp, int tp_rank) {
 /// Collects specs; `split` is the dimension split over the tensor-parallel group, -1 for none.
 class SpecBuilder {
  public:
-  SpecBuilder(int tp, int tp_rank) : tp_(tp), tp_rank_(tp_rank) {}
+  SpecBuilder(int tp, int tp_rank, const ExpertShare& experts) : tp_(tp), tp_rank_(tp_rank), experts_(experts) {}
 
   void begin_stage(int stage) { stage_ = stage; }
   void at_depth(std::int64_t depth) { depth_ = depth; }
@@ -74,6 +74,7 @@ class SpecBuilder {
     spec.stage = stage_;
     spec.depth = depth_;
     spec.sequence_partial = split < 0;
+    spec.of_expert = of_expert_;
     return specs_.emplace_back(std::move(spec));
   }
 
@@ -114,6 +115,12 @@ class SpecBuilder {
     add(prefix + ".weight", {out, in}, -1, Init::Normal, std).sequence_partial = !whole_sequence;
     if (bias) add(prefix + ".bias", {out}, -1, Init::Zero).sequence_partial = !whole_sequence;
   }
+  /// Whole on each rank, which has a part of its gradient.
+  void each_in_part(const std::string& prefix, std::int64_t out, std::int64_t in, double std) {
+    ParameterSpec& spec = add(prefix + ".weight", {out, in}, -1, Init::Normal, std);
+    spec.sequence_partial = false;
+    spec.heads_partial = true;
+  }
   /// The one of that name among those so far, or null.
   ParameterSpec* find(const std::string& name) {
     const auto found = std::find_if(specs_.begin(), specs_.end(), [&](const auto& spec) { return spec.name == name; });
@@ -121,10 +128,15 @@ class SpecBuilder {
   }
   int tp() const { return tp_; }
   int tp_rank() const { return tp_rank_; }
+  const ExpertShare& experts() const { return experts_; }
+  /// What follows is of one expert, or of none.
+  void of_expert(bool on) { of_expert_ = on; }
   std::vector<ParameterSpec> take() { return std::move(specs_); }
 
  private:
   int tp_, tp_rank_, stage_ = 0;
+  ExpertShare experts_;
+  bool of_expert_ = false;
   std::int64_t depth_ = 0;
   std::vector<ParameterSpec> specs_;
 };
@@ -134,6 +146,8 @@ void add_layer(const LayerSpec& layer, SpecBuilder& build) {
   for (const Branch& branch : layer.branches) {
     if (layer.norms.before) build.norm(layer.prefix + branch.norm(), layer.hidden, layer.rms_norm, layer.norm_1p);
     for (const Linear& linear : branch.linears(layer.hidden)) {
+      if (linear.expert >= 0 && !build.experts().has(linear.expert, layer.experts()->count)) continue;
+      build.of_expert(linear.expert >= 0);
       const std::string name = layer.prefix + linear.name;
       const auto column = [&](const Pieces& pieces) {
         build.column_linear(name, linear.outputs, linear.inputs, layer.init_std, pieces, linear.bias);
@@ -152,7 +166,11 @@ void add_layer(const LayerSpec& layer, SpecBuilder& build) {
         case Linear::Split::Inputs:
           build.row_linear(name, linear.outputs, linear.inputs, layer.output_init_std, linear.bias);
           break;
+        case Linear::Split::Whole:
+          build.each_in_part(name, linear.outputs, linear.inputs, layer.init_std);
+          break;
       }
+      build.of_expert(false);
       for (std::size_t i = 0; i < linear.head_norms.size(); ++i) {
         const std::string norm = layer.prefix + linear.head_norms[i];
         if (linear.full_norms)
@@ -301,6 +319,10 @@ LayerSpec ModelShape::layer(std::int64_t number) const {
   if (layer.decoder)
     layer.branches.push_back(
         {CrossAttention{.heads = num_heads, .head_size = head(), .bias = linear_bias, .scale = attention_scale}});
+  if (experts && number % moe_layer_freq == 0) {
+    layer.branches.push_back({*experts});
+    return layer;
+  }
   layer.branches.push_back(
       {Mlp{.width = ffn_hidden, .gated = gated, .bias = linear_bias && mlp_bias, .inner_dropout = inner_dropout}});
   return layer;
@@ -328,21 +350,30 @@ std::int64_t pad_vocab(std::int64_t vocab, std::int64_t divisible_by, int tp) {
 
 namespace {
 
-void check_layers(const ModelShape& shape, const StagePart& part, int tp) {
+void check_layers(const ModelShape& shape, const StagePart& part, int tp, int ep) {
   for (std::int64_t l = part.first_layer; l < part.first_layer + part.num_layers; ++l) {
     const LayerSpec layer = shape.layer(l);
     check_heads(layer.attention().heads, layer.attention().groups, tp);
-    check_divides("model.ffn_hidden_size", layer.mlp().width, tp);
+    const Experts* const experts = layer.experts();
+    if (experts == nullptr) {
+      check_divides("model.ffn_hidden_size", layer.mlp().width, tp);
+      continue;
+    }
+    check_divides("model.moe_ffn_hidden_size", experts->expert.width, tp);
+    check_divides("model.moe_shared_expert_intermediate_size", experts->shared_width, tp);
+    if (experts->count % ep != 0)
+      throw ConfigError(
+          rule_got_fix("model.num_experts must divide by parallel.ep.", concat(experts->count, ", ep=", ep)));
   }
 }
 
 }  // namespace
 
 std::vector<ParameterSpec> model_parameters(const ModelShape& shape, int tp, int tp_rank,
-                                            const std::vector<StagePart>& parts) {
-  for (const StagePart& part : parts) check_layers(shape, part, tp);
+                                            const std::vector<StagePart>& parts, const ExpertShare& experts) {
+  for (const StagePart& part : parts) check_layers(shape, part, tp, experts.ep);
   check_divides("the padded vocabulary", shape.padded_vocab, tp);
-  SpecBuilder build(tp, tp_rank);
+  SpecBuilder build(tp, tp_rank, experts);
   Shared shared(shape, parts, build);
   for (const StagePart& part : parts) {
     build.begin_stage(part.stage);

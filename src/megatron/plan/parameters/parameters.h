@@ -1,5 +1,6 @@
 #pragma once
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -50,8 +51,11 @@ struct ParameterSpec {
   /// parallel.sp is on: then its gradient is a partial sum. Norms, biases of row-parallel layers, position embedding.
   bool sequence_partial = false;
   /// Replicated over the tensor-parallel group and applied by each of its ranks to heads of its own: the gradient is a
-  /// partial sum whether or not parallel.sp is on. Norms of queries and keys.
+  /// partial sum whether or not parallel.sp is on. Norms of queries and keys; routers, whose gradient comes through
+  /// each rank's features of the experts.
   bool heads_partial = false;
+  /// Of one expert: other ranks of the expert-parallel group have others (RankRoles, Weights::Experts).
+  bool of_expert = false;
 
   std::vector<std::int64_t> local_shape() const;
   std::int64_t local_size() const;  ///< elements of the slice
@@ -118,6 +122,9 @@ struct ModelShape {
   std::int64_t position_buckets = 0;       ///< of relative positions: rows of each stack's table of biases; 0: none
   std::int64_t position_max_distance = 0;  ///< from which on all share the last bucket
 
+  std::optional<Experts> experts = {};  ///< in place of an MLP, in every layer whose number moe_layer_freq divides
+  std::int64_t moe_layer_freq = 1;
+
   double attention_scale = 0;      ///< of scores; 0: 1/sqrt(head())
   double output_scale = 1;         ///< of what the output layer reads
   double logit_soft_cap = 0;       ///< logits x are c tanh(x / c); 0: x
@@ -152,12 +159,19 @@ bool begins_decoder(const ModelShape& shape, const StagePart& part);
 /// Smallest multiple of `divisible_by` (and of tp) that is >= vocab. The model's results do not depend on it.
 std::int64_t pad_vocab(std::int64_t vocab, std::int64_t divisible_by, int tp);
 
+/// Which experts of each layer a rank holds: equal shares, in order.
+struct ExpertShare {
+  int ep = 1, rank = 0;
+
+  bool has(std::int64_t expert, std::int64_t count) const { return expert < 0 || expert / (count / ep) == rank; }
+};
+
 /// The parameters of a model that one rank holds, in forward order: those of `parts`, its stages in model order, sliced
-/// for `tp_rank` of `tp`. Names, shapes and the order of rows in linear_qkv (per group: its queries, key, value) are
-/// Megatron-Core's. Where tp is a multiple of the groups, tp / groups ranks share each: they have queries of their own
-/// and copies of its key and value. Throws ConfigError where tp does not fit a size.
+/// for `tp_rank` of `tp`; of experts its share. Names, shapes and the order of rows in linear_qkv (per group: its
+/// queries, key, value) are Megatron-Core's. Where tp is a multiple of the groups, tp / groups ranks share each: they
+/// have queries of their own and copies of its key and value. Throws ConfigError where tp does not fit a size.
 std::vector<ParameterSpec> model_parameters(const ModelShape& shape, int tp, int tp_rank,
-                                            const std::vector<StagePart>& parts);
+                                            const std::vector<StagePart>& parts, const ExpertShare& experts = {});
 
 /// The same of the whole model as one stage.
 std::vector<ParameterSpec> model_parameters(const ModelShape& shape, int tp, int tp_rank);

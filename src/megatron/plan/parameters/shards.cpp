@@ -13,13 +13,25 @@ Range intersection(const Range& a, const Range& b) {
 }
 
 std::vector<Shard> shards(const BufferLayout& layout, int num_ranks, int rank) {
-  if (num_ranks < 1 || rank < 0 || rank >= num_ranks)
-    throw std::logic_error(concat("shards: no rank ", rank, " of ", num_ranks));
+  return shards(layout, {{num_ranks, rank}, {num_ranks, rank}});
+}
+
+std::int64_t owned_elements(const BufferLayout& layout, const Owners& owners) {
+  std::int64_t elements = 0;
+  for (const BufferLayout::Bucket& bucket : layout.buckets)
+    elements += (bucket.end - bucket.begin) / owners.of(bucket).ranks;
+  return elements;
+}
+
+std::vector<Shard> shards(const BufferLayout& layout, const Owners& owners) {
+  for (const auto& [ranks, rank] : {owners.dense, owners.experts})
+    if (ranks < 1 || rank < 0 || rank >= ranks) throw std::logic_error(concat("shards: no rank ", rank, " of ", ranks));
   std::vector<Shard> result;
   std::int64_t state = 0;
   std::size_t slot = 0;
   for (std::size_t b = 0; b < layout.buckets.size(); ++b) {
     const BufferLayout::Bucket& bucket = layout.buckets[b];
+    const auto [num_ranks, rank] = owners.of(bucket);
     if ((bucket.end - bucket.begin) % num_ranks != 0)
       throw std::logic_error(
           concat("a bucket of ", bucket.end - bucket.begin, " elements does not divide by ", num_ranks, " ranks"));

@@ -38,6 +38,26 @@ struct Shard {
   std::vector<ParameterRange> parameters;  ///< by position; empty where the shard is padding alone
 };
 
+/// A rank's place among those that divide buckets between them.
+struct Owner {
+  int ranks = 1, rank = 0;
+
+  bool operator==(const Owner&) const = default;
+};
+
+/// Those of weights by who holds them (RankRoles::state()).
+struct Owners {
+  Owner dense, experts;
+
+  const Owner& of(const BufferLayout::Bucket& bucket) const { return bucket.experts ? experts : dense; }
+};
+
+/// The shards of a rank, by bucket.
+std::vector<Shard> shards(const BufferLayout& layout, const Owners& owners);
+
+/// Elements of them: the same for every rank.
+std::int64_t owned_elements(const BufferLayout& layout, const Owners& owners);
+
 /// The shards of `rank` of `num_ranks`, by bucket. With one rank they are the buckets. Throws std::logic_error where a
 /// bucket does not divide by num_ranks (sharded_padding() sees to it).
 std::vector<Shard> shards(const BufferLayout& layout, int num_ranks, int rank);

@@ -295,6 +295,9 @@ void write_torch_dist(const checkpoint::WeightSource& unpadded, const FolderConf
   if (config.model.use_mup)
     throw ConfigError(rule_got_fix("export: Megatron-LM's checkpoints hold models without model.use_mup.",
                                    "model.use_mup true", "keep the checkpoint as it is: every job here reads it"));
+  if (shape.experts)
+    throw ConfigError(rule_got_fix("export: torch_dist holds models without experts.",
+                                   concat("model.num_experts ", config.model.num_experts), "--format huggingface"));
   const TrainingState* const training = options.training;
   const std::int64_t rows = vocabulary_rows(shape, options.padded_vocab_size);
   const PaddedSource weights(unpadded, rows);

@@ -13,6 +13,7 @@
 #include "megatron/kernels/cpu/products/matrix_of.h"
 #include "megatron/kernels/cpu/products/tile_product.h"
 #include "megatron/kernels/cpu/products/tiles.h"
+#include "megatron/kernels/groups.h"
 #include "megatron/kernels/reference.h"
 #include "megatron/kernels/tile_matmul.h"
 
@@ -267,6 +268,43 @@ ActivatedOutput linear_activation_gradient(const at::Tensor& dz, const at::Tenso
                 .y = again ? y.mutable_data_ptr() : nullptr,
                 .y_row = features});
   return {du, again ? with_last_dim(y, dz) : y};
+}
+
+namespace {
+
+/// Of each group `rows` w^T (`forward`) or `rows` w, written where it belongs.
+at::Tensor grouped_product(const at::Tensor& rows, const Groups& groups, bool forward) {
+  at::Tensor c = at::empty({rows.size(0), groups.weights.front().size(forward ? 0 : 1)}, rows.options());
+  const at::Tensor all = rows.contiguous();
+  for_each_group(groups, [&](std::size_t g, std::int64_t begin, std::int64_t count) {
+    const at::Tensor& w = groups.weights[g];
+    const at::Tensor a = all.narrow(0, begin, count), b = forward ? w.t() : w;
+    at::Tensor part = c.narrow(0, begin, count);
+    const Way way = way_of(a, w, forward, groups.packed.empty() ? nullptr : groups.packed[g]);
+    if (way.kind == Way::Kind::Library)
+      at::mm_out(part, a, b);
+    else if (way.kind == Way::Kind::FewRows)
+      few_rows_linear(part, a, w, is_half(a) || is_half(w) ? at::empty(a.sizes(), a.options().dtype(at::kFloat)) : a);
+    else
+      product_into(part, way, a, b, {});
+  });
+  return c;
+}
+
+}  // namespace
+
+at::Tensor grouped_linear(const at::Tensor& x, const Groups& groups) { return grouped_product(x, groups, true); }
+at::Tensor grouped_input_gradient(const at::Tensor& dy, const Groups& groups) {
+  return grouped_product(dy, groups, false);
+}
+
+void grouped_weight_gradient(const Groups& gradients, const at::Tensor& dy, const at::Tensor& x,
+                             const std::vector<double>& betas) {
+  for (std::size_t g = 0; g < gradients.weights.size(); ++g)
+    if (gradients.offsets[g] == gradients.offsets[g + 1] && betas[g] == 0) gradients.weights[g].zero_();
+  for_each_group(gradients, [&](std::size_t g, std::int64_t begin, std::int64_t rows) {
+    cpu::linear_weight_gradient(gradients.weights[g], dy.narrow(0, begin, rows), x.narrow(0, begin, rows), betas[g]);
+  });
 }
 
 void linear_weight_gradient(const at::Tensor& grad_w, const at::Tensor& dy, const at::Tensor& x, double beta) {

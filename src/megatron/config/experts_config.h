@@ -1,0 +1,58 @@
+#pragma once
+#include <cstdint>
+#include <string>
+
+#include "megatron/config/meaning.h"
+#include "megatron/config/tables/model_kinds.h"
+
+// The options of [model] that describe mixtures of experts.
+namespace megatron::config {
+
+/// Options of experts that layers carry as one value (plan/layer.h).
+struct ExpertsVariant {
+  std::int64_t num_experts = 0;
+  std::int64_t moe_router_topk = 2;
+  std::int64_t moe_layer_freq = 1;
+  std::int64_t moe_ffn_hidden_size = 0;
+  std::int64_t moe_shared_expert_intermediate_size = 0;
+  bool moe_shared_expert_gate = false;
+  std::string moe_router_score_function = "softmax";
+  bool moe_router_pre_softmax = false;
+  double moe_router_topk_scaling_factor = 1;
+  double moe_aux_loss_coeff = 0;
+  double moe_z_loss_coeff = 0;
+
+  void visit_experts(auto& v) {
+    v("num_experts", num_experts,
+      "Experts of a layer, MLPs of which each token passes moe_router_topk; 0: every token passes the same MLP.",
+      "num-experts", when("model.architecture", kinds_with(&ModelTraits::causal)));
+    v("moe_router_topk", moe_router_topk, "Experts that a token passes.", "moe-router-topk", when("model.num_experts"));
+    v("moe_layer_freq", moe_layer_freq,
+      "Layers 0, n, 2n, … have experts, the others an MLP of ffn_hidden_size; 1: all have.", "moe-layer-freq",
+      when("model.num_experts"));
+    v("moe_ffn_hidden_size", moe_ffn_hidden_size, "Width of each expert; 0: ffn_hidden_size.", "moe-ffn-hidden-size",
+      when("model.num_experts"));
+    v("moe_shared_expert_intermediate_size", moe_shared_expert_intermediate_size,
+      "Width of an MLP that every token passes besides its experts; 0: none.", "moe-shared-expert-intermediate-size",
+      when("model.num_experts"));
+    v("moe_shared_expert_gate", moe_shared_expert_gate,
+      "Multiply what the shared expert gives by a sigmoid of each token (Qwen2-MoE).", "moe-shared-expert-gate",
+      when("model.moe_shared_expert_intermediate_size"));
+    v("moe_router_score_function", moe_router_score_function,
+      "What makes scores of the router's logits: softmax over all experts, or sigmoid of each.",
+      "moe-router-score-function", Choices({"softmax", "sigmoid"}), when("model.num_experts"));
+    v("moe_router_pre_softmax", moe_router_pre_softmax,
+      "softmax: an expert counts as much as its share of all experts; else of those that are chosen.",
+      "moe-router-pre-softmax", when("model.num_experts"));
+    v("moe_router_topk_scaling_factor", moe_router_topk_scaling_factor, "Multiplies what each expert counts.",
+      "moe-router-topk-scaling-factor", when("model.num_experts"));
+    v("moe_aux_loss_coeff", moe_aux_loss_coeff,
+      "Coefficient of the loss that evens out the load of experts, of each sequence by itself; 0: none.",
+      "moe-aux-loss-coeff", Affects::Step, when("model.num_experts"));
+    v("moe_z_loss_coeff", moe_z_loss_coeff,
+      "Coefficient of the mean square of the log-sum-exp of the router's logits, which keeps them small; 0: none.",
+      "moe-z-loss-coeff", Affects::Step, when("model.num_experts"));
+  }
+};
+
+}  // namespace megatron::config

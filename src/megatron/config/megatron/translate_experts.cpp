@@ -1,0 +1,58 @@
+#include "megatron/base/error.h"
+#include "megatron/config/megatron/translation.h"
+
+// Mixtures of experts.
+namespace megatron::config {
+namespace {
+
+/// The loss that evens out the load: of those of Megatron-LM the ones that are a sequence's by itself, where a
+/// microbatch is one.
+void balance(Translation& c, ModelConfig& m) {
+  const std::vector<std::string> types = c.args.list("moe-router-load-balancing-type");
+  const std::vector<std::string> coefficients = c.args.list("moe-aux-loss-coeff");
+  if (types.size() > 1 || coefficients.size() > 1)
+    return c.miss(types.size() > 1 ? "moe-router-load-balancing-type" : "moe-aux-loss-coeff",
+                  "several auxiliary losses at once");
+  const std::string type = types.empty() ? "aux_loss" : types.front();
+  if (type == "none") return c.ignore("moe-aux-loss-coeff", "with --moe-router-load-balancing-type none");
+  if (type != "aux_loss" && type != "seq_aux_loss")
+    return c.miss("moe-router-load-balancing-type", "balancing by " + type);
+  if (!coefficients.empty() && !read_float(coefficients.front(), m.moe_aux_loss_coeff))
+    c.require(false, "--moe-aux-loss-coeff takes a number.", coefficients.front(), "--moe-aux-loss-coeff 0.01");
+}
+
+}  // namespace
+
+void translate_experts(Translation& c) {
+  ModelConfig& m = c.run.model;
+  if (c.args.has("num-experts")) m.num_experts = c.args.integer("num-experts");
+  const std::int64_t ranks = c.args.integer("expert-model-parallel-size");
+  c.require(ranks == 1 || m.num_experts > 0, "--expert-model-parallel-size needs --num-experts.",
+            concat("--expert-model-parallel-size ", ranks), "--expert-model-parallel-size 1");
+  if (m.num_experts == 0) {
+    for (const char* name :
+         {"moe-router-topk", "moe-layer-freq", "moe-ffn-hidden-size", "moe-shared-expert-intermediate-size",
+          "moe-shared-expert-gate", "moe-router-pre-softmax", "moe-router-topk-scaling-factor",
+          "moe-router-score-function", "moe-router-dtype", "expert-tensor-parallel-size", "num-experts",
+          "moe-z-loss-coeff", "moe-aux-loss-coeff", "moe-router-load-balancing-type"})
+      c.ignore(name, "without --num-experts");
+    return;
+  }
+  m.moe_router_topk = c.args.integer("moe-router-topk");
+  const std::string frequency = c.args.text("moe-layer-freq");
+  if (!read_integer(frequency, m.moe_layer_freq))
+    c.miss("moe-layer-freq", "experts in layers of a pattern; here every nth layer has some");
+  if (c.args.has("moe-ffn-hidden-size")) m.moe_ffn_hidden_size = c.args.integer("moe-ffn-hidden-size");
+  if (c.args.has("moe-shared-expert-intermediate-size"))
+    m.moe_shared_expert_intermediate_size = c.args.integer("moe-shared-expert-intermediate-size");
+  m.moe_shared_expert_gate = c.args.has("moe-shared-expert-gate");
+  m.moe_router_score_function = c.args.text("moe-router-score-function");
+  if (m.moe_router_score_function == "sqrtsoftplus") c.miss("moe-router-score-function", "scores by sqrtsoftplus");
+  m.moe_router_pre_softmax = c.args.has("moe-router-pre-softmax");
+  if (c.args.has("moe-router-topk-scaling-factor"))
+    m.moe_router_topk_scaling_factor = c.args.number("moe-router-topk-scaling-factor");
+  if (c.args.has("moe-z-loss-coeff")) m.moe_z_loss_coeff = c.args.number("moe-z-loss-coeff");
+  balance(c, m);
+}
+
+}  // namespace megatron::config

@@ -1,0 +1,78 @@
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "megatron/comm/group.h"
+#include "megatron/kernels/activation.h"
+#include "megatron/model/experts/routing.h"
+#include "megatron/parallel/linear.h"
+#include "megatron/parallel/parameter.h"
+#include "megatron/plan/layer.h"
+
+namespace megatron::model {
+
+/// What a pass over a microbatch asks of its routers.
+struct RouterSite {
+  /// What the auxiliary losses of each sequence are multiplied by where gradients begin, [b] float64: the tokens of it
+  /// that count, as those bring the loss that is divided by their number at last, times the loss scale. Undefined:
+  /// there are no auxiliary losses.
+  at::Tensor sequence_weights_b = {};
+};
+
+/// A mixture of experts in place of an MLP, split by features over `tp`, its experts over `ep` (plan::Experts). Router
+/// and weights of experts are computed in float32 (float64 of float64). Every tensor-parallel rank routes the whole
+/// sequence; rows of one expert are multiplied together, those of all experts of a rank in one call.
+///
+///   x       [s, b, h], with sequence_parallel this rank's part of the sequence [s/t, b, h]
+///   returns the same shape
+///
+/// Communication over tp: that of an MLP (parallel/linear.h). Over ep: an all-gather of counts and three all-to-alls
+/// forward, of rows, weights and results; backward the four of gradients of results and back, of weights, and of rows,
+/// which are not kept but sent again.
+class ExpertLayer {
+ public:
+  struct Options {
+    kernels::Activation activation = kernels::Activation::Silu;
+    bool sequence_parallel = false;
+    bool keep_activation = false;  ///< as in Block::Options
+    bool recompute = false;        ///< nothing is kept but x: Block::Options::recompute_mlp
+  };
+
+  /// Finds its parameters by the names of plan::Branch::linears() behind `prefix`, the layer's.
+  ExpertLayer(const parallel::ParameterStore& parameters, const std::string& prefix, const plan::Experts& experts,
+              const Options& options, comm::Group tp, comm::Group ep);
+
+  /// `recompute_fn`: x again, so that it need not be kept; may be empty.
+  at::Tensor forward(const at::Tensor& x, parallel::RecomputeFunction recompute_fn, const RouterSite& site,
+                     parallel::Value value = parallel::Value::Needed) const;
+  /// The most rows of which each gets the same bits whatever the others are, of each product; 0: none.
+  std::int64_t most_few_rows() const;
+
+ private:
+  /// An MLP of each group of rows: the experts', or the shared one.
+  struct Mlps {
+    std::vector<parallel::ParameterPtr> fc1, fc2;
+    bool gated = false;
+  };
+  struct Rows;
+  struct Inner;
+  struct WeightWork;
+  class Backward;
+
+  at::Tensor activate(const at::Tensor& u, bool gated) const;
+  Rows expand(const at::Tensor& x, const at::Tensor& weights, const Mlps& mlps,
+              const std::vector<std::int64_t>& offsets) const;
+  Inner inner(const at::Tensor& x_th) const;
+  at::Tensor whole(const at::Tensor& part) const;
+
+  plan::Experts spec_;
+  Options options_;
+  comm::Group tp_, ep_;
+  parallel::ParameterPtr router_, shared_gate_;
+  Mlps experts_, shared_;
+};
+
+}  // namespace megatron::model

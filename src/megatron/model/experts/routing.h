@@ -1,0 +1,59 @@
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "megatron/comm/group.h"
+#include "megatron/plan/layer.h"
+
+// Which experts a token goes to, and the way there and back. T tokens of a microbatch, k experts of each, E experts, n
+// rows that this rank's experts get. Token number i of sequence j is row i * b + j: rows are [s, b] one after another.
+namespace megatron::model {
+
+/// The experts of each token, int64 [T, k], those with the greatest logits first; of equal ones the lowest number.
+at::Tensor chosen_experts(const at::Tensor& logits, std::int64_t top_k);
+
+/// What each of `experts` counts for its token, [T, k] of the type of the logits [T, E]. Differentiable.
+at::Tensor expert_weights(const at::Tensor& logits, const at::Tensor& experts, const plan::Router& router);
+
+/// The auxiliary losses of each sequence, of logits [s, b, E] and experts [s, b, k] (docs/decisions/0107): [b].
+/// Differentiable.
+struct RouterLosses {
+  at::Tensor balance;  ///< E * sum over experts of (share of the choices * mean score): 1 where the load is even
+  at::Tensor z;        ///< mean of the square of the logits' log-sum-exp
+};
+RouterLosses router_losses(const at::Tensor& logits_sbe, const at::Tensor& experts_sbk, const plan::Router& router);
+
+/// The way of each token's copies to the ranks and rows of its experts, and back. Rows of one expert follow one
+/// another, by the rank that they are of, then by token: so an expert sees its tokens in the same order in every
+/// layout.
+class Routes {
+ public:
+  /// `experts` [T, k]: of `count` experts, which the ranks of `group` hold equal shares of, in order. Collective over
+  /// the group: one all-gather of `count` numbers.
+  Routes(const at::Tensor& experts, std::int64_t count, comm::Group group);
+
+  /// Where the rows of each of this rank's experts begin; one more than experts.
+  const std::vector<std::int64_t>& offsets() const { return offsets_; }
+  /// rows [n, c] of tokens [T, c]. Collective over the group, as what follows: one all-to-all.
+  at::Tensor to_experts(const at::Tensor& tokens) const;
+  /// [n] of a number for each copy, [T, k].
+  at::Tensor copies_to_experts(const at::Tensor& numbers) const;
+  /// [T, k, c] of rows [n, c].
+  at::Tensor back(const at::Tensor& rows) const;
+
+ private:
+  at::Tensor exchanged(const at::Tensor& sent) const;
+
+  comm::Group group_;
+  std::int64_t top_k_ = 0;
+  std::vector<std::int64_t> offsets_;
+  at::Tensor sent_;      ///< [m] int64: which copy each row that is sent is of
+  at::Tensor returned_;  ///< [T * k] int64: the row that comes back for each copy
+  // With several ranks, each of which sends as many rows to each other one, padding among them:
+  at::Tensor taken_;  ///< [n] int64: rows that have come, by expert
+  at::Tensor given_;  ///< [m] int64: the expert's row that goes back in each; n: padding
+};
+
+}  // namespace megatron::model

@@ -1,0 +1,92 @@
+#include <algorithm>
+#include <numeric>
+
+#include "megatron/plan/rule_list.h"
+#include "megatron/plan/rules.h"
+
+namespace megatron::plan {
+
+void check_experts(const config::ModelConfig& model, Rules& rules) {
+  rules.range<std::int64_t>("model.num_experts", model.num_experts, 0, kMaxExperts);
+  rules.range<std::int64_t>("model.moe_router_topk", model.moe_router_topk, 1, kMaxExperts);
+  rules.range<std::int64_t>("model.moe_layer_freq", model.moe_layer_freq, 1, kMaxLayers);
+  rules.range<std::int64_t>("model.moe_ffn_hidden_size", model.moe_ffn_hidden_size, 0, kMaxFfn);
+  rules.range<std::int64_t>("model.moe_shared_expert_intermediate_size", model.moe_shared_expert_intermediate_size, 0,
+                            kMaxFfn);
+  rules.range("model.moe_router_topk_scaling_factor", model.moe_router_topk_scaling_factor, 1e-6, 1e6);
+  rules.range("model.moe_aux_loss_coeff", model.moe_aux_loss_coeff, 0.0, 1e6);
+  rules.range("model.moe_z_loss_coeff", model.moe_z_loss_coeff, 0.0, 1e6);
+  if (model.num_experts == 0) return;
+  rules.require(model.moe_router_topk <= model.num_experts,
+                "model.moe_router_topk must be at most model.num_experts: a token passes each expert once.",
+                concat(model.moe_router_topk, " of ", model.num_experts),
+                concat("--moe-router-topk ", std::max<std::int64_t>(1, model.num_experts)));
+  const config::ModelTraits& traits = config::model_traits(model.architecture);
+  rules.require(traits.causal && !traits.encoder_decoder,
+                concat("model.num_experts is for model.architecture ",
+                       config::names_with(&config::ModelTraits::causal, " or "), "."),
+                model.architecture, "--model.num_experts 0 (the default)");
+  rules.require(!model.add_bias_linear, "Experts have no biases: model.num_experts needs model.add_bias_linear false.",
+                concat("num_experts ", model.num_experts, ", add_bias_linear true"), "--no-add-bias-linear");
+  rules.require(!model.moe_shared_expert_gate || model.moe_shared_expert_intermediate_size > 0,
+                "model.moe_shared_expert_gate needs a shared expert.", "moe_shared_expert_intermediate_size 0",
+                "--model.moe_shared_expert_gate false (the default)");
+  rules.require(!model.moe_router_pre_softmax || model.moe_router_score_function == "softmax",
+                "model.moe_router_pre_softmax needs model.moe_router_score_function softmax.",
+                model.moe_router_score_function, "--model.moe_router_pre_softmax false (the default)");
+  rules.require(model.norm_position == "before", "model.num_experts needs model.norm_position before.",
+                model.norm_position, "--model.norm_position before (the default)");
+  rules.require(!model.parallel_residual, "model.num_experts needs branches one behind the other.",
+                "parallel_residual true", "--model.parallel_residual false (the default)");
+  rules.require(!model.apply_residual_connection_post_layernorm,
+                "model.num_experts needs the residual connection before each norm.",
+                "apply_residual_connection_post_layernorm true",
+                "--model.apply_residual_connection_post_layernorm false (the default)");
+}
+
+void check_expert_layout(const config::RunConfig& config, int dp, Rules& rules) {
+  const config::ModelConfig& model = config.model;
+  const int ep = config.parallel.ep, tp = config.parallel.tp;
+  rules.range<int>("parallel.ep", ep, 1, kMaxRanks);
+  if (model.num_experts < 0 || model.num_experts > kMaxExperts || ep < 1 || ep > kMaxRanks) return;
+  rules.require(ep == 1 || model.num_experts > 0, "parallel.ep divides experts: it needs model.num_experts.",
+                concat("ep ", ep, ", no experts"), "--ep 1 (the default)");
+  if (model.num_experts == 0) return;
+  const int fitting = static_cast<int>(std::gcd(std::gcd(model.num_experts, std::int64_t{ep}), std::int64_t{dp}));
+  rules.require(dp % ep == 0, "parallel.ep must divide the data-parallel size: those ranks hold the experts.",
+                concat("ep ", ep, ", dp ", dp), concat("--ep ", fitting));
+  rules.require(model.num_experts % ep == 0, "model.num_experts must divide by parallel.ep.",
+                concat(model.num_experts, " experts, ep ", ep), concat("--ep ", fitting));
+  rules.require(model.moe_ffn_hidden_size % tp == 0, "model.moe_ffn_hidden_size must divide by parallel.tp.",
+                concat(model.moe_ffn_hidden_size, ", tp ", tp),
+                concat("--moe-ffn-hidden-size ", next_multiple(model.moe_ffn_hidden_size, tp)));
+  const auto& modules = config.train.recompute_modules;
+  rules.require(config.train.recompute_partial_microbatches == 0 || config.train.recompute != "selective" ||
+                    std::ranges::find(modules, "mlp") == modules.end(),
+                "Experts are recomputed in all microbatches: recompute_modules mlp excludes "
+                "train.recompute_partial_microbatches.",
+                concat("recompute_partial_microbatches ", config.train.recompute_partial_microbatches),
+                "--train.recompute_partial_microbatches 0 (the default)");
+  const std::int64_t shared = model.moe_shared_expert_intermediate_size;
+  rules.require(shared % tp == 0, "model.moe_shared_expert_intermediate_size must divide by parallel.tp.",
+                concat(shared, ", tp ", tp),
+                concat("--model.moe_shared_expert_intermediate_size ", next_multiple(shared, tp)));
+}
+
+std::optional<Experts> experts_of(const config::ModelConfig& model) {
+  if (model.num_experts <= 0) return std::nullopt;
+  const bool sigmoid = model.moe_router_score_function == "sigmoid";
+  return Experts{.expert = {.width = model.moe_ffn_hidden_size > 0 ? model.moe_ffn_hidden_size : model.ffn_hidden_size,
+                            .gated = model.gated_linear_unit},
+                 .count = model.num_experts,
+                 .top_k = model.moe_router_topk,
+                 .router = {.score = sigmoid ? Router::Score::Sigmoid : Router::Score::Softmax,
+                            .unnormalized = model.moe_router_pre_softmax,
+                            .scaling = model.moe_router_topk_scaling_factor,
+                            .aux_loss = model.moe_aux_loss_coeff,
+                            .z_loss = model.moe_z_loss_coeff},
+                 .shared_width = model.moe_shared_expert_intermediate_size,
+                 .shared_gate = model.moe_shared_expert_gate};
+}
+
+}  // namespace megatron::plan
