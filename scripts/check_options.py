@@ -22,6 +22,9 @@ def declared(text):
         struct = re.match(r"struct (\w+)Config", line)
         if struct:
             section = struct[1].lower()
+        part = re.match(r"// The options of \[(\w+)\]", line)  # of a base of that section's struct
+        if part:
+            section = part[1]
         option = re.match(r'\s+v\("(\w+)",', line)
         if option and section != "run":
             yield section, option[1]
@@ -41,6 +44,8 @@ def self_test():
     """Another section's option of the same name, a message, or a check alone must not count as reading."""
     options = list(declared('struct SaveConfig {\n    v("folder", folder, "");\n    v("fake", fake, "");\n'))
     assert options == [("save", "folder"), ("save", "fake")], options
+    assert list(declared('// The options of [save] that\nstruct FastVariant {\n    v("fast", fast, "");\n')) == [
+        ("save", "fast")]
     checks = "void check_saving(const SaveConfig& save) {\n  rules.at_least(save.fake, 0);\n}\n"
     sources = ['use(config.save.folder); use(log.fake); say("save.fake");  // save.fake', CHECKS.sub("", checks)]
     assert unread(options, sources) == ["save.fake"], unread(options, sources)

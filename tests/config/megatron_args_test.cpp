@@ -570,35 +570,6 @@ TEST(MegatronArgs, OfAFeatureThatNothingTurnsOnAreIgnored) {
     EXPECT_THAT(error_of(small + words), HasSubstr(words)) << words;
 }
 
-TEST(MegatronArgs, OfExpertsAreThoseOfTheModelAndItsRanks) {
-  const std::string experts = std::string(kSmall) +
-                              "--disable-bias-linear --num-experts 8 --moe-router-topk 3 --moe-ffn-hidden-size 96 "
-                              "--expert-model-parallel-size 4 ";
-  const RunConfig run = recipe(
-      experts +
-      "--moe-layer-freq 2 --moe-shared-expert-intermediate-size 32 --moe-shared-expert-gate "
-      "--moe-router-score-function sigmoid --moe-router-topk-scaling-factor 2.5 --moe-z-loss-coeff 1e-3 "
-      "--moe-router-load-balancing-type seq_aux_loss --moe-aux-loss-coeff 1e-2 --moe-grouped-gemm --moe-router-dtype "
-      "fp32 --moe-token-dispatcher-type alltoall --expert-tensor-parallel-size 1");
-  const ModelConfig& m = run.model;
-  EXPECT_EQ(std::tuple(m.num_experts, m.moe_router_topk, m.moe_ffn_hidden_size, m.moe_layer_freq, run.parallel.ep),
-            std::tuple(8, 3, 96, 2, 4));
-  EXPECT_EQ(std::tuple(m.moe_shared_expert_intermediate_size, m.moe_shared_expert_gate, m.moe_router_score_function),
-            std::tuple(32, true, "sigmoid"));
-  EXPECT_EQ(std::tuple(m.moe_router_topk_scaling_factor, m.moe_z_loss_coeff, m.moe_aux_loss_coeff),
-            std::tuple(2.5, 1e-3, 1e-2));
-  EXPECT_FALSE(m.moe_router_pre_softmax);
-  EXPECT_TRUE(recipe(experts + "--moe-router-pre-softmax").model.moe_router_pre_softmax);
-  EXPECT_EQ(recipe(experts + "--moe-aux-loss-coeff 1e-2").model.moe_aux_loss_coeff, 1e-2);
-  const std::string none = "--moe-router-load-balancing-type none --moe-aux-loss-coeff 1e-2";
-  EXPECT_EQ(recipe(experts + none).model.moe_aux_loss_coeff, 0);
-  for (const std::string words :
-       {"--moe-router-load-balancing-type sinkhorn", "--moe-aux-loss-coeff 1e-2 1e-3", "--moe-layer-freq ([0]*1+[1]*1)",
-        "--moe-router-score-function sqrtsoftplus", "--moe-router-num-groups 2"})
-    EXPECT_THAT(error_of(experts + words), HasSubstr(words)) << words;
-  EXPECT_THAT(error_of(std::string(kSmall) + "--expert-model-parallel-size 2"), HasSubstr("needs --num-experts"));
-}
-
 TEST(MegatronArgs, ListWhatTheyMeanAndWhatIsIgnored) {
   const auto translation = translated(std::string(kSmall) +
                                       "--lr-warmup-iters 5 --expert-tensor-parallel-size 1 --log-progress "

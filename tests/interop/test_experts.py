@@ -21,7 +21,8 @@ WORDS = ["--num-layers", 1, "--hidden-size", 32, "--num-query-groups", 2, "--ffn
          "--position-embedding-type", "rope", "--swiglu", "--disable-bias-linear",
          "--untie-embeddings-and-output-weights", "--vocab-size", 320, "--hidden-dropout", 0, "--attention-dropout", 0]
 PLAIN = ["--optimizer", "sgd", "--optimizer.sgd_momentum", 0, "--lr", 1, "--min-lr", 1, "--weight-decay", 0,
-         "--clip-grad", 0, "--train-iters", 1, "--micro-batch-size", 1, "--global-batch-size", 1, "--eval-interval", 0]
+         "--lr-warmup-samples", 0, "--clip-grad", 0, "--train-iters", 1, "--micro-batch-size", 1,
+         "--global-batch-size", 1, "--eval-interval", 0]
 COEFFICIENT = 0.5
 
 

@@ -18,6 +18,7 @@
 
 #include "megatron/base/philox.h"
 #include "megatron/model/transformer_stage.h"
+#include "tests/testing/dense_parts.h"
 #include "tests/testing/distance_bias.h"
 #include "tests/testing/rope.h"
 #include "tests/testing/stores.h"
@@ -104,57 +105,16 @@ class DenseModel {
     }
     return sum;
   }
-  at::Tensor curve(const at::Tensor& x) const {
-    using kernels::Activation;
-    switch (o_.activation) {
-      case Activation::GeluErf:
-        return x * 0.5 * (1 + at::erf(x / std::sqrt(2.0)));
-      case Activation::Silu:
-        return x / (1 + (-x).exp());
-      case Activation::Relu:
-        return x.clamp_min(0);
-      case Activation::SquaredRelu:
-        return x.clamp_min(0) * x.clamp_min(0);
-      case Activation::GeluTanh:
-        break;
-    }
-    return x * 0.5 * (1 + at::tanh(std::sqrt(2 / M_PI) * x * (1 + 0.044715 * x * x)));
-  }
-  at::Tensor mlp_of(const at::Tensor& x, const std::string& name, const plan::Mlp& mlp) const {
-    return linear(activation(linear(x, name + "linear_fc1"), mlp), name + "linear_fc2");
-  }
-  /// Every expert on every token, of which those count that the token goes to.
+  at::Tensor curve(const at::Tensor& x) const { return activated(x, o_.activation); }
   at::Tensor experts(const at::Tensor& x, const std::string& p, const plan::Experts& spec,
                      const model::Batch& batch) const {
-    const auto logits = linear(x, p + "router");
-    const bool softmax = spec.router.score == plan::Router::Score::Softmax;
-    const auto scores = softmax ? at::softmax(logits, -1) : 1 / (1 + (-logits).exp());
-    auto chosen = at::zeros_like(logits.detach());
-    for (std::int64_t k = 0; k < spec.top_k; ++k) {
-      const auto left = logits.detach().masked_fill(chosen > 0, -1e300);
-      chosen = chosen + (left == left.amax(-1, true)).to(at::kDouble);
-    }
-    auto weights = scores * chosen;
-    if (!spec.router.unnormalized && (softmax || spec.top_k > 1)) weights = weights / weights.sum(-1, true);
-    weights = weights * spec.router.scaling;
-    auto y = at::zeros_like(x);
-    for (std::int64_t e = 0; e < spec.count; ++e)
-      y = y + weights.narrow(-1, e, 1) * mlp_of(x, p + "experts.local_experts." + std::to_string(e) + ".", spec.expert);
-    if (spec.shared_width > 0) {
-      const auto gate =
-          spec.shared_gate ? 1 / (1 + (-linear(x, p + "shared_experts.gate")).exp()) : at::ones({}, at::kDouble);
-      y = y + gate * mlp_of(x, p + "shared_experts.", spec.shared());
-    }
-    const auto share = scores / scores.sum(-1, true);
-    const auto balance =
-        (chosen.mean(1) / static_cast<double>(spec.top_k) * share.mean(1)).sum(-1) * static_cast<double>(spec.count);
-    const auto z = logits.exp().sum(-1).log().pow(2).mean(1);
-    const auto tokens = batch.loss_mask_bs.defined()
-                            ? batch.loss_mask_bs.sum(1)
-                            : at::ones({x.size(0)}, at::kDouble) * static_cast<double>(x.size(1));
-    const auto loss = ((balance * spec.router.aux_loss + z * spec.router.z_loss) * tokens).sum();
-    router_losses_ = router_losses_.defined() ? router_losses_ + loss : loss;
-    return y;
+    const auto by = [&](const at::Tensor& in, const std::string& name) { return linear(in, p + name); };
+    const auto mlp = [&](const std::string& name, const plan::Mlp& of) {
+      return by(activation(by(x, name + "linear_fc1"), of), name + "linear_fc2");
+    };
+    const DenseExperts made = dense_experts(x, spec, batch.loss_mask_bs, by, mlp);
+    router_losses_ = router_losses_.defined() ? router_losses_ + made.loss : made.loss;
+    return made.y;
   }
   at::Tensor activation(const at::Tensor& u, const plan::Mlp& mlp) const {
     return mlp.gated ? curve(u.narrow(-1, 0, mlp.width)) * u.narrow(-1, mlp.width, mlp.width) : curve(u);

@@ -10,7 +10,7 @@
 #include "megatron/base/text/printable.h"
 #include "megatron/base/text/utf8.h"
 #include "megatron/config/options.h"
-#include "megatron/config/renamed.h"
+#include "megatron/config/tables/renamed.h"
 #include "megatron/config/value.h"
 
 namespace megatron::config {

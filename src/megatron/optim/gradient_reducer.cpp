@@ -119,10 +119,11 @@ struct GradientReducer::Impl {
     if (!bucket.work) return;
     std::exchange(bucket.work, nullptr)->wait();
     if (!pooled) return;
+    const at::Tensor& own = bucket.owned.defined() ? bucket.owned : bucket.gradients;  // of experts on one rank: all
     if (bucket.rounds == 1)
-      bucket.sum.copy_(bucket.owned);
+      bucket.sum.copy_(own);
     else
-      bucket.sum.add_(bucket.owned);
+      bucket.sum.add_(own);
     std::erase(in_pool, &bucket);
   }
 

@@ -1,4 +1,4 @@
-#include "megatron/config/renamed.h"
+#include "megatron/config/tables/renamed.h"
 
 namespace megatron::config {
 

@@ -1,0 +1,65 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+#include <tuple>
+
+#include "megatron/base/error.h"
+#include "megatron/config/megatron/arguments.h"
+#include "megatron/config/megatron/translate.h"
+
+// Megatron-LM's flags of mixtures of experts, by its argument parser and its router.
+namespace megatron::config {
+namespace {
+
+using testing::HasSubstr;
+
+constexpr const char* kSmallDense =
+    "--num-layers 12 --hidden-size 768 --num-attention-heads 12 --seq-length 1024 --max-position-embeddings 1024 "
+    "--micro-batch-size 4 --train-iters 100 --lr 1e-4 ";
+
+RunConfig experts_recipe(const std::string& words) {
+  return translate_megatron_arguments("pretrain_gpt", shell_words(words, "test"), {.world_size = 4}).config;
+}
+
+std::string refusal_of(const std::string& words) {
+  try {
+    experts_recipe(words);
+  } catch (const ConfigError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST(MegatronExperts, AreThoseOfTheModelAndItsRanks) {
+  const std::string experts = std::string(kSmallDense) +
+                              "--disable-bias-linear --num-experts 8 --moe-router-topk 3 --moe-ffn-hidden-size 96 "
+                              "--expert-model-parallel-size 4 ";
+  const RunConfig run = experts_recipe(
+      experts +
+      "--moe-layer-freq 2 --moe-shared-expert-intermediate-size 32 --moe-shared-expert-gate "
+      "--moe-router-score-function sigmoid --moe-router-topk-scaling-factor 2.5 --moe-z-loss-coeff 1e-3 "
+      "--moe-router-load-balancing-type seq_aux_loss --moe-aux-loss-coeff 1e-2 --moe-grouped-gemm --moe-router-dtype "
+      "fp32 --moe-token-dispatcher-type alltoall --expert-tensor-parallel-size 1");
+  const ModelConfig& m = run.model;
+  EXPECT_EQ(std::tuple(m.num_experts, m.moe_router_topk, m.moe_ffn_hidden_size, m.moe_layer_freq, run.parallel.ep),
+            std::tuple(8, 3, 96, 2, 4));
+  EXPECT_EQ(std::tuple(m.moe_shared_expert_intermediate_size, m.moe_shared_expert_gate, m.moe_router_score_function),
+            std::tuple(32, true, "sigmoid"));
+  EXPECT_EQ(std::tuple(m.moe_router_topk_scaling_factor, m.moe_z_loss_coeff, m.moe_aux_loss_coeff),
+            std::tuple(2.5, 1e-3, 1e-2));
+  EXPECT_FALSE(m.moe_router_pre_softmax);
+  EXPECT_TRUE(experts_recipe(experts + "--moe-router-pre-softmax").model.moe_router_pre_softmax);
+  EXPECT_EQ(experts_recipe(experts + "--moe-aux-loss-coeff 1e-2").model.moe_aux_loss_coeff, 1e-2);
+  const std::string none = "--moe-router-load-balancing-type none --moe-aux-loss-coeff 1e-2";
+  EXPECT_EQ(experts_recipe(experts + none).model.moe_aux_loss_coeff, 0);
+  for (const std::string words :
+       {"--moe-router-load-balancing-type sinkhorn", "--moe-aux-loss-coeff 1e-2 1e-3", "--moe-layer-freq ([0]*1+[1]*1)",
+        "--moe-router-score-function sqrtsoftplus", "--moe-router-num-groups 2"})
+    EXPECT_THAT(refusal_of(experts + words), HasSubstr(words)) << words;
+  EXPECT_THAT(refusal_of(std::string(kSmallDense) + "--expert-model-parallel-size 2"),
+              HasSubstr("needs --num-experts"));
+}
+
+}  // namespace
+}  // namespace megatron::config

@@ -1,0 +1,107 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "megatron/base/error.h"
+#include "megatron/plan/cost/rank_buffers.h"
+#include "megatron/plan/parameters/shards.h"
+#include "megatron/plan/rules.h"
+
+// Mixtures of experts: which combinations of options are taken, and what each rank holds.
+namespace megatron::plan {
+namespace {
+
+using config::RunConfig;
+using testing::HasSubstr;
+
+RunConfig mixture() {
+  RunConfig config;
+  config.model.vocab_size = 1000;
+  config.model.num_layers = 2;
+  config.model.num_experts = 6;
+  config.model.moe_ffn_hidden_size = 64;
+  config.model.add_bias_linear = false;
+  config.parallel.world_size = 4;
+  config.parallel.ep = 2;
+  return config;
+}
+
+std::string refusal_of(const std::function<void(RunConfig&)>& change) {
+  RunConfig config = mixture();
+  change(config);
+  try {
+    resolve(config);
+  } catch (const ConfigError& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+TEST(Experts, AreRefusedWhereTheyDoNotFit) {
+  EXPECT_EQ(refusal_of([](RunConfig&) {}), "no error");
+  const std::vector<std::pair<const char*, std::function<void(RunConfig&)>>> all = {
+      {"model.add_bias_linear false", [](RunConfig& c) { c.model.add_bias_linear = true; }},
+      {"moe_router_topk must be at most model.num_experts", [](RunConfig& c) { c.model.moe_router_topk = 7; }},
+      {"num_experts must divide by parallel.ep", [](RunConfig& c) { c.parallel.ep = 4; }},
+      {"ep must divide the data-parallel size", [](RunConfig& c) { c.parallel.ep = 3; }},
+      {"it needs model.num_experts", [](RunConfig& c) { c.model.num_experts = 0; }},
+      {"moe_ffn_hidden_size must divide by parallel.tp",
+       [](RunConfig& c) {
+         c.model.moe_ffn_hidden_size = 63;
+         c.parallel.tp = 2;
+       }},
+      {"model.num_experts is for model.architecture gpt", [](RunConfig& c) { c.model.architecture = "bert"; }},
+      {"needs a shared expert", [](RunConfig& c) { c.model.moe_shared_expert_gate = true; }},
+      {"needs model.moe_router_score_function softmax",
+       [](RunConfig& c) {
+         c.model.moe_router_pre_softmax = true;
+         c.model.moe_router_score_function = "sigmoid";
+       }},
+      {"moe_layer_freq must be from 1", [](RunConfig& c) { c.model.moe_layer_freq = 0; }},
+      {"num_experts must be from 0", [](RunConfig& c) { c.model.num_experts = -1; }},
+      {"moe_aux_loss_coeff must be from 0", [](RunConfig& c) { c.model.moe_aux_loss_coeff = -1; }}};
+  for (const auto& [rule, change] : all) EXPECT_THAT(refusal_of(change), HasSubstr(rule));
+}
+
+TEST(Experts, AreHeldOnceByTheRanksThatShareThem) {
+  const ModelShape shape = resolve(mixture()).shape;
+  std::map<std::string, int> holders;
+  for (int rank = 0; rank < 3; ++rank)
+    for (const ParameterSpec& spec : model_parameters(shape, 1, 0, {whole_model(2)}, {.ep = 3, .rank = rank})) {
+      ++holders[spec.name];
+      EXPECT_EQ(spec.of_expert, spec.name.find(".local_experts.") != std::string::npos) << spec.name;
+    }
+  const auto whole = model_parameters(shape, 1, 0);
+  EXPECT_EQ(holders.size(), whole.size());
+  for (const ParameterSpec& spec : whole) EXPECT_EQ(holders[spec.name], spec.of_expert ? 1 : 3) << spec.name;
+}
+
+TEST(Experts, HaveBucketsThatTheirOwnRanksDivide) {
+  RunConfig config = mixture();
+  config.optimizer.use_distributed_optimizer = true;
+  const ResolvedRun run = resolve(config);
+  const auto specs = model_parameters(run.shape, 1, 0, run.parts, {.ep = 2});
+  const BufferLayout layout = rank_layout(run, specs);
+  for (const BufferLayout::Bucket& bucket : layout.buckets)
+    for (const int parameter : bucket.parameters)
+      EXPECT_EQ(specs[static_cast<std::size_t>(parameter)].of_expert, bucket.experts);
+  std::map<int, std::int64_t> dense, experts;  // elements by rank
+  for (int rank = 0; rank < 4; ++rank) {
+    const Owners owners = owners_of(run, rank);
+    EXPECT_EQ(owners.dense, (Owner{4, rank}));
+    EXPECT_EQ(owners.experts, (Owner{2, rank / 2})) << "ranks 0 and 2 have the same experts";
+    const auto own = shards(layout, owners);
+    for (std::size_t b = 0; b < own.size(); ++b)
+      (layout.buckets[b].experts ? experts : dense)[rank] += own[b].world.size();
+    EXPECT_EQ(total_size(own), owned_elements(layout, owners));
+  }
+  EXPECT_EQ(4 * dense[0] + 2 * experts[0], layout.size);
+}
+
+}  // namespace
+}  // namespace megatron::plan
