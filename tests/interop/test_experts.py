@@ -48,9 +48,9 @@ class Experts(unittest.TestCase):
                 parameter.add_(torch.randn_like(parameter) * 0.1)
         theirs, back = self.place.path / name, self.place.path / f"{name}-back"
         model.save_pretrained(theirs)
-        self.place.train(f"{name}-run", *WORDS, *PLAIN, *options, "--load", theirs, "--seq-length",
-                         self.ids.shape[1] - 1, "--moe-aux-loss-coeff", COEFFICIENT, "--data-path",
-                         self.place.path / "alike_text_document", "--data.split", "1,0,0")
+        run("train", self.place.recipe, "--data-path", self.place.path / "alike_text_document", "--tokenizer",
+            self.place.tokenizer, "--train.out", self.place.path / f"{name}-run", *WORDS, *PLAIN, *options, "--load",
+            theirs, "--seq-length", self.ids.shape[1] - 1, "--moe-aux-loss-coeff", COEFFICIENT, "--data.split", "1,0,0")
         run("checkpoint", "export", "--load", self.place.path / f"{name}-run", "--output", back)
         out = model(self.ids[:, :-1], output_router_logits=True)
         loss = torch.nn.functional.cross_entropy(out.logits[0], self.ids[0, 1:])
