@@ -183,7 +183,7 @@ class SavedWords {
   void list(const SavedArgument& argument, const MegatronFlag& flag) {
     words_.push_back(flag.flag());
     for (const std::string& value : argument.values) {
-      c_.require(!value.starts_with("-"), argument.name + " must have values that are no options.", value, "");
+      c_.require(!value.starts_with('-'), argument.name + " must have values that are no options.", value, "");
       words_.push_back(value);
     }
   }
