@@ -140,7 +140,8 @@ profile_ranks: [0]
   const std::string words =
       "--num-layers 24 --hidden-size 1024 --num-attention-heads 16 --group-query-attention --num-query-groups 8 "
       "--kv-channels 32 --hidden-dropout 0 --attention-dropout 0 --apply-residual-connection-post-layernorm "
-      "--norm-epsilon 1e-6 --disable-bias-linear --add-qkv-bias --swiglu --rotary-interleaved --window-size 127,0 "
+      "--apply-layernorm-1p --norm-epsilon 1e-6 --disable-bias-linear --add-qkv-bias --swiglu --rotary-interleaved "
+      "--window-size 127,0 "
       "--init-method-std 0.01 --recompute-granularity full --recompute-method block --recompute-num-layers 2 "
       "--num-microbatches-with-partial-activation-checkpoints 1 --normalization RMSNorm --tensor-model-parallel-size 2 "
       "--pipeline-model-parallel-size 2 --sequence-parallel "

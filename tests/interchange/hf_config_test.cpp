@@ -145,7 +145,7 @@ TEST(HuggingFaceConfig, TakesMistralAndQwen2WhereTheyAreALlama) {
   EXPECT_EQ(model_of(mistral).sliding_window, 4096) << "what transformers takes where none is named";
   expect_field_refused(qwen2, "use_sliding_window", true);
   expect_field_refused(qwen2, "layer_types", {"full_attention", "sliding_attention"});
-  expect_field_refused(llama(), "model_type", "gemma2");
+  expect_field_refused(llama(), "model_type", "gemma4");
 }
 
 TEST(HuggingFaceConfig, RefusesSizesThatCannotBe) {
@@ -331,8 +331,8 @@ TEST(HuggingFaceConfig, AHeadThatIsNotComputedHereIsRefused) {
 
 TEST(HuggingFaceConfig, AModelThatNoFolderCanHoldIsNotExported) {
   config::ModelConfig model = model_of(llama());
-  model.rotary_percent = 0.5;
-  expect_refused([&] { family_of(model); }, {"rotary_percent 0.5"});
+  model.rotary_interleaved = true;
+  expect_refused([&] { family_of(model); }, {"rotary_interleaved true"});
   model = model_of(gpt2());
   model.normalization = "RMSNorm";
   expect_refused([&] { family_of(model); }, {"RMSNorm"});

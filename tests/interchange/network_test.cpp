@@ -39,6 +39,14 @@ ModelConfig llama() {
   return model;
 }
 
+/// With options that have no effect without others.
+ModelConfig stretched(ModelConfig model) {
+  model.qk_layernorm = true;
+  model.sliding_window = 8;
+  model.rope_scaling_type = "yarn";
+  return model;
+}
+
 ModelConfig bert() {
   ModelConfig model = gpt2();
   model.architecture = "bert";
@@ -93,8 +101,8 @@ std::map<std::string, std::vector<std::int64_t>> parameters_of(const ModelConfig
 
 TEST(Network, EveryOptionThatWeightsDependOnIsToldByItsNameOrByShapes) {
   std::set<std::string> seen, all;
-  for (const ModelConfig& model :
-       {gpt2(), llama(), bert(), t5(), classes(llama()), classes(bert()), scaled_with_width(gpt2())}) {
+  for (const ModelConfig& model : {gpt2(), llama(), bert(), t5(), classes(llama()), classes(bert()),
+                                   scaled_with_width(gpt2()), stretched(llama())}) {
     EXPECT_TRUE(differences(model, model).empty());
     config::RunConfig base;
     base.model = model;
