@@ -103,7 +103,7 @@ TEST(MegatronTable, NoFlagIsDroppedWithoutAWord) {
        "--wandb-project p --timing-log-level 1 --fim-data"},
       {"pretrain_gpt",
        "--bf16 --recompute-granularity selective --use-distributed-optimizer --overlap-grad-reduce "
-       "--tokenizer-type GPTSentencePieceTokenizer"},
+       "--tokenizer-type GPTSentencePieceTokenizer --num-experts 8"},
       {"pretrain_t5", "--decoder-seq-length 64"},
       {"pretrain_bert", ""},
       {"pretrain_gpt", "--pipeline-model-parallel-size 2 --num-virtual-stages-per-pipeline-rank 2"},

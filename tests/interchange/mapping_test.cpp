@@ -178,6 +178,12 @@ TEST(Mapping, FollowsLayersThatDiffer) {
             if (!family.grouped || !shape.linear_bias) attention->bias = family.bias;
           }
           if (auto* across = std::get_if<plan::CrossAttention>(&branch.inner)) across->bias = family.bias;
+          if (auto* experts = std::get_if<plan::Experts>(&branch.inner)) {  // Mixtral's, or Qwen3-MoE's
+            experts->expert.gated = true;
+            experts->shared_width = 0;
+            experts->shared_gate = false;
+            if (std::string(family.name) != "llama") branch.inner = plan::Mlp{.width = 24};
+          }
           if (auto* mlp = std::get_if<plan::Mlp>(&branch.inner)) {
             mlp->bias = family.bias;
             if (!family.gated_or_not) mlp->gated = shape.gated;

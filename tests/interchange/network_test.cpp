@@ -99,10 +99,17 @@ std::map<std::string, std::vector<std::int64_t>> parameters_of(const ModelConfig
   return parameters;
 }
 
+ModelConfig of_experts(ModelConfig model) {
+  model.add_bias_linear = false;
+  model.num_experts = 4;
+  model.moe_shared_expert_intermediate_size = 16;
+  return model;
+}
+
 TEST(Network, EveryOptionThatWeightsDependOnIsToldByItsNameOrByShapes) {
   std::set<std::string> seen, all;
   for (const ModelConfig& model : {gpt2(), llama(), bert(), t5(), classes(llama()), classes(bert()),
-                                   scaled_with_width(gpt2()), stretched(llama())}) {
+                                   scaled_with_width(gpt2()), stretched(llama()), of_experts(llama())}) {
     EXPECT_TRUE(differences(model, model).empty());
     config::RunConfig base;
     base.model = model;

@@ -25,6 +25,7 @@ constexpr MegatronAdvice kAdvice[] = {
     {"main-grads-dtype", "--optimizer.grad_dtype"},
     {"main-params-dtype", "leave it out; masters are in fp32"},
     {"merge-file", "--tokenizer VOCAB,MERGES"},
+    {"moe-router-load-balancing-type", "--moe-aux-loss-coeff, of each sequence by itself; 0 for none"},
     {"muon-no-split-qkv", "--optimizer.muon_split_qkv false"},
     {"no-bias-gelu-fusion", "--model.activation gelu, the exact function"},
     {"no-check-for-nan-in-loss-and-grad", "leave it out; --train.exit_on_nan turns the check on"},

@@ -27,7 +27,7 @@ void check_experts(const config::ModelConfig& model, Rules& rules) {
                        config::names_with(&config::ModelTraits::causal, " or "), "."),
                 model.architecture, "--model.num_experts 0 (the default)");
   rules.require(!model.add_bias_linear, "Experts have no biases: model.num_experts needs model.add_bias_linear false.",
-                concat("num_experts ", model.num_experts, ", add_bias_linear true"), "--no-add-bias-linear");
+                concat("num_experts ", model.num_experts, ", add_bias_linear true"), "--model.add_bias_linear false");
   rules.require(!model.moe_shared_expert_gate || model.moe_shared_expert_intermediate_size > 0,
                 "model.moe_shared_expert_gate needs a shared expert.", "moe_shared_expert_intermediate_size 0",
                 "--model.moe_shared_expert_gate false (the default)");

@@ -31,10 +31,9 @@ bool same(FlagKind kind, const std::string& one, const std::string& other) {
 /// The default of a flag that is not here, or a value that is no more than that.
 bool asks_for_nothing(const MegatronArguments::Given& given) {
   const MegatronFlag& flag = *given.flag;
-  if (given.values.size() != 1) return false;
+  if ((flag.use != FlagUse::Missing && flag.use != FlagUse::Refused) || given.values.size() != 1) return false;
   const std::string& value = given.values.front();
   if (!flag.harmless.empty() && same(flag.kind, value, flag.harmless)) return true;
-  if (flag.use != FlagUse::Missing && flag.use != FlagUse::Refused) return false;
   return !flag.default_value.empty() && same(flag.kind, value, flag.default_value);
 }
 
@@ -83,7 +82,8 @@ std::string dormant(const MegatronArguments& args, const MegatronFlag& flag) {
   if (std::ranges::any_of(row->masters, is_flag) || std::ranges::any_of(row->still, is_flag)) return "";
   for (const auto& given : args.given())
     for (const char* const master : row->masters)
-      if (given.flag == megatron_flag(master) && !asks_for_nothing(given)) return "";
+      if (given.flag == megatron_flag(master) && !asks_for_nothing(given) && given.words() != "--num-experts 0")
+        return "";
   if (flag.text == "YaRN" && args.text("position-embedding-type") == "yarn") return "";
   return row->masters.empty() ? "not read by this program" : concat("without --", row->masters.front());
 }
