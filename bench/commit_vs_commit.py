@@ -58,7 +58,8 @@ def main():
     parser.add_argument("--no-build-time", action="store_true")
     arguments = report.parse(parser)
     report.need_program()
-    model, text, gpt2 = report.model(), report.data("text/english_novels_98.jsonl.zst"), report.data("gpt2/encoder.json").parent
+    model, text = report.model(), report.data("text/english_novels_98.jsonl.zst")
+    gpt2 = report.data("gpt2/encoder.json").parent
     commit = report.git("rev-parse", f"{arguments.earlier}^{{commit}}")[:12]
     result = report.Report("commits", f"This commit and {commit}", arguments)
     tree = report.ROOT / "build/bench" / commit

@@ -96,14 +96,8 @@ class DenseModel {
     x = norm(x * 0.5 * (1 + at::erf(x / std::sqrt(2.0))), "lm_head.layer_norm");
     return at::linear(x, output, w("output_layer.bias").narrow(0, 0, o_.shape.vocab));
   }
-  at::Tensor sentence_loss(const at::Tensor& x, const at::Tensor& labels) const {  // of labels 0 and 1 by hand
-    const auto logits = linear(at::tanh(linear(x.select(1, 0), "pooler.dense")), "binary_head");
-    auto sum = at::zeros({}, at::kDouble);
-    for (std::int64_t k = 0; k < labels.size(0); ++k) {
-      const auto label = labels[k].item<std::int64_t>();
-      if (label >= 0) sum = sum + (1 + (logits[k][1 - label] - logits[k][label]).exp()).log();
-    }
-    return sum;
+  at::Tensor sentence_loss(const at::Tensor& x, const at::Tensor& labels) const {
+    return loss_of_two_classes(linear(at::tanh(linear(x.select(1, 0), "pooler.dense")), "binary_head"), labels);
   }
   at::Tensor curve(const at::Tensor& x) const { return activated(x, o_.activation); }
   at::Tensor experts(const at::Tensor& x, const std::string& p, const plan::Experts& spec,

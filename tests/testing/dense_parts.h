@@ -4,6 +4,7 @@
 #include <ATen/ops/ones.h>
 #include <ATen/ops/softmax.h>
 #include <ATen/ops/tanh.h>
+#include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 
 #include <cmath>
@@ -13,7 +14,7 @@
 #include "megatron/kernels/activation.h"
 #include "megatron/plan/layer.h"
 
-// Parts of DenseModel: activations, mixtures of experts.
+// Parts of DenseModel: activations, losses of two classes, mixtures of experts.
 
 namespace megatron::testing {
 
@@ -32,6 +33,16 @@ inline at::Tensor activated(const at::Tensor& x, kernels::Activation form) {
       break;
   }
   return x * 0.5 * (1 + at::tanh(std::sqrt(2 / M_PI) * x * (1 + 0.044715 * x * x)));
+}
+
+/// Summed over the sequences [b] whose label is 0 or 1, of logits [b, 2].
+inline at::Tensor loss_of_two_classes(const at::Tensor& logits, const at::Tensor& labels) {
+  auto sum = at::zeros({}, at::kDouble);
+  for (std::int64_t k = 0; k < labels.size(0); ++k) {
+    const auto label = labels[k].item<std::int64_t>();
+    if (label >= 0) sum = sum + (1 + (logits[k][1 - label] - logits[k][label]).exp()).log();
+  }
+  return sum;
 }
 
 struct DenseExperts {
