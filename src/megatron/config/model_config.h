@@ -149,7 +149,7 @@ struct ModelConfig : AttentionVariant, LayerVariant, ExpertsVariant {
       "Tokens that each token sees, itself and those before it (Mistral); 0: all of them.");
     v("window_attn_skip_freq", window_attn_skip_freq,
       "Every so many layers one sees all tokens, the last of each group; 0: all layers have the window.",
-      unless("model.sliding_window", {"0"}));
+      "window-attn-skip-freq", unless("model.sliding_window", {"0"}));
     v("query_pre_attn_scalar", query_pre_attn_scalar,
       "Attention scores are divided by its root; 0: by that of the features per head.");
     v("attn_logit_softcapping", attn_logit_softcapping,
@@ -185,9 +185,9 @@ struct ModelConfig : AttentionVariant, LayerVariant, ExpertsVariant {
       Choices({"llama3", "linear", "yarn"}), when("model.position_embedding_type", {"rope"}),
       unless("model.rope_scaling_factor", {"1"}));
     v("yarn_beta_fast", yarn_beta_fast,
-      "yarn: what turns so often or more over rope_original_positions is not stretched.", "yarn-beta-fast",
+      "yarn: what turns so often or more over rope_original_positions is not stretched.",
       when("model.rope_scaling_type", {"yarn"}));
-    v("yarn_beta_slow", yarn_beta_slow, "yarn: what turns so often or less is stretched in full.", "yarn-beta-slow",
+    v("yarn_beta_slow", yarn_beta_slow, "yarn: what turns so often or less is stretched in full.",
       when("model.rope_scaling_type", {"yarn"}));
     v("yarn_attention_factor", yarn_attention_factor,
       "yarn: what rotated queries and keys are multiplied by; 0: 0.1 ln(rope_scaling_factor) + 1.",

@@ -85,7 +85,7 @@ void check_variants(const config::ModelConfig& model, Rules& rules) {
   rules.require(model.yarn_beta_fast > model.yarn_beta_slow && model.yarn_beta_fast <= 1e9,
                 "model.yarn_beta_fast must be above model.yarn_beta_slow.",
                 concat(model.yarn_beta_fast, " and ", model.yarn_beta_slow),
-                "--yarn-beta-slow 1 --yarn-beta-fast 32 (the defaults)");
+                "--model.yarn_beta_slow 1 --model.yarn_beta_fast 32 (the defaults)");
   rules.range("model.yarn_attention_factor", model.yarn_attention_factor, 0.0, kMaxNumber);
   rules.require(!model.qk_layernorm_full || model.normalization == "RMSNorm",
                 "model.qk_layernorm_full needs model.normalization RMSNorm.", model.normalization,
