@@ -52,12 +52,21 @@ std::string numbers(const json& list) {
   return "[" + beginning(list, 2 * kShown, [](const json& n) { return n.dump(); }) + "]";
 }
 
+/// What a layer has besides attention.
+std::string inner_text(const ModelShape& shape) {
+  if (!shape.experts) return concat("MLP ", shape.ffn_hidden);
+  const Experts& experts = *shape.experts;
+  const std::string every = shape.moe_layer_freq > 1 ? concat(" in one layer of ", shape.moe_layer_freq) : "";
+  const std::string shared = experts.shared_width > 0 ? concat(" and one of ", experts.shared_width, " for all") : "";
+  return concat(experts.count, " experts of ", experts.expert.width, every, ", ", experts.top_k, " per token", shared);
+}
+
 std::string model_text(const ResolvedRun& run, const json& all) {
   const ModelShape& shape = run.shape;
   return "model\n" +
          row("parameters", concat(human_count(all["parameters"]), " (", all["parameters"].get<std::int64_t>(), ")")) +
-         row("shape", concat(shape.num_layers, " layers, width ", shape.hidden, ", ", shape.num_heads, " heads, MLP ",
-                             shape.ffn_hidden, ", ", shape.max_positions, " positions")) +
+         row("shape", concat(shape.num_layers, " layers, width ", shape.hidden, ", ", shape.num_heads, " heads, ",
+                             inner_text(shape), ", ", shape.max_positions, " positions")) +
          row("vocabulary", concat(shape.vocab, " tokens in ", shape.padded_vocab, " rows"));
 }
 
