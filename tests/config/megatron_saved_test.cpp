@@ -95,8 +95,7 @@ TEST(SavedArguments, HaveLengthsInSamplesAndInSteps) {
 
 TEST(SavedArguments, NameWhatIsNotHereWhereItCounts) {
   const auto of_network = {value("glu_linear_offset", "1.0"), value("softmax_type", "learnable"),
-                           value("num_experts", "8"), value("mtp_num_layers", "1"),
-                           truth("multi_latent_attention", true)};
+                           value("mtp_num_layers", "1"), truth("multi_latent_attention", true)};
   for (const SavedArgument& argument : of_network)
     for (const SavedShare share : {SavedShare::Network, SavedShare::Run}) {
       std::string flag = "--" + argument.name;

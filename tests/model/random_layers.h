@@ -56,7 +56,8 @@ inline std::vector<plan::LayerSpec> random_layers(std::uint64_t seed, const plan
       }
       if (auto* mlp = std::get_if<plan::Mlp>(&branch.inner)) {
         *mlp = {.width = one_of(sizes.widths), .gated = flip(), .bias = flip(), .inner_dropout = mlp->inner_dropout};
-        if (mlp->inner_dropout || random() % 4 != 0) continue;
+        const bool alone = layer.norms.before && !layer.norms.behind && !layer.parallel;  // as experts have to be
+        if (mlp->inner_dropout || !alone || random() % 3 != 0) continue;
         const std::int64_t count = one_of({2, 3, 8});
         branch.inner =
             plan::Experts{.expert = {.width = one_of(sizes.widths), .gated = flip()},

@@ -180,10 +180,11 @@ class Parity : public ::testing::TestWithParam<Layout> {
     // With GPT-2's layers come key biases, which have no gradient but for rounding: each may be counted, or not. Sums
     // in another order may round to zero, or not, in the fewer digits of other data types.
     const bool key_biases = layout.llama == 0 && !layout.t5;
+    const bool positions = key_biases && layout.with.find("rope") == std::string::npos;
     const int slack = key_biases ? 4 * 32 : std::string_view(dtype) == "fp64" ? 0 : 16;
     for (std::size_t i = 0; i < want.zeros.size(); ++i) {
       EXPECT_NEAR(got.zeros.at(i), want.zeros[i], slack) << "zeros in the gradient of step " << i + 1;
-      EXPECT_GE(want.zeros[i], key_biases ? 4 * 32 : 0) << "positions that no sample has";
+      EXPECT_GE(want.zeros[i], positions ? 4 * 32 : 0) << "positions that no sample has";
     }
     return {relative(got.losses, want.losses), relative(got.norms, want.norms), relative(got.weights, want.weights)};
   }

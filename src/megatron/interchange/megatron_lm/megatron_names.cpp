@@ -18,6 +18,7 @@ namespace {
 void refuse_others(const Arguments& args) {
   for (const char* name : {"apply_residual_connection_post_layernorm", "retro_add_retriever"})
     if (args.flag(name)) args.refuse(name, "False, as the weights are read here", "True");
+  if (args.find("num_experts") != nullptr) args.refuse("num_experts", "None, as the weights are read here", "a number");
 }
 
 /// Layers before Megatron-Core's, and their arguments. Today's programs read neither of the two options.

@@ -100,6 +100,7 @@ void write_mixture(const FolderConfig& folder, const HasTensor&, json& object) {
 /// Llama's names with those of the experts: Mixtral's, or with norms of queries and keys Qwen3-MoE's.
 LayerNames names_of(const std::string& layer, const plan::LayerSpec& spec) {
   LayerNames names = llama_layer(layer);
+  if (spec.experts() == nullptr) return names;
   const bool qwen = spec.attention().variant.qk_layernorm;
   const std::string mlp = layer + (qwen ? "mlp." : "block_sparse_moe.");
   names["mlp.router"] = {mlp + "gate"};
