@@ -1,6 +1,8 @@
 #include <c10/core/CPUAllocator.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include <atomic>
 
 #include "megatron/base/error.h"
@@ -252,6 +254,8 @@ TEST_P(ActivationBytes, OfLayersAtRandomAreThoseOfThePlan) {
     TransformerOptions options = options_of(kind, mode, sp);
     options.shape.layers =
         megatron::testing::random_layers(seed, options.shape, {.head_sizes = {8, 16, 24}, .widths = {64, 128, 208}});
+    const auto routes = [](const plan::LayerSpec& layer) { return layer.experts() != nullptr; };
+    if (mode.partial && std::ranges::any_of(options.shape.layers, routes)) continue;  // check_expert_layout refuses it
     const auto config = config_of(kind, mode, t, sp);
     const auto kept = measure(options, kind.dtype, t, part, mode.partial);
     const auto planned = static_cast<double>(plan::stage_activation_bytes(config, options.shape, part, mode.partial));
