@@ -33,7 +33,8 @@ def reason_of(output):
 
 
 def methods_of(name, output):
-    """The same of a class of unittest, run with -v. A method may print between its name and its end."""
+    """(name, skipped, what it printed) of each method of a class of unittest that ran with -v. A method may print
+    between its name and its end."""
     begins = list(re.finditer(r"^(test_\w+) \(\S+\)(?:\n.*)? \.\.\. ", output, re.MULTILINE))
     ends = [following.start() for following in begins[1:]] + [len(output)]
     tests = []

@@ -49,8 +49,8 @@ class Activity {
   Figures figures_;
 };
 
-/// The same ranks; what they exchange, also in groups that are split off, is told to `activity`, which must outlive
-/// the group. A group of one stays as it is.
+/// A group of the same ranks that tells `activity` of each collective and message, in groups split off from it too.
+/// `activity` must outlive it. A group of one rank is returned as it is.
 Group observed(const Group& group, Activity& activity);
 
 }  // namespace megatron::comm

@@ -154,7 +154,8 @@ struct ModelConfig : AttentionVariant, LayerVariant, ExpertsVariant {
       "Attention scores are divided by its root; 0: by that of the features per head.");
     v("attn_logit_softcapping", attn_logit_softcapping,
       "Attention scores x become c tanh(x / c), so that they stay below c (Gemma 2); 0: they do not.");
-    v("final_logit_softcapping", final_logit_softcapping, "The same of the logits; 0: they stay as they are.");
+    v("final_logit_softcapping", final_logit_softcapping,
+      "Logits x become c tanh(x / c), so that they stay below c (Gemma 2); 0: they do not.");
     v("scale_embeddings", scale_embeddings, "Multiply embeddings by the root of hidden_size (Gemma).");
     visit_experts(v);
     v("position_embedding_type", position_embedding_type,

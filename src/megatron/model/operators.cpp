@@ -70,7 +70,7 @@ Gradients residual_backward(const at::Tensor& dsum, const parallel::ParameterPtr
   return {dx, dsum};
 }
 
-/// What has no norm.
+/// The pass of a norm that is not there: x as it came.
 Normed as_it_is(const at::Tensor& x) {
   return {x, x, [y = x.detach()] { return y; }};
 }

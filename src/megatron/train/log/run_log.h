@@ -44,7 +44,7 @@ class RunLog {
   void iteration(const RunState& state, const Iteration& done);
   /// The batch before `state` was skipped without being computed.
   void skipped_batch(const RunState& state, std::int64_t global_batch);
-  /// What the last iteration has written; nothing before the first.
+  /// Metrics of the iteration that was logged last; none before the first.
   const std::optional<IterationMetrics>& last() const { return last_; }
   /// `set`: of several validation sets, which; empty: there is one.
   void validation(const RunState& state, const Evaluation& evaluation, const std::string& set);

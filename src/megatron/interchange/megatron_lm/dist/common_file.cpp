@@ -22,7 +22,7 @@ void write_network(PickleWriter& pickle, const config::ModelConfig& model, std::
   if (!known)
     throw ConfigError(rule_got_fix("export: Megatron-LM's arguments know gelu, gelu_tanh, squared_relu and gated silu.",
                                    concat(model.activation, gated ? ", gated" : ""), "--format huggingface"));
-  // Of what single models have, these are its own words.
+  // Of these two groups of options Megatron-LM has arguments for the ones named here.
   const config::AttentionVariant attention{
       .add_qkv_bias = model.add_qkv_bias, .qk_layernorm = model.qk_layernorm, .no_rope_freq = model.no_rope_freq};
   const config::LayerVariant layers{.apply_layernorm_1p = model.apply_layernorm_1p};

@@ -8,7 +8,7 @@ namespace {
 
 constexpr std::string_view kOutputBias = "output_layer.bias";
 
-/// Also of an optimizer's state: "optimizer.exp_avg.output_layer.bias".
+/// Whether the tensor has a row per token, in the state of an optimizer ("optimizer.exp_avg.output_layer.bias") too.
 bool has_vocabulary(std::string_view tensor) {
   return tensor.ends_with("embedding.word_embeddings.weight") || tensor.ends_with("output_layer.weight") ||
          tensor.ends_with(kOutputBias);

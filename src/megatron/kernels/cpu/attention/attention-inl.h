@@ -213,7 +213,7 @@ inline void row_gradient(float* s, float* ds, std::size_t count, KeyRange seen, 
   std::fill(ds + to, ds + end, 0.0f);
 }
 
-/// The same of scores that are capped.
+/// row_gradient() where p.soft_cap bounds the scores; `s` holds them before that.
 inline void capped_row_gradient(const AttentionProblem& p, float* s, float* ds, std::size_t count, KeyRange seen,
                                 float logsumexp, float delta, const DropoutRow* dropout) {
   float slopes[kScoreStride];

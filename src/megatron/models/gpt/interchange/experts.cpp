@@ -18,23 +18,14 @@ constexpr std::int64_t kMaxExpertsOfModel = 1 << 20;
 
 std::string experts_class(bool mixtral) { return mixtral ? "Mixtral" : "Qwen3Moe"; }
 
-void read_windows(const json& object, JsonFields& fields, bool mixtral, ModelConfig& model) {
-  if (mixtral) {
-    model.sliding_window = fields.size("sliding_window", kMaxPositions, 0);
-    return;
-  }
-  fields.must_be("use_sliding_window", false);
-  fields.ignore({"sliding_window", "max_window_layers", "use_mrope"});  // without use_sliding_window nothing uses them
-  fields.must_be("use_mrope", false);
-  for (const json& layer : fields.value("layer_types").is_array() ? object.at("layer_types") : json::array())
-    if (layer != "full_attention") fields.refuse("layer_types", "full_attention for every layer");
-}
-
 void read_mixture(const json& object, JsonFields& fields, FolderConfig& folder) {
   const bool mixtral = fields.text("model_type", "") == "mixtral";
   check_classes(object, fields, experts_class(mixtral));
   ModelConfig& model = folder.model;
-  read_windows(object, fields, mixtral, model);
+  if (mixtral)
+    model.sliding_window = read_window(object, fields, 0);
+  else
+    refuse_windows(object, fields);
   read_sizes(fields, model);
   read_gated(fields, model);
   model.untie_embeddings_and_output_weights = !fields.flag("tie_word_embeddings", false);
@@ -62,30 +53,24 @@ bool holds_mixture(const ModelConfig& model, const ModelShape& shape) {
   const bool mixtral = !model.qk_layernorm;
   const config::AttentionVariant attention{.qk_layernorm = !mixtral,
                                            .sliding_window = mixtral ? model.sliding_window : 0};
-  return shape.rms_norm && shape.gated && rotates_halves(model) && model == attention &&
-         model == config::LayerVariant{} && model.moe_layer_freq == 1 &&
-         model.moe_shared_expert_intermediate_size == 0 && model.moe_router_score_function == "softmax" &&
-         model.moe_router_topk_scaling_factor == 1 && !model.add_bias_linear &&
-         !(mixtral && model.moe_router_pre_softmax) && !model.apply_residual_connection_post_layernorm;
+  return shape.rms_norm && shape.gated && rotates_halves(model) && has_layers(model, attention) &&
+         model.moe_layer_freq == 1 && model.moe_shared_expert_intermediate_size == 0 &&
+         model.moe_router_score_function == "softmax" && model.moe_router_topk_scaling_factor == 1 &&
+         !model.add_bias_linear && !(mixtral && model.moe_router_pre_softmax);
 }
 
 void write_mixture(const FolderConfig& folder, const HasTensor&, json& object) {
   const ModelConfig& model = folder.model;
   const bool mixtral = !model.qk_layernorm;
   const std::int64_t width = plan::experts_of(model)->expert.width;
-  object.update(sizes_json(model));
-  object.update({{"model_type", mixtral ? "mixtral" : "qwen3_moe"},
-                 {"architectures", class_of(folder, experts_class(mixtral))},
-                 {"hidden_act", their_activation(model.activation)},
-                 {"rms_norm_eps", model.layernorm_epsilon},
-                 {"num_experts_per_tok", model.moe_router_topk},
+  write_network(folder, object, mixtral ? "mixtral" : "qwen3_moe", experts_class(mixtral));
+  object.update({{"num_experts_per_tok", model.moe_router_topk},
                  {"output_router_logits", model.moe_aux_loss_coeff > 0},
                  {"router_aux_loss_coef", model.moe_aux_loss_coeff}});
-  write_rope(model, object);
   if (mixtral) {
-    object.update(
-        {{"num_local_experts", model.num_experts}, {"intermediate_size", width}, {"sliding_window", nullptr}});
-    if (model.sliding_window > 0) object["sliding_window"] = model.sliding_window;
+    object.update({{"num_local_experts", model.num_experts},
+                   {"intermediate_size", width},
+                   {"sliding_window", window_or_null(model)}});
   } else {
     object.update({{"num_experts", model.num_experts},
                    {"moe_intermediate_size", width},
@@ -98,7 +83,7 @@ void write_mixture(const FolderConfig& folder, const HasTensor&, json& object) {
 }
 
 /// Llama's names with those of the experts: Mixtral's, or with norms of queries and keys Qwen3-MoE's.
-LayerNames names_of(const std::string& layer, const plan::LayerSpec& spec) {
+LayerNames expert_layer(const std::string& layer, const plan::LayerSpec& spec) {
   LayerNames names = llama_layer(layer);
   if (spec.experts() == nullptr) return names;
   const bool qwen = spec.attention().variant.qk_layernorm;
@@ -112,38 +97,20 @@ LayerNames names_of(const std::string& layer, const plan::LayerSpec& spec) {
   return names;
 }
 
-Mapping mixture_table(const ModelShape& shape, const std::string& prefix) {
-  MappingBuilder build;
-  build.whole("embedding.word_embeddings.weight", prefix + "embed_tokens.weight", {shape.vocab, shape.hidden});
-  for (std::int64_t layer = 0; layer < shape.num_layers; ++layer) {
-    const plan::LayerSpec spec = shape.layer(layer);
-    build.layer(spec, names_of(concat(prefix, "layers.", layer, "."), spec));
-  }
-  build.norm("decoder.final_layernorm", prefix + "norm", shape);
-  gpt_head(build, shape);
-  return build.take();
-}
-
 constexpr std::string_view kTypes[] = {"mixtral", "qwen3_moe"};
 
 }  // namespace
 
 extern const HfFamily kExperts;
-constinit const HfFamily kExperts{
-    .name = "experts",
-    .architecture = "gpt",
-    .models = "Mixtral, Qwen3-MoE",
-    .form =
-        "a Mixtral or Qwen3-MoE (a Llama without biases, with num_experts in every layer, a router of softmax, no "
-        "shared expert)",
-    .model_types = kTypes,
-    .read = read_mixture,
-    .holds = holds_mixture,
-    .write = write_mixture,
-    .table = [](const ModelShape& shape,
-                const HasTensor& theirs) { return mixture_table(shape, decoder_prefix(theirs)); },
-    .written_table = [](const ModelShape& shape, const HasTensor&) { return mixture_table(shape, "model."); },
-    .needs_no_reading = needs_no_reading,
-    .experts = true};
+constinit const HfFamily kExperts = decoder_family<expert_layer>(
+    {.name = "experts",
+     .models = "Mixtral, Qwen3-MoE",
+     .form = "a Mixtral or Qwen3-MoE (a Llama without biases, with num_experts in every layer, a router of softmax, no "
+             "shared expert)",
+     .model_types = kTypes,
+     .read = read_mixture,
+     .holds = holds_mixture,
+     .write = write_mixture,
+     .experts = true});
 
 }  // namespace megatron::models::gpt

@@ -48,7 +48,7 @@ void read_yarn(JsonFields& rope, ModelConfig& model) {
   rope.must_be("truncate", true);
 }
 
-/// Of one object of positions.
+/// The fields of one kind of layer: of rope_parameters, or of an object in it.
 void read_positions(JsonFields& rope, ModelConfig& model, const RopeDefaults& defaults) {
   model.rotary_base = rope.number("rope_theta", model.rotary_base);
   if (defaults.partial)
@@ -242,6 +242,31 @@ json layer_types(const ModelConfig& model) {
   return list;
 }
 
+json write_network(const FolderConfig& folder, json& object, const std::string& type, const std::string& class_prefix,
+                   const char* epsilon, bool grouped) {
+  const ModelConfig& model = folder.model;
+  object.update(sizes_json(model, grouped));
+  object.update({{"model_type", type},
+                 {"architectures", class_of(folder, class_prefix)},
+                 {"hidden_act", their_activation(model.activation)},
+                 {epsilon, model.layernorm_epsilon}});
+  return write_rope(model, object);
+}
+
+std::int64_t read_window(const json& object, JsonFields& fields, std::int64_t otherwise) {
+  return fields.size("sliding_window", kMaxPositions, object.contains("sliding_window") ? 0 : otherwise);
+}
+
+json window_or_null(const ModelConfig& model) { return model.sliding_window > 0 ? json(model.sliding_window) : json(); }
+
+void refuse_windows(const json& object, JsonFields& fields) {
+  fields.must_be("use_sliding_window", false);
+  fields.ignore({"sliding_window", "max_window_layers", "use_mrope"});  // without use_sliding_window nothing uses them
+  fields.must_be("use_mrope", false);
+  for (const json& layer : fields.value("layer_types").is_array() ? object.at("layer_types") : json::array())
+    if (layer != kFullAttention) fields.refuse("layer_types", "full_attention for every layer");
+}
+
 LayerNames llama_layer(const std::string& layer) {
   const std::string attention = layer + "self_attn.", mlp = layer + "mlp.";
   return {{"input_layernorm", {layer + "input_layernorm"}},
@@ -265,7 +290,7 @@ Mapping decoder_table(const plan::ModelShape& shape, const std::string& prefix, 
   MappingBuilder build;
   build.whole("embedding.word_embeddings.weight", prefix + "embed_tokens.weight", {shape.vocab, shape.hidden});
   for (std::int64_t layer = 0; layer < shape.num_layers; ++layer)
-    build.layer(shape.layer(layer), names(concat(prefix, "layers.", layer, ".")));
+    build.layer(shape.layer(layer), names(concat(prefix, "layers.", layer, "."), shape.layer(layer)));
   build.norm("decoder.final_layernorm", prefix + "norm", shape);
   gpt_head(build, shape);
   return build.take();

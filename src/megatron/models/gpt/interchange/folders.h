@@ -1,7 +1,9 @@
 #pragma once
 #include <cstdint>
 #include <nlohmann/json.hpp>
+#include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "megatron/interchange/hugging_face/hf_family.h"
@@ -64,20 +66,63 @@ nlohmann::json layer_types(const config::ModelConfig& model);
 std::int64_t period_of(interchange::JsonFields& fields, const char* key, const nlohmann::json& list,
                        const nlohmann::json& odd, const nlohmann::json& other);
 
-/// Names of Llama's tensors.
+/// What config.json says of every family but GPT-2: sizes, model_type, class, activation, the norms' epsilon, which it
+/// calls `epsilon`, and the rotary positions; those are returned as write_rope() does.
+nlohmann::json write_network(const interchange::FolderConfig& folder, nlohmann::json& object, const std::string& type,
+                             const std::string& class_prefix, const char* epsilon = "rms_norm_eps",
+                             bool grouped = true);
+/// Whether the layers are those of the family that has `attention` and `layers` besides what all layers have.
+inline bool has_layers(const config::ModelConfig& model, const config::AttentionVariant& attention,
+                       const config::LayerVariant& layers = {}) {
+  return model == attention && model == layers && !model.apply_residual_connection_post_layernorm;
+}
+/// A window of sliding_window tokens, of `otherwise` where config.json names none; its null is none.
+std::int64_t read_window(const nlohmann::json& object, interchange::JsonFields& fields, std::int64_t otherwise);
+nlohmann::json window_or_null(const config::ModelConfig& model);
+/// Refuses windows of Qwen's form, which are off unless use_sliding_window says otherwise.
+void refuse_windows(const nlohmann::json& object, interchange::JsonFields& fields);
+
+/// Names of Llama's tensors in a layer whose names begin with `layer`, for many families' to begin with.
 interchange::LayerNames llama_layer(const std::string& layer);
 /// What follows the last norm: the output layer, if it is not the embedding, or the classes of a task.
 void gpt_head(interchange::MappingBuilder& build, const plan::ModelShape& shape,
               const std::string& output = "lm_head.weight");
 
-using NamesOf = interchange::LayerNames (*)(const std::string& layer);
+using NamesOf = interchange::LayerNames (*)(const std::string& layer, const plan::LayerSpec& spec);
 /// Our names made of the tensors of a folder whose names are Llama's but for those within layers: per group of heads
 /// its q rows, k, v; gate above up. `prefix`: "model.", or "" for a model without its output layer.
 interchange::Mapping decoder_table(const plan::ModelShape& shape, const std::string& prefix, NamesOf names);
-/// Of a folder whose tensors are `theirs`, or that is to be written.
-inline std::string decoder_prefix(const interchange::HasTensor& theirs) {
-  return theirs("model.embed_tokens.weight") ? "model." : "";
-}
 bool needs_no_reading(const interchange::FolderConfig& folder, const std::string& name);
+
+/// What a family has of its own whose tensors decoder_table() maps: the fields of HfFamily.
+struct DecoderFamily {
+  const char *name, *models, *form;
+  std::span<const std::string_view> model_types;
+  decltype(interchange::HfFamily::read) read;
+  decltype(interchange::HfFamily::holds) holds;
+  decltype(interchange::HfFamily::write) write;
+  bool experts = false;
+};
+template <NamesOf names>
+constexpr interchange::HfFamily decoder_family(const DecoderFamily& own) {
+  using interchange::HasTensor;
+  using plan::ModelShape;
+  return {
+      .name = own.name,
+      .architecture = "gpt",
+      .models = own.models,
+      .form = own.form,
+      .model_types = own.model_types,
+      .read = own.read,
+      .holds = own.holds,
+      .write = own.write,
+      .table =
+          [](const ModelShape& shape, const HasTensor& theirs) {
+            return decoder_table(shape, theirs("model.embed_tokens.weight") ? "model." : "", names);
+          },
+      .written_table = [](const ModelShape& shape, const HasTensor&) { return decoder_table(shape, "model.", names); },
+      .needs_no_reading = needs_no_reading,
+      .experts = own.experts};
+}
 
 }  // namespace megatron::models::gpt

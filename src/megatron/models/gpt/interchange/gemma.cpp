@@ -30,7 +30,7 @@ std::string gemma_type(const ModelConfig& model) {
     layers.final_logit_softcapping = model.final_logit_softcapping;
   }
   if (third) attention.rotary_base_local = model.rotary_base_local;
-  return model == attention && model == layers && !model.add_bias_linear ? type : "";
+  return has_layers(model, attention, layers) && !model.add_bias_linear ? type : "";
 }
 
 std::string gemma_class(const std::string& type) {
@@ -83,8 +83,7 @@ void read_gemma(const json& object, JsonFields& fields, FolderConfig& folder) {
         fields.number("final_logit_softcapping", second && !object.contains("final_logit_softcapping") ? 30 : 0);
     if (model.attn_logit_softcapping < 0) fields.refuse("attn_logit_softcapping", "above 0");
     if (model.final_logit_softcapping < 0) fields.refuse("final_logit_softcapping", "above 0");
-    model.sliding_window =
-        fields.size("sliding_window", kMaxPositions, object.contains("sliding_window") ? 0 : kGemmaWindow);
+    model.sliding_window = read_window(object, fields, kGemmaWindow);
     const std::int64_t pattern = fields.size("sliding_window_pattern", kMaxLayers,
                                              fields.size("_sliding_window_pattern", kMaxLayers, second ? 2 : 6));
     read_layer_types(fields, model, pattern);
@@ -104,13 +103,8 @@ json number_or_none(double x) { return x > 0 ? json(x) : json(); }
 void write_gemma(const FolderConfig& folder, const HasTensor&, json& object) {
   const ModelConfig& model = folder.model;
   const std::string type = gemma_type(model);
-  object.update(sizes_json(model));
-  object.update({{"model_type", type},
-                 {"architectures", class_of(folder, gemma_class(type))},
-                 {"hidden_act", their_activation(model.activation)},
-                 {"hidden_activation", their_activation(model.activation)},
-                 {"rms_norm_eps", model.layernorm_epsilon}});
-  const json rope = write_rope(model, object);
+  const json rope = write_network(folder, object, type, gemma_class(type));
+  object["hidden_activation"] = object["hidden_act"];
   if (type == "gemma") return;
   const double scalar =
       model.query_pre_attn_scalar > 0 ? model.query_pre_attn_scalar : static_cast<double>(shape_of(model).head());
@@ -126,16 +120,13 @@ void write_gemma(const FolderConfig& folder, const HasTensor&, json& object) {
                                {"sliding_attention", {{"rope_type", "default"}, {"rope_theta", local}}}};
 }
 
-LayerNames gemma_layer(const std::string& layer) {
+LayerNames gemma_layer(const std::string& layer, const plan::LayerSpec& spec) {
   LayerNames names = llama_layer(layer);
+  if (!spec.norms.behind) return names;
   names["self_attention.linear_proj.post_layernorm"] = {layer + "post_attention_layernorm"};
   names["pre_mlp_layernorm"] = {layer + "pre_feedforward_layernorm"};
   names["mlp.linear_fc2.post_layernorm"] = {layer + "post_feedforward_layernorm"};
   return names;
-}
-
-Mapping gemma_table(const ModelShape& shape, const std::string& prefix) {
-  return decoder_table(shape, prefix, shape.norms.behind ? gemma_layer : llama_layer);
 }
 
 constexpr std::string_view kGemmaTypes[] = {"gemma", "gemma2", "gemma3_text"};
@@ -143,22 +134,17 @@ constexpr std::string_view kGemmaTypes[] = {"gemma", "gemma2", "gemma3_text"};
 }  // namespace
 
 extern const HfFamily kGemma;
-constinit const HfFamily kGemma{
-    .name = "gemma",
-    .architecture = "gpt",
-    .models = "Gemma, Gemma 2, Gemma 3 (text)",
-    .form = "a Gemma (RMSNorm with apply_layernorm_1p, scale_embeddings, rope, gated_linear_unit, no biases)",
-    .model_types = kGemmaTypes,
-    .read = read_gemma,
-    .holds =
-        [](const ModelConfig& model, const ModelShape& shape) {
-          return shape.rms_norm && shape.gated && rotates_halves(model) && !gemma_type(model).empty() &&
-                 model.head == "tokens" && !model.apply_residual_connection_post_layernorm;
-        },
-    .write = write_gemma,
-    .table = [](const ModelShape& shape,
-                const HasTensor& theirs) { return gemma_table(shape, decoder_prefix(theirs)); },
-    .written_table = [](const ModelShape& shape, const HasTensor&) { return gemma_table(shape, "model."); },
-    .needs_no_reading = needs_no_reading};
+constinit const HfFamily kGemma = decoder_family<gemma_layer>(
+    {.name = "gemma",
+     .models = "Gemma, Gemma 2, Gemma 3 (text)",
+     .form = "a Gemma (RMSNorm with apply_layernorm_1p, scale_embeddings, rope, gated_linear_unit, no biases)",
+     .model_types = kGemmaTypes,
+     .read = read_gemma,
+     .holds =
+         [](const ModelConfig& model, const ModelShape& shape) {
+           return shape.rms_norm && shape.gated && rotates_halves(model) && !gemma_type(model).empty() &&
+                  model.head == "tokens";
+         },
+     .write = write_gemma});
 
 }  // namespace megatron::models::gpt

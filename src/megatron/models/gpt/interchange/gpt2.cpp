@@ -92,9 +92,8 @@ constinit const HfFamily kGpt2{
     .read = read_gpt2,
     .holds =
         [](const config::ModelConfig& model, const ModelShape& shape) {
-          return model == config::AttentionVariant{} && model == config::LayerVariant{} && !shape.rms_norm &&
-                 !shape.gated && shape.linear_bias && shape.learned_positions && shape.groups() == shape.num_heads &&
-                 shape.query_rows() == shape.hidden && !model.apply_residual_connection_post_layernorm;
+          return has_layers(model, {}) && !shape.rms_norm && !shape.gated && shape.linear_bias &&
+                 shape.learned_positions && shape.groups() == shape.num_heads && shape.query_rows() == shape.hidden;
         },
     .write = write_gpt2,
     .table =

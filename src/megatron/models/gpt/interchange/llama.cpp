@@ -14,19 +14,6 @@ using plan::ModelShape;
 constexpr std::int64_t kMistralWindow = 4096;  // where config.json of a Mistral names none
 constexpr std::int64_t kSmolPeriod = 4;        // of SmolLM3's layers so many one has no positions
 
-/// Fields of Mistral, Qwen2 and Qwen3 that make them more than a Llama.
-void read_windows(const json& object, JsonFields& fields, const std::string& type, ModelConfig& model) {
-  if (type == "mistral")
-    model.sliding_window =
-        fields.size("sliding_window", kMaxPositions, object.contains("sliding_window") ? 0 : kMistralWindow);
-  if (type != "qwen2" && type != "qwen3" && type != "smollm3") return;
-  fields.must_be("use_sliding_window", false);
-  fields.ignore({"sliding_window", "max_window_layers", "use_mrope"});  // without use_sliding_window nothing uses them
-  fields.must_be("use_mrope", false);
-  for (const json& layer : fields.value("layer_types").is_array() ? object.at("layer_types") : json::array())
-    if (layer != "full_attention") fields.refuse("layer_types", "full_attention for every layer");
-}
-
 /// Which layers of a SmolLM3 have positions.
 void read_layers_without_positions(JsonFields& fields, ModelConfig& model) {
   model.no_rope_freq = fields.size("no_rope_layer_interval", kMaxLayers, kSmolPeriod);
@@ -52,7 +39,8 @@ void read_llama(const json& object, JsonFields& fields, FolderConfig& folder) {
   check_classes(object, fields, llama_class(type));
   ModelConfig& model = folder.model;
   const bool smol = type == "smollm3";
-  read_windows(object, fields, type, model);
+  if (type == "mistral") model.sliding_window = read_window(object, fields, kMistralWindow);
+  if (type == "qwen2" || type == "qwen3" || smol) refuse_windows(object, fields);
   read_sizes(fields, model);
   read_gated(fields, model);
   model.untie_embeddings_and_output_weights = !fields.flag("tie_word_embeddings", smol);
@@ -80,19 +68,13 @@ std::string llama_type(const ModelConfig& model) {
       .qk_layernorm = type == "qwen3",
       .sliding_window = model.sliding_window,
       .no_rope_freq = model.no_rope_freq};
-  const config::LayerVariant layers{.linear_bias_in = model.linear_bias_in};
-  return model == attention && model == layers ? type : "";
+  return has_layers(model, attention, {.linear_bias_in = model.linear_bias_in}) ? type : "";
 }
 
 void write_llama(const FolderConfig& folder, const HasTensor&, json& object) {
   const ModelConfig& model = folder.model;
   const std::string type = llama_type(model);
-  object.update(sizes_json(model));
-  object.update({{"model_type", type},
-                 {"architectures", class_of(folder, llama_class(type))},
-                 {"hidden_act", their_activation(model.activation)},
-                 {"rms_norm_eps", model.layernorm_epsilon}});
-  write_rope(model, object);
+  write_network(folder, object, type, llama_class(type));
   if (type == "qwen2" || type == "qwen3" || type == "smollm3") object["use_sliding_window"] = false;
   if (type == "mistral") object["sliding_window"] = model.sliding_window;
   if (type == "llama" || type == "smollm3")
@@ -109,30 +91,24 @@ void write_llama(const FolderConfig& folder, const HasTensor&, json& object) {
   write_head(folder, object);
 }
 
+LayerNames plain_layer(const std::string& layer, const plan::LayerSpec&) { return llama_layer(layer); }
+
 constexpr std::string_view kLlamaTypes[] = {"llama", "mistral", "qwen2", "qwen3", "smollm3"};
 
 }  // namespace
 
 extern const HfFamily kLlama;
-constinit const HfFamily kLlama{
-    .name = "llama",
-    .architecture = "gpt",
-    .models = "Llama, Mistral, Qwen2 without sliding windows, Qwen3, SmolLM3",
-    .form =
-        "a Llama (RMSNorm, rope of whole heads, not interleaved, gated_linear_unit; without biases also "
-        "qk_layernorm, a sliding_window or no_rope_freq)",
-    .model_types = kLlamaTypes,
-    .read = read_llama,
-    .holds =
-        [](const ModelConfig& model, const ModelShape& shape) {
-          return shape.rms_norm && shape.gated && rotates_halves(model) && !llama_type(model).empty() &&
-                 !model.apply_residual_connection_post_layernorm;
-        },
-    .write = write_llama,
-    .table = [](const ModelShape& shape,
-                const HasTensor& theirs) { return decoder_table(shape, decoder_prefix(theirs), llama_layer); },
-    .written_table = [](const ModelShape& shape,
-                        const HasTensor&) { return decoder_table(shape, "model.", llama_layer); },
-    .needs_no_reading = needs_no_reading};
+constinit const HfFamily kLlama = decoder_family<plain_layer>(
+    {.name = "llama",
+     .models = "Llama, Mistral, Qwen2 without sliding windows, Qwen3, SmolLM3",
+     .form = "a Llama (RMSNorm, rope of whole heads, not interleaved, gated_linear_unit; without biases also "
+             "qk_layernorm, a sliding_window or no_rope_freq)",
+     .model_types = kLlamaTypes,
+     .read = read_llama,
+     .holds =
+         [](const ModelConfig& model, const ModelShape& shape) {
+           return shape.rms_norm && shape.gated && rotates_halves(model) && !llama_type(model).empty();
+         },
+     .write = write_llama});
 
 }  // namespace megatron::models::gpt

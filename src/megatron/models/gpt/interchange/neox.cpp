@@ -33,17 +33,12 @@ void read_neox(const json& object, JsonFields& fields, FolderConfig& folder) {
 
 void write_neox(const FolderConfig& folder, const HasTensor&, json& object) {
   const ModelConfig& model = folder.model;
-  object.update(sizes_json(model, /*grouped=*/false));
-  object.update({{"model_type", "gpt_neox"},
-                 {"architectures", class_of(folder, "GPTNeoX")},
-                 {"hidden_act", their_activation(model.activation)},
-                 {"layer_norm_eps", model.layernorm_epsilon},
-                 {"hidden_dropout", model.hidden_dropout},
+  json rope = write_network(folder, object, "gpt_neox", "GPTNeoX", "layer_norm_eps", /*grouped=*/false);
+  object.update({{"hidden_dropout", model.hidden_dropout},
                  {"use_parallel_residual", model.parallel_residual},
                  {"attention_bias", attention_biased(model)},
                  {"rotary_emb_base", model.rotary_base},
                  {"rotary_pct", model.rotary_percent}});
-  json rope = write_rope(model, object);
   rope["partial_rotary_factor"] = model.rotary_percent;
   object["rope_parameters"] = rope;
   write_head(folder, object);
@@ -84,10 +79,9 @@ constinit const HfFamily kNeoX{
     .read = read_neox,
     .holds =
         [](const ModelConfig& model, const ModelShape& shape) {
-          return model == config::AttentionVariant{} && model == neox_layers(model) && !shape.rms_norm &&
-                 !shape.gated && mlp_biased(model) && rotates_halves(model, /*whole=*/false) &&
-                 shape.groups() == shape.num_heads && shape.query_rows() == shape.hidden &&
-                 !model.apply_residual_connection_post_layernorm;
+          return has_layers(model, {}, neox_layers(model)) && !shape.rms_norm && !shape.gated && mlp_biased(model) &&
+                 rotates_halves(model, /*whole=*/false) && shape.groups() == shape.num_heads &&
+                 shape.query_rows() == shape.hidden;
         },
     .write = write_neox,
     .table =

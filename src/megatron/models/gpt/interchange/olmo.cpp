@@ -18,8 +18,7 @@ std::string olmo_type(const ModelConfig& model) {
                                            .qk_layernorm_full = true,
                                            .sliding_window = model.sliding_window,
                                            .window_attn_skip_freq = model.window_attn_skip_freq};
-  const bool held =
-      model == attention && model == config::LayerVariant{.norm_position = "behind"} && !model.add_bias_linear;
+  const bool held = has_layers(model, attention, {.norm_position = "behind"}) && !model.add_bias_linear;
   return !held ? "" : model.sliding_window > 0 ? "olmo3" : "olmo2";
 }
 
@@ -37,8 +36,7 @@ void read_olmo(const json& object, JsonFields& fields, FolderConfig& folder) {
   model.norm_position = "behind";
   model.qk_layernorm = model.qk_layernorm_full = true;
   if (type == "olmo3") {
-    model.sliding_window =
-        fields.size("sliding_window", kMaxPositions, object.contains("sliding_window") ? 0 : kOlmoWindow);
+    model.sliding_window = read_window(object, fields, kOlmoWindow);
     read_layer_types(fields, model, kOlmoPeriod);
   }
   read_rope(object, fields, model);
@@ -48,18 +46,13 @@ void read_olmo(const json& object, JsonFields& fields, FolderConfig& folder) {
 void write_olmo(const FolderConfig& folder, const HasTensor&, json& object) {
   const ModelConfig& model = folder.model;
   const std::string type = olmo_type(model);
-  object.update(sizes_json(model));
-  object.update({{"model_type", type},
-                 {"architectures", class_of(folder, olmo_class(type))},
-                 {"hidden_act", their_activation(model.activation)},
-                 {"rms_norm_eps", model.layernorm_epsilon},
-                 {"attention_bias", false}});
-  write_rope(model, object);
+  write_network(folder, object, type, olmo_class(type));
+  object["attention_bias"] = false;
   if (type == "olmo3") object.update({{"sliding_window", model.sliding_window}, {"layer_types", layer_types(model)}});
   write_head(folder, object);
 }
 
-LayerNames olmo_layer(const std::string& layer) {
+LayerNames olmo_layer(const std::string& layer, const plan::LayerSpec&) {
   LayerNames names = llama_layer(layer);
   names["self_attention.linear_proj.post_layernorm"] = {layer + "post_attention_layernorm"};
   names["mlp.linear_fc2.post_layernorm"] = {layer + "post_feedforward_layernorm"};
@@ -71,24 +64,18 @@ constexpr std::string_view kOlmoTypes[] = {"olmo2", "olmo3"};
 }  // namespace
 
 extern const HfFamily kOlmo;
-constinit const HfFamily kOlmo{
-    .name = "olmo2",
-    .architecture = "gpt",
-    .models = "OLMo 2, OLMo 3",
-    .form = "an OLMo (RMSNorm with norm_position behind, qk_layernorm_full, rope, gated_linear_unit, no biases)",
-    .model_types = kOlmoTypes,
-    .read = read_olmo,
-    .holds =
-        [](const ModelConfig& model, const ModelShape& shape) {
-          // Its heads have hidden_size / num_attention_heads features.
-          return shape.rms_norm && shape.gated && rotates_halves(model) && !olmo_type(model).empty() &&
-                 shape.query_rows() == shape.hidden && !model.apply_residual_connection_post_layernorm;
-        },
-    .write = write_olmo,
-    .table = [](const ModelShape& shape,
-                const HasTensor& theirs) { return decoder_table(shape, decoder_prefix(theirs), olmo_layer); },
-    .written_table = [](const ModelShape& shape,
-                        const HasTensor&) { return decoder_table(shape, "model.", olmo_layer); },
-    .needs_no_reading = needs_no_reading};
+constinit const HfFamily kOlmo = decoder_family<olmo_layer>(
+    {.name = "olmo2",
+     .models = "OLMo 2, OLMo 3",
+     .form = "an OLMo (RMSNorm with norm_position behind, qk_layernorm_full, rope, gated_linear_unit, no biases)",
+     .model_types = kOlmoTypes,
+     .read = read_olmo,
+     .holds =
+         [](const ModelConfig& model, const ModelShape& shape) {
+           // Its heads have hidden_size / num_attention_heads features.
+           return shape.rms_norm && shape.gated && rotates_halves(model) && !olmo_type(model).empty() &&
+                  shape.query_rows() == shape.hidden;
+         },
+     .write = write_olmo});
 
 }  // namespace megatron::models::gpt

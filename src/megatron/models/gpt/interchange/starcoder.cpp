@@ -31,20 +31,15 @@ void read_starcoder(const json& object, JsonFields& fields, FolderConfig& folder
 
 void write_starcoder(const FolderConfig& folder, const HasTensor&, json& object) {
   const ModelConfig& model = folder.model;
-  object.update(sizes_json(model));
-  object.update({{"model_type", "starcoder2"},
-                 {"architectures", class_of(folder, "Starcoder2")},
-                 {"hidden_act", their_activation(model.activation)},
-                 {"norm_epsilon", model.layernorm_epsilon},
-                 {"residual_dropout", model.hidden_dropout},
+  write_network(folder, object, "starcoder2", "Starcoder2", "norm_epsilon");
+  object.update({{"residual_dropout", model.hidden_dropout},
                  {"embedding_dropout", model.hidden_dropout},
                  {"use_bias", model.add_bias_linear},
-                 {"sliding_window", model.sliding_window > 0 ? json(model.sliding_window) : json()}});
-  write_rope(model, object);
+                 {"sliding_window", window_or_null(model)}});
   write_head(folder, object);
 }
 
-LayerNames starcoder_layer(const std::string& layer) {
+LayerNames starcoder_layer(const std::string& layer, const plan::LayerSpec&) {
   LayerNames names = llama_layer(layer);
   names["mlp.linear_fc1"] = {layer + "mlp.c_fc"};
   names["mlp.linear_fc2"] = {layer + "mlp.c_proj"};
@@ -56,24 +51,17 @@ constexpr std::string_view kStarCoderTypes[] = {"starcoder2"};
 }  // namespace
 
 extern const HfFamily kStarCoder;
-constinit const HfFamily kStarCoder{
-    .name = "starcoder2",
-    .architecture = "gpt",
-    .models = "StarCoder2",
-    .form = "a StarCoder2 (LayerNorm, rope of whole heads, not interleaved, no gated_linear_unit)",
-    .model_types = kStarCoderTypes,
-    .read = read_starcoder,
-    .holds =
-        [](const ModelConfig& model, const ModelShape& shape) {
-          return model == config::AttentionVariant{.sliding_window = model.sliding_window} &&
-                 model == config::LayerVariant{} && !shape.rms_norm && !shape.gated && rotates_halves(model) &&
-                 !model.apply_residual_connection_post_layernorm;
-        },
-    .write = write_starcoder,
-    .table = [](const ModelShape& shape,
-                const HasTensor& theirs) { return decoder_table(shape, decoder_prefix(theirs), starcoder_layer); },
-    .written_table = [](const ModelShape& shape,
-                        const HasTensor&) { return decoder_table(shape, "model.", starcoder_layer); },
-    .needs_no_reading = needs_no_reading};
+constinit const HfFamily kStarCoder = decoder_family<starcoder_layer>(
+    {.name = "starcoder2",
+     .models = "StarCoder2",
+     .form = "a StarCoder2 (LayerNorm, rope of whole heads, not interleaved, no gated_linear_unit)",
+     .model_types = kStarCoderTypes,
+     .read = read_starcoder,
+     .holds =
+         [](const ModelConfig& model, const ModelShape& shape) {
+           return has_layers(model, {.sliding_window = model.sliding_window}) && !shape.rms_norm && !shape.gated &&
+                  rotates_halves(model);
+         },
+     .write = write_starcoder});
 
 }  // namespace megatron::models::gpt
