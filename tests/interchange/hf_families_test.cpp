@@ -23,6 +23,8 @@ json with(json object, const json& more) {
   return object;
 }
 
+json yarn() { return {{"rope_type", "yarn"}, {"factor", 2.0}, {"original_max_position_embeddings", 64}}; }
+
 json gemma2() { return with(sizes("gemma2", "Gemma2"), {{"num_key_value_heads", 2}, {"head_dim", 24}}); }
 
 json gemma3() {
@@ -44,6 +46,11 @@ TEST(HuggingFaceFamilies, AreWrittenAsTheyWereRead) {
       gemma3(),
       with(sizes("olmo2", "Olmo2"), grouped),
       with(with(sizes("olmo3", "Olmo3"), grouped), {{"sliding_window", 9}}),
+      with(with(sizes("olmo3", "Olmo3"), grouped), {{"rope_scaling", yarn()}}),
+      with(with(sizes("mixtral", "Mixtral"), grouped), {{"num_local_experts", 4},
+                                                        {"num_experts_per_tok", 2},
+                                                        {"output_router_logits", true},
+                                                        {"router_aux_loss_coef", 0.5}}),
       with(with(sizes("smollm3", "SmolLM3"), grouped), {{"no_rope_layers", {1, 0, 1, 0}}}),
       with(with(sizes("phi3", "Phi3"), grouped), {{"partial_rotary_factor", 0.75}}),
       sizes("gpt_neox", "GPTNeoX"),
@@ -65,6 +72,7 @@ TEST(HuggingFaceFamilies, AreWrittenAsTheyWereRead) {
     EXPECT_TRUE(second.model == static_cast<const config::AttentionVariant&>(first.model));
     EXPECT_TRUE(second.model == static_cast<const config::LayerVariant&>(first.model));
     EXPECT_EQ(second.model.rotary_base, first.model.rotary_base);
+    EXPECT_EQ(second.model.moe_aux_loss_coeff, first.model.moe_aux_loss_coeff);
     EXPECT_EQ(second.model.rotary_percent, first.model.rotary_percent);
     EXPECT_EQ(second.model.rope_scaling_type, first.model.rope_scaling_type);
     EXPECT_EQ(second.model.activation, first.model.activation);
@@ -109,6 +117,27 @@ TEST(HuggingFaceFamilies, ReadBothFormsOfGemma3sPositions) {
   }
 }
 
+TEST(HuggingFaceFamilies, StretchNoPositionsOfAnOlmo3sLayersWithAWindow) {
+  const auto model = read(with(sizes("olmo3", "Olmo3"), {{"rope_theta", 3e5}, {"rope_scaling", yarn()}}));
+  EXPECT_EQ(model.rope_scaling_factor, 2);
+  EXPECT_EQ(model.rotary_base_local, 3e5);  // layers with a base of their own are not stretched
+  EXPECT_EQ(read(sizes("olmo3", "Olmo3")).rotary_base_local, 0);
+}
+
+TEST(HuggingFaceFamilies, HoldNoModelWithAnOptionThatTheyCannotSay) {
+  const json grouped = {{"num_key_value_heads", 2}, {"head_dim", 16}};
+  for (const json& folder : {with(sizes("qwen3", "Qwen3"), grouped), with(sizes("mistral", "Mistral"), grouped)}) {
+    auto model = read(folder);
+    ASSERT_NE(find_family(model), nullptr);
+    model.no_rope_freq = 2;
+    EXPECT_EQ(find_family(model), nullptr) << folder["model_type"];
+  }
+  auto third = read(with(gemma3(), {{"rope_scaling", {{"rope_type", "linear"}, {"factor", 8.0}}}}));
+  ASSERT_NE(find_family(third), nullptr);
+  third.rotary_base_local = 0;  // then its windows are stretched too
+  EXPECT_EQ(find_family(third), nullptr);
+}
+
 TEST(HuggingFaceFamilies, RefuseWhatIsNotComputedByName) {
   expect_refused_by_name(gemma2(), "use_bidirectional_attention", true);
   expect_refused_by_name(gemma2(), "attention_bias", true);
@@ -130,6 +159,11 @@ TEST(HuggingFaceFamilies, RefuseWhatIsNotComputedByName) {
   expect_refused_by_name(sizes("starcoder2", "Starcoder2"), "mlp_type", "gated");
   expect_refused_by_name(sizes("gpt_neox", "GPTNeoX"), "num_key_value_heads", 2);
   expect_refused_by_name(sizes("olmo2", "Olmo2"), "sliding_window", 9);
+  const json mixtral = with(sizes("mixtral", "Mixtral"), {{"num_local_experts", 4}, {"num_experts_per_tok", 2}});
+  expect_refused_by_name(mixtral, "num_local_experts", 5000);
+  expect_refused_by_name(mixtral, "num_experts_per_tok", 5);
+  expect_refused_by_name(mixtral, "router_aux_loss_coef", -5);
+  expect_refused_by_name(mixtral, "router_aux_loss_coef", 1e308);
   expect_refused_by_name(sizes("llama", "Llama"), "rope_scaling",
                          {{"rope_type", "yarn"}, {"factor", 2.0}, {"truncate", false}});
   expect_refused_by_name(sizes("llama", "Llama"), "rope_scaling",

@@ -3,6 +3,7 @@
 
 #include "megatron/base/error.h"
 #include "megatron/models/gpt/interchange/folders.h"
+#include "megatron/plan/rule_list.h"
 #include "megatron/plan/rules.h"
 
 // Mixtures of experts in every layer: Mixtral, and Qwen3-MoE, which has norms of queries and keys.
@@ -14,9 +15,13 @@ using config::ModelConfig;
 using nlohmann::json;
 using plan::ModelShape;
 
-constexpr std::int64_t kMaxExpertsOfModel = 1 << 20;
-
 std::string experts_class(bool mixtral) { return mixtral ? "Mixtral" : "Qwen3Moe"; }
+
+/// How many times as much the auxiliary loss of one sequence is in transformers, which has a mean over layers in which
+/// a token counts for each of its experts, as it is here, where layers add up.
+double balance_of_one(const ModelConfig& model) {
+  return static_cast<double>(model.moe_router_topk) / static_cast<double>(model.num_layers);
+}
 
 void read_mixture(const json& object, JsonFields& fields, FolderConfig& folder) {
   const bool mixtral = fields.text("model_type", "") == "mixtral";
@@ -34,7 +39,7 @@ void read_mixture(const json& object, JsonFields& fields, FolderConfig& folder) 
   model.add_bias_linear = false;
   model.qk_layernorm = !mixtral;
   const char* const count = mixtral || !fields.has("num_experts") ? "num_local_experts" : "num_experts";
-  model.num_experts = fields.size(count, kMaxExpertsOfModel / std::max<std::int64_t>(model.num_layers, 1));
+  model.num_experts = fields.size(count, plan::kMaxExperts);
   model.moe_router_topk = fields.size("num_experts_per_tok", model.num_experts);
   model.moe_ffn_hidden_size = mixtral ? model.ffn_hidden_size : fields.size("moe_intermediate_size", kMaxWidth);
   model.moe_router_pre_softmax = !mixtral && !fields.flag("norm_topk_prob", false);
@@ -43,7 +48,8 @@ void read_mixture(const json& object, JsonFields& fields, FolderConfig& folder) 
   fields.must_be("mlp_only_layers", json::array());
   // The experts' balance is no part of the weights: read where it is trained with.
   const double coefficient = fields.number("router_aux_loss_coef", 0.001);
-  if (fields.flag("output_router_logits", false)) model.moe_aux_loss_coeff = coefficient;
+  if (!(coefficient >= 0 && coefficient <= 1)) fields.refuse("router_aux_loss_coef", "from 0 to 1");
+  if (fields.flag("output_router_logits", false)) model.moe_aux_loss_coeff = coefficient * balance_of_one(model);
   read_rope(object, fields, model);
   read_head(object, fields, folder);
 }
@@ -66,7 +72,7 @@ void write_mixture(const FolderConfig& folder, const HasTensor&, json& object) {
   write_network(folder, object, mixtral ? "mixtral" : "qwen3_moe", experts_class(mixtral));
   object.update({{"num_experts_per_tok", model.moe_router_topk},
                  {"output_router_logits", model.moe_aux_loss_coeff > 0},
-                 {"router_aux_loss_coef", model.moe_aux_loss_coeff}});
+                 {"router_aux_loss_coef", model.moe_aux_loss_coeff / balance_of_one(model)}});
   if (mixtral) {
     object.update({{"num_local_experts", model.num_experts},
                    {"intermediate_size", width},

@@ -30,6 +30,9 @@ std::string gemma_type(const ModelConfig& model) {
     layers.final_logit_softcapping = model.final_logit_softcapping;
   }
   if (third) attention.rotary_base_local = model.rotary_base_local;
+  // Its layers with a window are never stretched.
+  const bool stretched = third && model.sliding_window > 0 && model.rope_scaling_factor != 1;
+  if (stretched && model.rotary_base_local == 0) return "";
   return has_layers(model, attention, layers) && !model.add_bias_linear ? type : "";
 }
 

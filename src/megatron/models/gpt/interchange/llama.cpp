@@ -67,7 +67,7 @@ std::string llama_type(const ModelConfig& model) {
       .add_qkv_bias = type == "qwen2" || (model.add_bias_linear && !biased && model.add_qkv_bias),
       .qk_layernorm = type == "qwen3",
       .sliding_window = model.sliding_window,
-      .no_rope_freq = model.no_rope_freq};
+      .no_rope_freq = type == "smollm3" ? model.no_rope_freq : 0};
   return has_layers(model, attention, {.linear_bias_in = model.linear_bias_in}) ? type : "";
 }
 

@@ -13,11 +13,17 @@ using plan::ModelShape;
 
 constexpr std::int64_t kOlmoWindow = 4096, kOlmoPeriod = 4;  // where config.json of an OLMo 3 names none
 
+/// The base of layers with a window, whose positions are never stretched; 0: that of all layers.
+double local_base(const ModelConfig& model) {
+  return model.sliding_window > 0 && model.rope_scaling_factor != 1 ? model.rotary_base : 0;
+}
+
 std::string olmo_type(const ModelConfig& model) {
   const config::AttentionVariant attention{.qk_layernorm = true,
                                            .qk_layernorm_full = true,
                                            .sliding_window = model.sliding_window,
-                                           .window_attn_skip_freq = model.window_attn_skip_freq};
+                                           .window_attn_skip_freq = model.window_attn_skip_freq,
+                                           .rotary_base_local = local_base(model)};
   const bool held = has_layers(model, attention, {.norm_position = "behind"}) && !model.add_bias_linear;
   return !held ? "" : model.sliding_window > 0 ? "olmo3" : "olmo2";
 }
@@ -40,6 +46,7 @@ void read_olmo(const json& object, JsonFields& fields, FolderConfig& folder) {
     read_layer_types(fields, model, kOlmoPeriod);
   }
   read_rope(object, fields, model);
+  model.rotary_base_local = local_base(model);
   read_head(object, fields, folder);
 }
 
