@@ -53,6 +53,20 @@ class Texts(Serving):
                 self.assertEqual(got[:len(PROMPTS)], got[len(PROMPTS):], (layout, fields))
             server.close()
 
+    def test_of_a_mixture_of_experts_have_the_same_bits_in_any_company(self):
+        self.place.train("experts", "--train-iters", 4, "--model.add_bias_linear", "false", "--num-experts", 4,
+                         "--moe-ffn-hidden-size", 32, "--model.moe_shared_expert_intermediate_size", 32,
+                         "--model.moe_shared_expert_gate", "true")
+        server = Server(self.place.path / "experts", "--max-texts", 8)
+        self.addCleanup(server.close)
+
+        def scores(prompt):
+            request = {"prompt": prompt, "max_tokens": 20, "temperature": 0, "logprobs": 1}
+            return server.post("/v1/completions", request)["choices"][0]["logprobs"]["token_logprobs"]
+        alone = [scores(prompt) for prompt in PROMPTS]
+        for _ in range(3):
+            self.assertEqual(together(scores, PROMPTS), alone)
+
     def test_come_whole_or_in_pieces_or_with_what_goes_before(self):
         server = self.serve()
         request = {"prompt": ["the cat", "a dog"], "n": 2, "max_tokens": 30, "seed": 3, "logprobs": 2}

@@ -1,4 +1,5 @@
 #pragma once
+#include <string>
 #include <vector>
 
 #include "tests/parity/layouts.h"
@@ -19,6 +20,9 @@ inline std::vector<Layout> expert_layouts() {
     some.push_back({.tp = 2, .micro_batch = 2, .recompute = "selective"});
     some.push_back({.pp = 2, .vpp = 2, .schedule = "zb-v", .recompute = "selective"});
     some.push_back({.dp = 2, .micro_batch = 2, .sharded = true});
+    const std::string mlp = "train.recompute_modules=mlp";
+    some.push_back({.tp = 2, .micro_batch = 2, .sp = true, .recompute = "selective", .with = mlp});
+    some.push_back({.pp = 2, .dp = 2, .schedule = "zb-h1", .recompute = "selective", .ep = 2, .with = mlp});
     some.push_back({.pp = 2, .dp = 2, .sharded = true, .pooled = true});
     some.push_back({.dp = 2, .ep = 2});
     some.push_back({.dp = 4, .micro_batch = 2, .ep = 2});

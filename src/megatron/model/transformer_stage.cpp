@@ -314,7 +314,7 @@ at::Tensor TransformerStage::Impl::hidden(at::Tensor x, const Batch& batch, bool
             .key_lengths_b = batch.key_lengths_b,
             .training = training,
             .partial = batch.partial_recomputation};
-  if (has_routers && training) pass.router = router_site(batch);
+  if (has_routers && training && options.shape.predicts_tokens()) pass.router = router_site(batch);
   if (part.embedding) x = embed(batch, pass);
   const std::int64_t cut = options.shape.encoder_layers - part.first_layer;  // where a T5's decoder begins
   at::Tensor states;

@@ -58,7 +58,7 @@ void write_wide_gradient(const ParameterPtr& weight, const at::Tensor& dy, const
 
 at::Tensor wide_product(const at::Tensor& x_th, const ParameterPtr& weight) {
   const at::ScalarType wide = wide_type(x_th);
-  return at::mm(x_th.to(wide), weight->arrived().detach().to(wide).t());
+  return kernels::linear(x_th.to(wide), weight->arrived().detach().to(wide));
 }
 
 at::Tensor scaled(const at::Tensor& rows, const at::Tensor& weights) {
@@ -99,11 +99,11 @@ ExpertLayer::ExpertLayer(const parallel::ParameterStore& parameters, const std::
 }
 
 std::int64_t ExpertLayer::most_few_rows() const {
-  std::int64_t most = 0;
+  std::int64_t most = kernels::most_few_rows(router_->value.to(wide_type(router_->value)));
+  const auto at_most = [&](const at::Tensor& weight) { most = std::min(most, kernels::most_few_rows(weight)); };
+  if (shared_gate_) at_most(shared_gate_->value.to(wide_type(shared_gate_->value)));
   for (const auto* weights : {&experts_.fc1, &experts_.fc2, &shared_.fc1, &shared_.fc2})
-    for (const ParameterPtr& weight : *weights)
-      if (const std::int64_t rows = kernels::most_few_rows(weight->value); rows > 0)
-        most = most == 0 ? rows : std::min(most, rows);
+    for (const ParameterPtr& weight : *weights) at_most(weight->value);
   return most;
 }
 

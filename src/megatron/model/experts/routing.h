@@ -25,9 +25,9 @@ struct RouterLosses {
 };
 RouterLosses router_losses(const at::Tensor& logits_sbe, const at::Tensor& experts_sbk, const plan::Router& router);
 
-/// The way of each token's copies to the ranks and rows of its experts, and back. Rows of one expert follow one
-/// another, by the rank that they are of, then by token: so an expert sees its tokens in the same order in every
-/// layout.
+/// Sends each token's copies to the ranks and rows of its experts, and what these give back. Rows of one expert follow
+/// one another, by the rank that they come from, then by token. Which tokens an expert sees is the same in every
+/// layout; their order is not, so that sums over them differ by rounding.
 class Routes {
  public:
   /// `experts` [T, k]: of `count` experts, which the ranks of `group` hold equal shares of, in order. Collective over
