@@ -93,6 +93,11 @@ TEST(SavedArguments, HaveLengthsInSamplesAndInSteps) {
   EXPECT_EQ(run.schedule.lr_warmup_samples, 80);
 }
 
+TEST(SavedArguments, KeepTheIterationsThatAreSkipped) {
+  const RunConfig run = recipe(small({{.name = "iterations_to_skip", .values = {"12", "13"}}}));
+  EXPECT_EQ(run.guard.skip_iterations, (std::vector<std::int64_t>{13, 14}));  // which are counted from 0 there
+}
+
 TEST(SavedArguments, NameWhatIsNotHereWhereItCounts) {
   const auto of_network = {value("glu_linear_offset", "1.0"), value("softmax_type", "learnable"),
                            value("mtp_num_layers", "1"), truth("multi_latent_attention", true)};

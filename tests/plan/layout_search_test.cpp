@@ -81,6 +81,26 @@ TEST(LayoutSearch, FindsTheFastestOfAllThatFitWithoutPlanningThemAll) {
   }
 }
 
+TEST(LayoutSearch, OfExpertsKeepsTheRanksThatShareThem) {
+  config::RunConfig experts = recipe();
+  experts.model.num_layers = 4;
+  experts.model.add_bias_linear = false;
+  experts.model.num_experts = 8;
+  experts.model.moe_ffn_hidden_size = 512;
+  experts.model.moe_shared_expert_intermediate_size = 4 * 33;  // which 8 does not divide
+  experts.parallel.ep = 2;
+  experts.parallel.world_size = 8;
+  experts.train.global_batch_size = 8;
+  const auto truth = all_layouts(experts, h100(), 80e9);
+  const LayoutSearch found = search_layouts(experts, h100(), 80e9, {}, 3, 1 << 20, 2);
+  ASSERT_GE(found.layouts.size(), 3U);
+  for (std::size_t i = 0; i < 3; ++i) {
+    EXPECT_DOUBLE_EQ(found.layouts[i].cost.step_s, truth.at(i).cost.step_s) << i;
+    EXPECT_EQ(found.layouts[i].dp % 2, 0);
+  }
+  EXPECT_THAT(flags_of(experts, found.layouts[0].choice), testing::HasSubstr(" --ep 2"));
+}
+
 TEST(LayoutSearch, IsTheSameForAnyNumberOfThreadsAndSaysWhereItStopped) {
   const Hardware hardware = h100();
   const LayoutSearch one = search_layouts(recipe(), hardware, 6e9, {}, 3, 32, 1);

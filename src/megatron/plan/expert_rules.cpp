@@ -21,6 +21,11 @@ void check_experts(const config::ModelConfig& model, Rules& rules) {
                 "model.moe_router_topk must be at most model.num_experts: a token passes each expert once.",
                 concat(model.moe_router_topk, " of ", model.num_experts),
                 concat("--moe-router-topk ", std::max<std::int64_t>(1, model.num_experts)));
+  rules.require(
+      model.moe_router_topk > 1 || model.moe_router_pre_softmax || model.moe_router_score_function != "softmax",
+      "A router that chooses one expert needs the softmax over all of them: over one it is always 1, and "
+      "teaches the router nothing.",
+      "moe_router_topk 1, moe_router_pre_softmax false", "--moe-router-pre-softmax");
   const config::ModelTraits& traits = config::model_traits(model.architecture);
   rules.require(traits.causal && !traits.encoder_decoder,
                 concat("model.num_experts is for model.architecture ",

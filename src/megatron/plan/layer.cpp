@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "megatron/base/error.h"
+
 namespace megatron::plan {
 namespace {
 
@@ -155,13 +157,16 @@ Kept weight_inputs_of(const Experts& experts, int tp, const Recomputed& /*again*
 }
 
 struct BranchNames {
-  const char *norm, *site;
+  const char *norm, *site, *last;  ///< last: of the linear layers
 };
-BranchNames names_of(const SelfAttention& /*attention*/) { return {"input_layernorm", "attention"}; }
-BranchNames names_of(const CrossAttention& /*attention*/) { return {"pre_cross_attn_layernorm", "cross attention"}; }
-BranchNames names_of(const Mlp& /*mlp*/) { return {"pre_mlp_layernorm", "mlp"}; }
-
-BranchNames names_of(const Experts& /*experts*/) { return {"pre_mlp_layernorm", "mlp"}; }
+BranchNames names_of(const SelfAttention& /*attention*/) {
+  return {"input_layernorm", "attention", "self_attention.linear_proj"};
+}
+BranchNames names_of(const CrossAttention& /*attention*/) {
+  return {"pre_cross_attn_layernorm", "cross attention", "cross_attention.linear_proj"};
+}
+BranchNames names_of(const Mlp& /*mlp*/) { return {"pre_mlp_layernorm", "mlp", "mlp.linear_fc2"}; }
+BranchNames names_of(const Experts& /*experts*/) { return {"pre_mlp_layernorm", "mlp", "mlp"}; }
 
 BranchNames names_of(const Branch& branch) {
   return std::visit([](const auto& inner) { return names_of(inner); }, branch.inner);
@@ -170,7 +175,7 @@ BranchNames names_of(const Branch& branch) {
 }  // namespace
 
 std::string Branch::norm() const { return names_of(*this).norm; }
-std::string Branch::out_norm() const { return linears(1).back().name + ".post_layernorm"; }
+std::string Branch::out_norm() const { return concat(names_of(*this).last, ".post_layernorm"); }
 std::string Branch::site() const { return names_of(*this).site; }
 
 std::vector<Linear> Branch::linears(std::int64_t hidden) const {

@@ -73,11 +73,14 @@ class Search {
         facts_(facts),
         world_(recipe.parallel.world_size) {
     config::RunConfig alone = with_layout(recipe, {});
-    alone.parallel.world_size = 1;
+    alone.parallel.world_size = alone.parallel.ep = 1;
     alone.train.micro_batch_size = alone.train.global_batch_size = 1;
     alone.schedule = {};                                       // of so few samples
     const ResolvedRun run = resolve(std::move(alone), facts);  // what is wrong with the recipe itself is said here
     model_ = run.config.model;
+    widths_ = {model_.num_attention_heads, run.shape.ffn_hidden};
+    if (run.shape.experts)
+      widths_.insert(widths_.end(), {run.shape.experts->expert.width, run.shape.experts->shared_width});
     batch_ = recipe.train.global_batch_size;
     if (batch_ < 1)
       throw ConfigError(
@@ -88,10 +91,10 @@ class Search {
   std::vector<Candidate> candidates() {
     std::vector<Candidate> all;
     for (const std::int64_t tp : divisors(world_, std::min<std::int64_t>(kMostTp, hardware_.ranks_per_node))) {
-      if (model_.num_attention_heads % tp != 0) continue;
+      if (std::ranges::any_of(widths_, [&](std::int64_t width) { return width % tp != 0; })) continue;
       for (const std::int64_t pp : divisors(world_ / tp, model_.num_layers)) {
         const std::int64_t dp = world_ / tp / pp;
-        if (model_.num_layers % pp != 0 || batch_ % dp != 0) continue;
+        if (model_.num_layers % pp != 0 || batch_ % dp != 0 || dp % recipe_.parallel.ep != 0) continue;
         for (const std::int64_t vpp :
              pp == 1 ? std::vector<std::int64_t>{1} : divisors(model_.num_layers / pp, kMostVpp))
           for (const std::int64_t micro : divisors(batch_ / dp, kMostMicroBatch))
@@ -143,8 +146,8 @@ class Search {
     const auto [at, is_new] = whole_.try_emplace({tp, micro, recompute});
     if (!is_new) return at->second;
     config::RunConfig config = with_layout(recipe_, {.tp = tp, .micro_batch_size = micro, .recompute = recompute});
-    config.parallel.world_size = tp;
-    config.train.global_batch_size = micro;
+    config.parallel.world_size = tp * config.parallel.ep;
+    config.train.global_batch_size = micro * config.parallel.ep;
     config.schedule = {};
     const ResolvedRun run = resolve(std::move(config), facts_);
     const StepCost cost = step_cost(run, hardware_);
@@ -165,6 +168,7 @@ class Search {
   const Facts& facts_;
   std::int64_t world_;
   config::ModelConfig model_;
+  std::vector<std::int64_t> widths_;  ///< what tp must divide
   std::int64_t batch_ = 0;
   std::int64_t allowed_ = 0;
   std::map<std::tuple<int, std::int64_t, std::string>, WholeModel> whole_;
@@ -195,6 +199,7 @@ config::RunConfig with_layout(config::RunConfig recipe, const LayoutChoice& choi
 std::string flags_of(const config::RunConfig& recipe, const LayoutChoice& choice) {
   const config::RunConfig config = with_layout(recipe, choice);
   std::string flags = concat("--tp ", choice.tp, config.parallel.sp ? " --sp" : "", " --pp ", choice.pp);
+  if (config.parallel.ep > 1) flags += concat(" --ep ", config.parallel.ep);
   if (choice.pp > 1) flags += concat(" --vpp ", choice.vpp, " --schedule ", choice.schedule);
   flags += concat(" --micro-batch-size ", choice.micro_batch_size, " --train.recompute ", choice.recompute);
   if (!choice.sharding.empty())

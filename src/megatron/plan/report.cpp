@@ -36,12 +36,19 @@ json groups_of(const ResolvedRun& run) {
   const RankGrid& grid = run.grid;
   const RankRoles roles(grid);
   const auto data = roles.groups([](const RankRoles& r, int rank) { return r.samples(rank); });
-  return {{"tensor", grid.groups({Axis::Tp})},
-          {"pipeline", grid.groups({Axis::Pp})},
-          {"data", data},
-          {"model", grid.groups({Axis::Tp, Axis::Pp})},
-          {"embedding", embedding_groups(run)},
-          {"position_embedding", grid.position_embedding_groups(run.placement)}};
+  json groups = {{"tensor", grid.groups({Axis::Tp})},
+                 {"pipeline", grid.groups({Axis::Pp})},
+                 {"data", data},
+                 {"model", grid.groups({Axis::Tp, Axis::Pp})},
+                 {"embedding", embedding_groups(run)},
+                 {"position_embedding", grid.position_embedding_groups(run.placement)}};
+  if (run.config.parallel.ep > 1) {
+    const RankRoles of_experts = roles_of(run);
+    groups["experts"] = of_experts.groups([](const RankRoles& r, int rank) { return r.experts(rank); });
+    groups["expert_gradients"] =
+        of_experts.groups([](const RankRoles& r, int rank) { return r.gradients(rank, Weights::Experts); });
+  }
+  return groups;
 }
 
 /// Every parameter in forward order. `slices`: by tensor-parallel rank, the ranges along `split_dim` that it holds;

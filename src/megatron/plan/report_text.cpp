@@ -90,9 +90,11 @@ std::string step_text(const ResolvedRun& run, const json& all) {
 std::string groups_text(const ResolvedRun& run, const json& groups) {
   std::string out = concat("ranks: ", run.grid.world_size(), " = tp ", run.grid.size(Axis::Tp), " x dp ",
                            run.grid.sample_shares(), " x pp ", run.grid.size(Axis::Pp), "\n");
-  for (const char* name : {"tensor", "pipeline", "data", "model", "embedding", "position_embedding"})
-    out += row(name, concat(groups[name].size(), " x ", groups[name][0].size(), "  ",
-                            beginning(groups[name], kShown, numbers)));
+  for (const char* name :
+       {"tensor", "pipeline", "data", "model", "embedding", "position_embedding", "experts", "expert_gradients"})
+    if (groups.contains(name))
+      out += row(name, concat(groups[name].size(), " x ", groups[name][0].size(), "  ",
+                              beginning(groups[name], kShown, numbers)));
   return out;
 }
 

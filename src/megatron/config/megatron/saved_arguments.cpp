@@ -30,7 +30,7 @@ constexpr std::array<std::string_view, 12> kOfNoRun = {"context parallelism",
                                                        "embeddings of BERT as output"};
 
 /// Features without which a run cannot continue, but its weights mean the same.
-constexpr std::array<std::string_view, 24> kOfTraining = {"FP8",
+constexpr std::array<std::string_view, 23> kOfTraining = {"FP8",
                                                           "FP4",
                                                           "QK clip",
                                                           "fp32 residual stream",
@@ -45,7 +45,6 @@ constexpr std::array<std::string_view, 24> kOfTraining = {"FP8",
                                                           "loss on pad tokens",
                                                           "conversations from HF data sets",
                                                           "named prompt formats",
-                                                          "skip iterations",
                                                           "logit distillation",
                                                           "fp32 accumulation by name",
                                                           "the batch would follow the layout",
@@ -83,7 +82,7 @@ Share share_of_option(const std::string& path) {
   if (section == "parallel") return Share::Layout;
   if (among(kOfLaunch, path)) return Share::None;
   const bool run = section == "data" || section == "fim" || section == "train" || section == "optimizer" ||
-                   section == "schedule" || path == "checkpoint.save_interval";
+                   section == "schedule" || path == "checkpoint.save_interval" || path == "guard.skip_iterations";
   return run ? Share::Run : Share::None;
 }
 

@@ -39,6 +39,7 @@ struct LayerWork {
   std::vector<AttentionCore> cores;
   Product first_of_mlp;
   double tokens = 0, queries = 0, inner = 0;  ///< widths, summed over branches
+  double sent = 0;                            ///< copies of tokens that go to ranks with other experts
 };
 
 /// Costs of one tensor-parallel rank's share of the model's pieces.
@@ -51,7 +52,8 @@ class Pieces {
         tokens_(as_double(run.config.train.micro_batch_size * run.config.data.seq_length)),
         element_(as_double(element_bytes(run.config))),
         hidden_(as_double(run.shape.hidden)),
-        tp_span_(span_of(run.grid, run.grid.peers(0, Axis::Tp), hardware.ranks_per_node)) {}
+        tp_span_(span_of(run.grid, run.grid.peers(0, Axis::Tp), hardware.ranks_per_node)),
+        ep_span_(span_of(run.grid, roles_of(run).experts(0).ranks, hardware.ranks_per_node)) {}
 
   LayerWork work_of(const LayerSpec& layer) const {
     const config::RunConfig& config = run_.config;
@@ -86,7 +88,7 @@ class Pieces {
     back.elementwise = elementwise(work, software.stream_backward_passes, software.query_backward_passes,
                                    software.inner_backward_passes);
     back.launches = software.backward_launches * software.launch_us * 1e-6;
-    back.tensor = 2 * all_reduce_s(hardware_, tp_span_, stream_bytes());
+    back.tensor = 2 * all_reduce_s(hardware_, tp_span_, stream_bytes()) + 3 * exchange_s(work);
     if (run_.config.parallel.sp) back.tensor += 2 * ring_pass_s(hardware_, tp_span_, stream_bytes());
     if (!partial) add_recomputed_modules(work, back);
     return passes;
@@ -100,7 +102,7 @@ class Pieces {
     parts.elementwise =
         elementwise(work, software.stream_forward_passes, software.query_forward_passes, software.inner_forward_passes);
     parts.launches = software.forward_launches * software.launch_us * 1e-6;
-    parts.tensor = 2 * all_reduce_s(hardware_, tp_span_, stream_bytes());
+    parts.tensor = 2 * all_reduce_s(hardware_, tp_span_, stream_bytes()) + 2 * exchange_s(work);
     return parts;
   }
 
@@ -180,6 +182,7 @@ class Pieces {
     const double ep = run_.config.parallel.ep, count = as_double(experts.count), top_k = as_double(experts.top_k);
     work.first_of_mlp = {count / ep, as_double(tokens.sequences * tokens.length) * top_k / count * ep,
                          as_double(experts.expert.first_rows()) / tp_, hidden_};
+    if (ep > 1) work.sent += as_double(tokens.sequences * tokens.length) * top_k;
     work.inner += (top_k * as_double(experts.expert.first_rows()) + as_double(experts.shared().first_rows())) / tp_;
   }
 
@@ -194,6 +197,11 @@ class Pieces {
     for (const AttentionCore& core : work.cores)
       sum += seen(core) * (seconds(core.scores) + seconds(core.context)) + passes_over(core, true);
     return sum;
+  }
+
+  /// Rows of the stream's width to the experts of other ranks, or back from them (model/experts/expert_layer.h).
+  double exchange_s(const LayerWork& work) const {
+    return work.sent == 0 ? 0 : ring_pass_s(hardware_, ep_span_, work.sent * hidden_ * element_);
   }
 
   double elementwise(const LayerWork& work, double stream, double query, double inner) const {
@@ -215,7 +223,7 @@ class Pieces {
   const ResolvedRun& run_;
   const Hardware& hardware_;
   double tp_, tokens_, element_, hidden_;
-  Span tp_span_;
+  Span tp_span_, ep_span_;
 };
 
 /// By stage. `partial`: of microbatches that recompute in part (schedule::Op::partial).
