@@ -168,6 +168,23 @@ class Supervise(unittest.TestCase):
         self.assertIn("got:", supervised.end(code=2))
         self.assertFalse(supervised.folder.exists())
 
+    def test_megatron_lms_check_for_nans_stops_the_run(self):
+        words = ["pretrain_gpt", "--num-layers", 2, "--hidden-size", 64, "--num-attention-heads", 4, "--seq-length", 32,
+                 "--max-position-embeddings", 32, "--micro-batch-size", 4, "--lr", 1e-3, "--train-iters", 4,
+                 "--tokenizer-type", "HuggingFaceTokenizer", "--tokenizer-model", self.place.tokenizer,
+                 "--split", "9,1,0", "--eval-iters", 0, "--data-path", self.place.path / "tokens_text_document",
+                 "--guard.inject_faults", "nan:3"]
+        out = self.place.path / "run"
+        errors = run("run", "--backoff-s", 0, "--", *words, "--train.out", out, code=1)
+        self.assertIn("iteration 3: the loss must be finite and no spike (train.exit_on_nan)", errors)
+        events = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
+        for source, names in (("run", ["nan", "stopped"]), ("supervisor", ["started", "left"])):
+            self.assertEqual([event["event"] for event in events if event["source"] == source], names)
+        # What is said of guard.on_nan holds, as does the fix.
+        for name, said in (("skips", ["--guard.on_nan", "skip"]), ("fixed", ["--guard.skip_iterations", 3])):
+            run(*words, "--train.out", self.place.path / name, *said)
+            self.assertEqual(len(self.place.losses(name)), 4)
+
     def test_a_spike_stops_the_run_and_leaves_its_batch(self):
         supervised = self.supervised(
             "run", ["--backoff-s", 0],

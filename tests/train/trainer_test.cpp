@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cmath>
 #include <filesystem>
@@ -71,6 +72,13 @@ class TrainerTest : public ::testing::Test {
     std::vector<json> lines;
     for (std::string line; std::getline(in, line);) lines.push_back(json::parse(line));
     return lines;
+  }
+
+  std::vector<std::string> events(const std::string& name) const {
+    std::ifstream in(folder_ / name / "events.jsonl");
+    std::vector<std::string> names;
+    for (std::string line; std::getline(in, line);) names.push_back(json::parse(line)["event"].get<std::string>());
+    return names;
   }
 
   const TemporaryFolder temporary_;
@@ -255,7 +263,9 @@ TEST_F(TrainerTest, SkippedIterationsConsumeSamplesButDoNotAdvanceTheSchedule) {
       } catch (const comm::PeerError&) {
         throw;
       } catch (const std::runtime_error& e) {
-        EXPECT_NE(std::string(e.what()).find("iteration 2: loss"), std::string::npos) << e.what();
+        EXPECT_NE(std::string(e.what()).find("iteration 2: the loss must be finite and no spike (train.exit_on_nan)"),
+                  std::string::npos)
+            << e.what();
         ++refused;
         throw;
       }
@@ -264,6 +274,11 @@ TEST_F(TrainerTest, SkippedIterationsConsumeSamplesButDoNotAdvanceTheSchedule) {
   } catch (const std::runtime_error&) {
     EXPECT_EQ(refused, 2);
   }
+  EXPECT_EQ(events("strict"), (std::vector<std::string>{"nan", "stopped"})) << "a supervisor must know";
+  options.train.out = (folder_ / "explicit").string();
+  options.parallel.tp = options.parallel.world_size = 1;
+  options.guard.on_nan = "skip";
+  EXPECT_EQ(run(options), Outcome::Done) << "what was said of guard.on_nan holds";
 }
 
 TEST_F(TrainerTest, AnOverflowEndsAStrictRunWhereTheLossScaleCannotComeDown) {
@@ -283,7 +298,7 @@ TEST_F(TrainerTest, AnOverflowEndsAStrictRunWhereTheLossScaleCannotComeDown) {
       run(strict);
       ADD_FAILURE() << "trained to its end without a step";
     } catch (const std::runtime_error& e) {
-      EXPECT_NE(std::string(e.what()).find("iteration 1: loss"), std::string::npos) << e.what();
+      EXPECT_NE(std::string(e.what()).find("iteration 1: the loss must be finite"), std::string::npos) << e.what();
     }
   }
 }

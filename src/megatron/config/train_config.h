@@ -82,7 +82,9 @@ struct TrainConfig {
       "float32 matrix products: high permits three bf16 ones (error 4e-6 instead of 4e-7) on AMX, TF32 on CUDA.",
       "matmul-precision", Choices({"highest", "high"}));
     v("exit_on_nan", exit_on_nan,
-      "End the run at a NaN or infinite loss or gradient instead of skipping the step; fp16 skips overflows still.");
+      "What guard.on_nan auto is: end the run at a NaN or infinite loss or gradient instead of skipping the step. fp16 "
+      "skips overflows still.",
+      unless("guard.on_nan", {"skip", "rollback", "stop"}));
     v("exit_interval", exit_interval,
       "Save and end after an iteration that is a multiple of this, with exit code 0; the same command resumes. 0: "
       "never.",
@@ -96,7 +98,7 @@ struct TrainConfig {
 
 /// What a run does about losses that are not finite or leap, and about ranks that hang.
 struct GuardConfig {
-  std::string on_nan = "skip";
+  std::string on_nan = "auto";
   std::string on_spike = "ignore";
   double spike_factor = 2;
   std::int64_t spike_window = 32;
@@ -109,8 +111,9 @@ struct GuardConfig {
   void visit(auto& v) {
     v("on_nan", on_nan,
       "At a NaN or infinite loss or gradient: skip (leave the update out), rollback (resume from the last checkpoint, "
-      "skip the batch) or stop (write the batch, end with exit code 1). fp16 skips overflows still.",
-      "on-nan", Choices({"skip", "rollback", "stop"}));
+      "skip the batch) or stop (write the batch, end with exit code 1); auto: stop with train.exit_on_nan, else skip. "
+      "fp16 skips overflows still.",
+      "on-nan", Choices({"auto", "skip", "rollback", "stop"}));
     v("on_spike", on_spike,
       "At a loss above spike_factor times the median of the spike_window losses before it: ignore, or as on_nan.",
       "on-spike", Choices({"ignore", "skip", "rollback", "stop"}));

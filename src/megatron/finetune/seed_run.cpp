@@ -102,9 +102,11 @@ class SeedRun {
           static_cast<std::size_t>(config_.data.prefetch));
       while (!stop && !is_done()) {
         const std::int64_t tokens = first_ ? tokens_of(state_.consumed_samples) : 0;
-        stop = train::run_iteration({run_, engine_, reader, saver_, log_ ? &*log_ : nullptr}, state_, stop_requested_(),
-                                    tokens)
-                   .result.stop;
+        const train::StepResult result = train::run_iteration({run_, engine_, reader, saver_, log_ ? &*log_ : nullptr},
+                                                              state_, stop_requested_(), tokens)
+                                             .result;
+        if (config_.train.exit_on_nan && result.skipped && !result.harmless) end_at(result);
+        stop = result.stop;
         if (!stop && validation_is_due()) validate();
         const std::int64_t save_interval = config_.checkpoint.save_interval;
         if (stop || (save_interval > 0 && state_.iteration % save_interval == 0)) save();
@@ -124,6 +126,12 @@ class SeedRun {
 
  private:
   bool is_done() const { return state_.iteration >= config_.train.train_iters; }
+
+  [[noreturn]] void end_at(const train::StepResult& result) {
+    saver_.finish();
+    throw std::runtime_error(concat("iteration ", state_.iteration, ": loss ", result.loss, " and gradient norm ",
+                                    result.grad_norm, " must be finite (train.exit_on_nan)."));
+  }
 
   /// After the iteration that was done last, and not done yet.
   bool validation_is_due() const {

@@ -22,11 +22,13 @@ LossGuard::Action action_named(const std::string& name, const RunState& state, c
 
 }  // namespace
 
-LossGuard::LossGuard(const config::GuardConfig& guard, int rank)
-    : guard_(guard),
+LossGuard::LossGuard(const config::RunConfig& config, int rank)
+    : guard_(config.guard),
       rank_(rank),
-      faults_(plan::faults_of(guard.inject_faults)),
-      spikes_(guard.spike_factor, static_cast<std::size_t>(guard.spike_window)) {}
+      faults_(plan::faults_of(guard_.inject_faults)),
+      spikes_(guard_.spike_factor, static_cast<std::size_t>(guard_.spike_window)) {
+  if (guard_.on_nan == "auto") guard_.on_nan = config.train.exit_on_nan ? "stop" : "skip";
+}
 
 void LossGuard::start_at(const RunState& state) { spikes_.set_losses(state.recent_losses); }
 

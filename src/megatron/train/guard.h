@@ -2,7 +2,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "megatron/config/train_config.h"
+#include "megatron/config/run_config.h"
 #include "megatron/plan/steps/faults.h"
 #include "megatron/supervise/spikes.h"
 #include "megatron/train/resume/run_state.h"
@@ -10,12 +10,12 @@
 
 namespace megatron::train {
 
-/// What a run does about losses that are not finite or leap (config.guard), the same on every rank.
+/// What a run does about losses that are not finite or leap (config.guard, train.exit_on_nan), the same on every rank.
 class LossGuard {
  public:
   enum class Action : std::uint8_t { None, Skip, RollBack, Stop };
 
-  LossGuard(const config::GuardConfig& guard, int rank);
+  LossGuard(const config::RunConfig& config, int rank);
 
   /// The run stands at `state`: it starts, or was rolled back.
   void start_at(const RunState& state);

@@ -2,9 +2,7 @@
 
 #include <algorithm>
 #include <functional>
-#include <stdexcept>
 
-#include "megatron/base/error.h"
 #include "megatron/base/timer.h"
 #include "megatron/kernels/runtime.h"
 #include "megatron/plan/steps/batch_plan.h"
@@ -112,11 +110,7 @@ IterationEnd run_iteration(const IterationParts& parts, RunState& state, bool st
                          .tokens = tokens};
   measure_ranks(run, engine, state, done);
   if (parts.log) parts.log->iteration(state, done);
-  const bool ends = run.config.train.exit_on_nan && run.config.guard.on_nan == "skip";
-  if (!result.skipped || !ends || result.harmless || result.spike) return end;
-  parts.saver.finish();
-  throw std::runtime_error(concat("iteration ", state.iteration, ": loss ", result.loss, " and gradient norm ",
-                                  result.grad_norm, " must be finite (train.exit_on_nan)."));
+  return end;
 }
 
 void print_times(Engine& engine, const config::LogConfig& options, RunLog* log, const std::vector<TimerId>& timers) {

@@ -53,9 +53,8 @@ void skip_batch(const IterationParts& parts, RunState& state);
 
 /// One optimizer step on what `reader` has next, and what it entails: a save under way advances, `state` advances, the
 /// log is written. `stop`: this rank was asked to stop; the result says whether some rank was. `tokens`: of the step,
-/// where samples have other lengths than data.seq_length (RunLog::Iteration). Collective over the world. Throws
-/// std::runtime_error where, with train.exit_on_nan and guard.on_nan skip, a loss or gradient is not finite; what was
-/// being saved then is.
+/// where samples have other lengths than data.seq_length (RunLog::Iteration). What becomes of a
+/// step that was skipped is the caller's to decide. Collective over the world.
 IterationEnd run_iteration(const IterationParts& parts, RunState& state, bool stop, std::int64_t tokens = 0);
 
 /// What all ranks have measured of `timers`, which are of their own (timers.h), on the console by `log`, null on other

@@ -106,7 +106,7 @@ class TrainingRun {
         data_s_(since_start_.seconds()),
         engine_(run, world, device),
         saver_(save_folder(config_), world, saver_options(config_)),
-        guard_(config_.guard, world.rank()) {
+        guard_(config_, world.rank()) {
     engine_.pipeline.use(forward_step);
     engine_.pipeline.report_to(outside_.activity);
     begin_phase("loading");
@@ -243,10 +243,15 @@ class TrainingRun {
   [[noreturn]] void stop_for(const IterationEnd& end, const std::string& kind, const std::string& batch) {
     saver_.finish();
     tell("stopped", {{"iteration", state_.iteration}, {"why", kind}, {"batch", batch}});
+    const bool by_check = kind == "nan" && config_.guard.on_nan == "auto";
+    std::string skipped;  // these as before, and this one
+    for (const std::int64_t iteration : config_.guard.skip_iterations) skipped += concat(iteration, " ");
     throw std::runtime_error(rule_got_fix(
-        concat("iteration ", state_.iteration, ": the loss must be finite and no spike (guard.on_", kind, ")."),
+        concat("iteration ", state_.iteration, ": the loss must be finite and no spike (",
+               by_check ? "train.exit_on_nan" : "guard.on_" + kind, ")."),
         concat("loss ", end.result.loss, ", gradient norm ", end.result.grad_norm, "; the batch is in ", batch),
-        concat("--guard.skip_iterations ", state_.iteration, " skips it; megatron data cat ", batch, " shows it")));
+        concat("--guard.skip_iterations ", skipped, state_.iteration, " skips it; megatron data cat ", batch,
+               " shows it")));
   }
 
   // To the newest whole checkpoint; the batch of the iteration that was done last, and those before it that
