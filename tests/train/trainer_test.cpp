@@ -281,6 +281,32 @@ TEST_F(TrainerTest, SkippedIterationsConsumeSamplesButDoNotAdvanceTheSchedule) {
   EXPECT_EQ(run(options), Outcome::Done) << "what was said of guard.on_nan holds";
 }
 
+TEST_F(TrainerTest, ASaveThatWasAskedForIsNotLostWithTheStep) {
+  const auto saved_at = [&](config::RunConfig options, int asks_at) {
+    options.checkpoint.keep_last = 100;
+    const plan::ResolvedRun resolved = plan::resolve(options);
+    int steps = 0;
+    RunWatch watch{.saves_requested = [&] { return ++steps >= asks_at ? 1 : 0; }};
+    train(
+        resolved, /*eod=*/0, comm::Group(), at::kCPU, [] { return false; }, {}, {}, {}, watch);
+    std::vector<std::string> names;
+    for (const auto& entry : fs::directory_iterator(fs::path(options.train.out) / "checkpoints"))
+      if (entry.is_directory()) names.push_back(entry.path().filename().string());
+    std::ranges::sort(names);
+    return names;
+  };
+  auto skips = config("skips");
+  skips.guard.skip_iterations = {3, 4};
+  skips.guard.on_nan = "skip";
+  EXPECT_EQ(saved_at(skips, 3), (std::vector<std::string>{"iter_0000005", "iter_0000006"})) << "after the next step";
+  auto rolls_back = config("rolls_back");
+  rolls_back.checkpoint.save_interval = 2;
+  rolls_back.guard.on_nan = "rollback";
+  rolls_back.guard.inject_faults = {"nan:3"};
+  EXPECT_EQ(saved_at(rolls_back, 3),
+            (std::vector<std::string>{"iter_0000002", "iter_0000003", "iter_0000004", "iter_0000006"}));
+}
+
 TEST_F(TrainerTest, AnOverflowEndsAStrictRunWhereTheLossScaleCannotComeDown) {
   const auto options = [&](const char* name) {
     auto strict = config(name);

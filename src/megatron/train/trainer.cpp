@@ -131,13 +131,14 @@ class TrainingRun {
     while (!stop && !leave && !is_done()) {
       const Iterated iterated = iterate();
       stop = iterated.stop;
+      save_is_asked_ = save_is_asked_ || iterated.save;
       if (iterated.rolled_back) continue;
       if (progress_ && !saver_.under_way()) progress_->saved();
       if (!stop && validation_is_due()) stop = validate();
       leave = is_time_to_leave();
       const std::int64_t save_interval = config_.checkpoint.save_interval;
       const bool is_due = save_interval > 0 && state_.iteration % save_interval == 0;
-      if (is_done() || stop || leave || is_due || iterated.save) save();
+      if (is_done() || stop || leave || is_due || std::exchange(save_is_asked_, false)) save();
     }
     saver_.finish();
     if (progress_) progress_->saved();
@@ -168,15 +169,15 @@ class TrainingRun {
 
   // Collective over the world.
   Iterated iterate() {
-    const bool asks = outside_.saves_requested && engine_.context.world().rank() == 0;
-    const int saves = asks ? outside_.saves_requested() : 0;
-    const IterationParts parts{
-        run_, engine_, *reader_, saver_, log_ ? &*log_ : nullptr, saves > std::exchange(saves_seen_, saves)};
+    IterationParts parts{run_, engine_, *reader_, saver_, log_ ? &*log_ : nullptr};
     begin_phase("step");
     if (skips_batch(config_.guard, state_, state_.iteration + 1)) {
       skip_batch(parts, state_);
       return {};
     }
+    const bool asks = outside_.saves_requested && engine_.context.world().rank() == 0;
+    const int saves = asks ? outside_.saves_requested() : 0;  // ranks agree in a step: who asks before waits for one
+    parts.save = saves > std::exchange(saves_seen_, saves);
     guard_.before_step(state_.iteration + 1);
     const bool profiled = step_is_profiled();
     engine_.pipeline.profile(profiled);
@@ -491,6 +492,7 @@ class TrainingRun {
   checkpoint::Saver saver_;
   LossGuard guard_;
   int saves_seen_ = 0;
+  bool save_is_asked_ = false;  // on every rank; what was rolled back is saved after the next step
   Start start_;
   RunState state_;
   std::optional<RunLog> log_;                  // of the first rank
