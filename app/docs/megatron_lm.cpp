@@ -128,7 +128,6 @@ struct Difference {
   const char *path, *text;
 };
 constexpr Difference kDifferences[] = {
-    {"guard.skip_iterations", "counted from 1 here, from 0 there"},
     {"model.max_position_embeddings", "not required"},
     {"model.vocab_size", "not required: the tokenizer's"},
     {"optimizer.overlap_grad_reduce", "on by default; `--no-overlap-grad-reduce` turns it off"},

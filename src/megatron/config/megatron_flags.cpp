@@ -19,6 +19,7 @@ constexpr MegatronAdvice kAdvice[] = {
     {"exp-avg-dtype", "--optimizer.state_dtype, of both moments"},
     {"exp-avg-sq-dtype", "--optimizer.state_dtype, of both moments"},
     {"group-query-attention", "leave it out; --num-query-groups says it"},
+    {"iterations-to-skip", "--guard.skip_iterations, which counts from 1: each of them + 1"},
     {"lr-decay-iters", "--lr-decay-samples, iterations x global batch"},
     {"lr-warmup-iters", "--lr-warmup-samples, iterations x global batch"},
     {"lr-wsd-decay-iters", "--lr-wsd-decay-samples, iterations x global batch"},

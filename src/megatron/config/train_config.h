@@ -127,7 +127,7 @@ struct GuardConfig {
     v("max_rollbacks", max_rollbacks, "Rollbacks of the run after which the next one ends it as stop does.",
       when("guard.on_nan", {"rollback"}) || when("guard.on_spike", {"rollback"}));
     v("skip_iterations", skip_iterations,
-      "Iterations, counted from 1, whose batches are skipped without being computed.", "iterations-to-skip");
+      "Iterations, counted from 1, whose batches are skipped without being computed.");
     v("hang_dump_s", hang_dump_s,
       "Seconds without any operation after which a rank writes what it does to train.out/dump.jsonl; 0: half of "
       "parallel.timeout_s.",
