@@ -1,6 +1,5 @@
 #include <chrono>
 #include <cstdio>
-#include <cstdlib>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -11,6 +10,8 @@
 
 #include "app/jobs.h"
 #include "megatron/base/error.h"
+#include "megatron/base/machine/environment.h"
+#include "megatron/base/machine/launcher.h"
 #include "megatron/base/progress.h"
 #include "megatron/base/text/json.h"
 #include "megatron/base/text/printable.h"
@@ -86,12 +87,6 @@ struct TrainingCommand {
     return config.checkpoint.save.empty() ? out() / "checkpoints" : fs::path(config.checkpoint.save);
   }
 };
-
-bool is_under_launcher() {
-  for (const char* name : {"RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"})
-    if (const char* value = std::getenv(name); value != nullptr && *value != '\0') return true;
-  return false;
-}
 
 TrainingCommand command_of(const Args& words) {
   const std::vector<std::string>& programs = config::megatron_programs();
@@ -320,10 +315,11 @@ int run_supervised(const Args& args) {
   RunOptions options;
   const Args words = config::parse_command_line(options, args, kUsage);
   check(options);
-  if (is_under_launcher())
+  const Environment environment = process_environment();
+  if (const auto by = launcher_of(environment))
     throw ConfigError(rule_got_fix(
         "megatron run starts the ranks of one machine itself; those of a launcher are the launcher's to start again.",
-        "variables of torchrun, MPI or Slurm",
+        concat(by->variable, "=", environment.at(by->variable), ", a variable of ", by->name),
         "leave run out, and let the launcher restart: torchrun --max-restarts 100; train resumes by itself"));
   return Supervisor(command_of(words), options).go();
 }

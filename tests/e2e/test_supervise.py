@@ -250,6 +250,16 @@ class Supervise(unittest.TestCase):
         self.assertEqual(beat["phase"], "ended")
         self.assertRegex((supervised.folder / "metrics.prom").read_text(), r"megatron_train_loss \d")
 
+    def test_ranks_of_a_launcher_are_its_own(self):
+        for variables, variable in (({"SLURM_PROCID": "0"}, "SLURM_PROCID"),
+                                    ({"RANK": "0", "WORLD_SIZE": "1"}, "RANK")):
+            done = subprocess.run([MEGATRON, "run", "--", "train", self.place.recipe], capture_output=True, text=True,
+                                  env=os.environ | variables)
+            self.assertEqual(done.returncode, 2)
+            self.assertIn(f"got:  {variable}=0", done.stderr)
+        self.assertNotIn("launcher", run("run", "--", "train", self.place.path / "none.toml", code=2,
+                                         inside=["env", "SLURM_PROCID=0", "SLURM_PTY_PORT=1", "RANK=0"]))
+
     def test_no_rank_outlives_the_supervisor(self):
         supervised = self.supervised("run", [], [*PROCESSES, "--world-size", 2, "--tp", 2, "--train-iters", 100000,
                                                  "--threads-per-rank", 1])

@@ -1,9 +1,9 @@
 #pragma once
+#include "megatron/base/machine/environment.h"
 #include "megatron/comm/processes/rendezvous.h"
 
 namespace megatron::comm {
 
-/// This process's environment, as data: what place_from() reads.
-Environment process_environment();
+using megatron::process_environment;  // what place_from() reads
 
 }  // namespace megatron::comm

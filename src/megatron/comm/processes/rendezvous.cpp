@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "megatron/base/error.h"
+#include "megatron/base/machine/launcher.h"
 
 namespace megatron::comm {
 namespace {
@@ -15,6 +16,7 @@ class Reader {
   Reader(const Environment& environment, std::string launcher)
       : environment_(environment), launcher_(std::move(launcher)) {}
 
+  const std::string& launcher() const { return launcher_; }
   const std::string* text(const std::string& name) const {
     const auto found = environment_.find(name);
     return found == environment_.end() || found->second.empty() ? nullptr : &found->second;
@@ -71,14 +73,13 @@ void take_common(const Reader& in, LaunchedRank& place, int default_port) {
 void require_address(const Reader& in, const LaunchedRank& place) {
   if (in.text("MASTER_ADDR") || place.local_size == place.world_size) return;
   throw ConfigError(
-      rule_got_fix(concat("Ranks on several hosts must know where to meet (", place.launcher, ")."),
+      rule_got_fix(concat("Ranks on several hosts must know where to meet (", in.launcher(), ")."),
                    concat(place.local_size, " of ", place.world_size, " ranks on this host, no MASTER_ADDR"),
                    "set MASTER_ADDR to the host of rank 0 on every rank"));
 }
 
 LaunchedRank from_torchrun(const Reader& in) {
   LaunchedRank place;
-  place.launcher = "torchrun";
   place.world_size = in.need("WORLD_SIZE", 1, kMaxRanks);
   place.rank = in.need("RANK", 0, place.world_size - 1);
   place.local_size = in.get("LOCAL_WORLD_SIZE", 1, place.world_size, 1);
@@ -93,7 +94,6 @@ LaunchedRank from_torchrun(const Reader& in) {
 
 LaunchedRank from_open_mpi(const Reader& in) {
   LaunchedRank place;
-  place.launcher = "Open MPI";
   place.world_size = in.need("OMPI_COMM_WORLD_SIZE", 1, kMaxRanks);
   place.rank = in.need("OMPI_COMM_WORLD_RANK", 0, place.world_size - 1);
   place.local_size = in.get("OMPI_COMM_WORLD_LOCAL_SIZE", 1, place.world_size, place.world_size);
@@ -106,7 +106,6 @@ LaunchedRank from_open_mpi(const Reader& in) {
 
 LaunchedRank from_pmi(const Reader& in) {
   LaunchedRank place;
-  place.launcher = "PMI";
   place.world_size = in.need("PMI_SIZE", 1, kMaxRanks);
   place.rank = in.need("PMI_RANK", 0, place.world_size - 1);
   place.local_size = in.get("MPI_LOCALNRANKS", 1, place.world_size, place.world_size);
@@ -133,7 +132,6 @@ int tasks_on_node(const std::string& list, int node) {
 
 LaunchedRank from_slurm(const Reader& in) {
   LaunchedRank place;
-  place.launcher = "Slurm";
   place.world_size = in.need(in.text("SLURM_STEP_NUM_TASKS") ? "SLURM_STEP_NUM_TASKS" : "SLURM_NTASKS", 1, kMaxRanks);
   place.rank = in.need("SLURM_PROCID", 0, place.world_size - 1);
   place.local_rank = in.get("SLURM_LOCALID", 0, kMaxRanks, 0);
@@ -149,6 +147,20 @@ LaunchedRank from_slurm(const Reader& in) {
   const std::string *job = in.text("SLURM_JOB_ID"), *step = in.text("SLURM_STEP_ID");
   take_common(in, place, job ? port_of_job(leading_number(*job), step ? leading_number(*step) : 0) : kDefaultPort);
   return place;
+}
+
+LaunchedRank place_by(Launcher launcher, const Reader& in) {
+  switch (launcher) {
+    case Launcher::Torchrun:
+      return from_torchrun(in);
+    case Launcher::OpenMpi:
+      return from_open_mpi(in);
+    case Launcher::Pmi:
+      return from_pmi(in);
+    case Launcher::Slurm:
+      break;
+  }
+  return from_slurm(in);
 }
 
 [[noreturn]] void bad_host_list(const std::string& list) {
@@ -203,20 +215,14 @@ std::vector<std::string> expand_host_list(const std::string& list) {
 
 std::optional<LaunchedRank> place_from(const Environment& environment) {
   const auto has = [&](const char* name) { return environment.contains(name) && !environment.at(name).empty(); };
-  std::optional<LaunchedRank> place;
-  if (has("RANK") && has("WORLD_SIZE")) {
-    place = from_torchrun(Reader(environment, "torchrun"));
-  } else if (has("OMPI_COMM_WORLD_RANK")) {
-    place = from_open_mpi(Reader(environment, "Open MPI"));
-  } else if (has("PMI_RANK")) {
-    place = from_pmi(Reader(environment, "PMI"));
-  } else if (has("SLURM_PROCID") && !has("SLURM_PTY_PORT")) {
-    place = from_slurm(Reader(environment, "Slurm"));
-  }
+  const auto found = launcher_of(environment);
+  if (!found) return std::nullopt;
+  LaunchedRank place = place_by(found->launcher, Reader(environment, found->name));
+  place.launcher = found->name;
   const bool counted =
       has("LOCAL_WORLD_SIZE") || has("OMPI_COMM_WORLD_LOCAL_SIZE") || has("MPI_LOCALNRANKS") || has("SLURM_PROCID");
-  const bool all_here = place && counted && place->local_size == place->world_size;
-  if (all_here && !place->store_is_kept && place->interface.empty()) place->address = "127.0.0.1";
+  const bool all_here = counted && place.local_size == place.world_size;
+  if (all_here && !place.store_is_kept && place.interface.empty()) place.address = "127.0.0.1";
   return place;
 }
 

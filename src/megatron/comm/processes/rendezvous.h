@@ -1,13 +1,14 @@
 #pragma once
-#include <map>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "megatron/base/machine/environment.h"
+
 // Pure part of the start of ranks: what the environment says, as data. Nothing here reads the environment itself.
 namespace megatron::comm {
 
-using Environment = std::map<std::string, std::string>;
+using megatron::Environment;
 
 /// Where one rank stands among the processes of a run, and where they meet.
 struct LaunchedRank {
@@ -30,8 +31,8 @@ struct LaunchedRank {
 /// …), looked for in this order; nullopt where none is there. MASTER_ADDR and MASTER_PORT hold under each of them;
 /// without them, Slurm meets on the first host of its list, at a port that its job and step decide, MPI on this host if
 /// all ranks are here. Ranks that are all on one host and keep the store themselves meet on its loopback interface,
-/// whatever MASTER_ADDR says. Throws ConfigError on values that are missing, malformed or contradict each other. A
-/// Slurm allocation without srun (no SLURM_PROCID) is no launcher.
+/// whatever MASTER_ADDR says. Throws ConfigError on values that are missing, malformed or contradict each other. What
+/// counts as a launcher is launcher_of()'s to say.
 std::optional<LaunchedRank> place_from(const Environment& environment);
 
 /// The variables that make place_from return `place`: what a program that starts its own ranks gives them.

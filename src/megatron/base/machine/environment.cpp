@@ -1,10 +1,10 @@
-#include "megatron/comm/processes/environment.h"
+#include "megatron/base/machine/environment.h"
 
 #include <unistd.h>
 
 #include <string_view>
 
-namespace megatron::comm {
+namespace megatron {
 
 Environment process_environment() {
   Environment variables;
@@ -16,4 +16,4 @@ Environment process_environment() {
   return variables;
 }
 
-}  // namespace megatron::comm
+}  // namespace megatron
