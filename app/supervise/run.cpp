@@ -10,6 +10,7 @@
 
 #include "app/jobs.h"
 #include "megatron/base/error.h"
+#include "megatron/base/machine/child_process.h"
 #include "megatron/base/machine/environment.h"
 #include "megatron/base/machine/launcher.h"
 #include "megatron/base/progress.h"
@@ -176,12 +177,11 @@ class Supervisor {
     Json words = Json::array();
     for (const std::string& word : command_.words) words.push_back(word);
     events_.write("started", {{"attempt", attempt_}, {"ranks", command_.ranks}, {"command", words}});
-    sv::ChildCommand child;
-    child.words = {fs::read_symlink("/proc/self/exe").string()};
-    child.words.insert(child.words.end(), command_.words.begin(), command_.words.end());
+    ProgramStart program{.path = "/proc/self/exe", .words = {"megatron"}};
+    program.words.insert(program.words.end(), command_.words.begin(), command_.words.end());
     pulse_.restart();
     return sv::run_child(
-        child, signals_,
+        program, signals_,
         [this] {
           events_.flush();
           return pulse_.has_stopped();
@@ -301,7 +301,7 @@ class Supervisor {
 
   const RunOptions options_;
   TrainingCommand command_;
-  const sv::HeldSignals signals_;
+  const HeldSignals signals_;
   sv::RestartPolicy policy_;
   sv::EventLog events_;
   sv::LineTail run_events_;

@@ -250,6 +250,14 @@ class Supervise(unittest.TestCase):
         self.assertEqual(beat["phase"], "ended")
         self.assertRegex((supervised.folder / "metrics.prom").read_text(), r"megatron_train_loss \d")
 
+    def test_a_reader_of_stderr_that_goes_away_ends_nothing(self):
+        supervised = self.supervised("run", ["--backoff-s", 0, "--max-restarts", 1],
+                                     ["--train-iters", 5, "--guard.inject_faults", "exit:3:0"])
+        supervised.process.stderr.close()
+        supervised.process.stderr = None
+        self.assertEqual(supervised.process.wait(timeout=240), 1)
+        self.assertEqual(supervised.events()[-1]["event"], "gave_up")
+
     def test_ranks_of_a_launcher_are_its_own(self):
         for variables, variable in (({"SLURM_PROCID": "0"}, "SLURM_PROCID"),
                                     ({"RANK": "0", "WORLD_SIZE": "1"}, "RANK")):

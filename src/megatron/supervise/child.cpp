@@ -3,54 +3,25 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/prctl.h>
-#include <sys/signalfd.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
-#include <cmath>
-#include <cstring>
+#include <csignal>
 #include <fstream>
+#include <optional>
 #include <stdexcept>
 #include <utility>
+#include <vector>
 
 #include "megatron/base/error.h"
-
-extern char** environ;
 
 namespace megatron::supervise {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-bool is_ending(int signal) { return signal == SIGINT || signal == SIGTERM || signal == SIGHUP; }
-
-bool is_ignored_now(int signal) {
-  struct sigaction action {};
-  return sigaction(signal, nullptr, &action) == 0 && action.sa_handler == SIG_IGN;
-}
-
-std::vector<char*> pointers_to(std::vector<std::string>& texts) {
-  std::vector<char*> result;
-  for (std::string& text : texts) result.push_back(text.data());
-  result.push_back(nullptr);
-  return result;
-}
-
-std::vector<std::string> environment_of(const ChildCommand& command) {
-  std::map<std::string, std::string> all;
-  for (char** variable = environ; *variable != nullptr; ++variable) {
-    const std::string text = *variable;
-    const std::size_t equals = text.find('=');
-    if (equals != std::string::npos) all[text.substr(0, equals)] = text.substr(equals + 1);
-  }
-  for (const auto& [name, value] : command.variables) all[name] = value;
-  std::vector<std::string> result;
-  for (const auto& [name, value] : all) result.push_back(concat(name, "=", value));
-  return result;
-}
 
 /// Those of this process, orphans that it has inherited included.
 std::vector<pid_t> own_children() {
@@ -63,8 +34,11 @@ std::vector<pid_t> own_children() {
 /// The process of a job and what it writes.
 class Job {
  public:
-  Job(const ChildCommand& command, const HeldSignals& signals);
-  ~Job() { end_all(); }
+  Job(ProgramStart start, const HeldSignals& signals);
+  ~Job() {
+    end_all();
+    prctl(PR_SET_CHILD_SUBREAPER, 0);
+  }
   Job(const Job&) = delete;
   Job& operator=(const Job&) = delete;
 
@@ -89,32 +63,17 @@ class Job {
   int output_ = -1;
 };
 
-Job::Job(const ChildCommand& command, const HeldSignals& signals) {
-  std::vector<std::string> words = command.words, environment = environment_of(command);
-  const std::vector<char*> argv = pointers_to(words), envp = pointers_to(environment);
+Job::Job(ProgramStart start, const HeldSignals& signals) {
   int pipe_ends[2];
   if (pipe2(pipe_ends, O_CLOEXEC) != 0) throw std::runtime_error("cannot open a pipe to the job");
-  const pid_t parent = getpid();
-  pid_ = fork();
-  if (pid_ < 0) {
-    const int error = errno;
-    close(pipe_ends[0]);
-    close(pipe_ends[1]);
-    throw std::runtime_error(concat("cannot start a process: ", std::strerror(error)));
+  prctl(PR_SET_CHILD_SUBREAPER, 1);  // orphans of the job's processes become ours
+  start.errors = pipe_ends[1];
+  try {
+    pid_ = start_process(start, signals);
+  } catch (...) {
+    for (const int pipe_end : pipe_ends) close(pipe_end);
+    throw;
   }
-  if (pid_ == 0) {                        // only calls that are safe between fork and exec
-    setpgid(0, 0);                        // the terminal's Ctrl-C reaches the supervisor alone, which passes it on
-    prctl(PR_SET_PDEATHSIG, SIGKILL);     // a job does not outlive its supervisor
-    if (getppid() != parent) _exit(127);  // it died before the line above
-    dup2(pipe_ends[1], STDERR_FILENO);
-    std::signal(SIGUSR1, SIG_IGN);  // until it listens
-    std::signal(SIGUSR2, SIG_IGN);
-    sigset_t mask = signals.before();
-    pthread_sigmask(SIG_SETMASK, &mask, nullptr);
-    execve(argv[0], argv.data(), envp.data());
-    _exit(127);
-  }
-  setpgid(pid_, pid_);  // whoever comes first
   close(pipe_ends[1]);
   output_ = pipe_ends[0];
   fcntl(output_, F_SETFL, O_NONBLOCK);
@@ -164,43 +123,18 @@ void Job::end_all() {
 
 }  // namespace
 
-HeldSignals::HeldSignals() {
-  prctl(PR_SET_CHILD_SUBREAPER, 1);
-  sigset_t set;
-  sigemptyset(&set);
-  for (const int signal : {SIGCHLD, SIGUSR1, SIGUSR2, SIGINT, SIGTERM, SIGHUP})
-    if (!is_ending(signal) || !is_ignored_now(signal)) sigaddset(&set, signal);
-  pthread_sigmask(SIG_BLOCK, &set, &before_);
-  descriptor_ = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
-  if (descriptor_ < 0) throw std::runtime_error("cannot listen for signals");
-}
-
-HeldSignals::~HeldSignals() {
-  close(descriptor_);
-  pthread_sigmask(SIG_SETMASK, &before_, nullptr);
-  prctl(PR_SET_CHILD_SUBREAPER, 0);
-}
-
-int HeldSignals::take(double seconds) const {
-  pollfd waits{descriptor_, POLLIN, 0};
-  if (seconds > 0) poll(&waits, 1, static_cast<int>(std::ceil(std::min(seconds, 1e6) * 1000)));
-  signalfd_siginfo info{};
-  if (read(descriptor_, &info, sizeof info) != sizeof info) return 0;
-  return info.ssi_signo == SIGCHLD ? 0 : static_cast<int>(info.ssi_signo);
-}
-
-ChildEnd run_child(const ChildCommand& command, const HeldSignals& signals, const std::function<bool()>& is_stuck,
+ChildEnd run_child(const ProgramStart& program, const HeldSignals& signals, const std::function<bool()>& is_stuck,
                    double dump_s) {
   constexpr int kBeatMs = 500;
   ChildEnd end;
-  Job job(command, signals);
+  Job job(program, signals);
   std::optional<Clock::time_point> kill_at;
   while (true) {
     pollfd waits[2] = {{signals.descriptor(), POLLIN, 0}, {job.output(), POLLIN, 0}};
     poll(waits, 2, kBeatMs);
     job.pass_on(end.last_errors);
     while (const int signal = signals.take(0)) {
-      if (is_ending(signal) && std::exchange(end.stopped, true)) {
+      if (asks_to_end(signal) && std::exchange(end.stopped, true)) {
         job.end_all();
         end.code = 128 + signal;
         end.signal = SIGKILL;
