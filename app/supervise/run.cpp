@@ -23,6 +23,7 @@
 #include "megatron/supervise/child.h"
 #include "megatron/supervise/events.h"
 #include "megatron/supervise/layouts.h"
+#include "megatron/supervise/pulse.h"
 #include "megatron/supervise/restart.h"
 #include "megatron/supervise/run_files.h"
 
@@ -117,37 +118,8 @@ TrainingCommand command_of(const Args& words) {
   return command;
 }
 
-/// Whether a job makes progress, by its heartbeat.
-class Pulse {
- public:
-  Pulse(fs::path heartbeat, double limit_s) : path_(std::move(heartbeat)), limit_s_(limit_s) {}
-
-  /// A job starts now: what is there of the one before does not count.
-  void restart() {
-    at_start_ = last_ = sv::small_file(path_).value_or("");
-    since_ = Clock::now();
-    operations_ = -1;
-  }
-  bool has_stopped() {
-    const Clock::time_point now = Clock::now();
-    const std::string text = sv::small_file(path_).value_or("");
-    if (text != last_) {
-      last_ = text;
-      const auto beat = sv::read_heartbeat(path_);
-      if (beat && std::exchange(operations_, beat->operations) != beat->operations) since_ = now;
-    }
-    constexpr double kLongerAtStart = 10;  // files are read and indices built before the first beat
-    const double limit_s = last_ == at_start_ ? kLongerAtStart * limit_s_ : limit_s_;
-    return std::chrono::duration<double>(now - since_).count() > limit_s;
-  }
-
- private:
-  fs::path path_;
-  double limit_s_;
-  std::string at_start_, last_;
-  std::int64_t operations_ = -1;
-  Clock::time_point since_ = Clock::now();
-};
+std::string ranks_text(int ranks) { return concat(ranks, ranks == 1 ? " rank" : " ranks"); }
+std::string restarts_text(int restarts) { return concat(restarts, restarts == 1 ? " restart" : " restarts"); }
 
 class Supervisor {
  public:
@@ -160,8 +132,7 @@ class Supervisor {
                  .max_backoff_s = options.max_backoff_s}),
         events_(command_.out() / "events.jsonl", "supervisor"),
         run_events_(command_.out() / "events.jsonl"),
-        pulse_(command_.out() / "heartbeat.json",
-               options.hang_s > 0 ? options.hang_s : command_.config.parallel.timeout_s + 60) {}
+        pulse_(options.hang_s > 0 ? options.hang_s : command_.config.parallel.timeout_s + 60) {}
 
   int go() {
     run_events_.next();
@@ -179,15 +150,17 @@ class Supervisor {
     events_.write("started", {{"attempt", attempt_}, {"ranks", command_.ranks}, {"command", words}});
     ProgramStart program{.path = "/proc/self/exe", .words = {"megatron"}};
     program.words.insert(program.words.end(), command_.words.begin(), command_.words.end());
-    pulse_.restart();
+    pulse_.start(heartbeat(), Clock::now());
     return sv::run_child(
         program, signals_,
         [this] {
           events_.flush();
-          return pulse_.has_stopped();
+          return pulse_.has_stopped(heartbeat(), Clock::now());
         },
         options_.dump_s);
   }
+
+  std::optional<sv::Heartbeat> heartbeat() const { return sv::read_heartbeat(command_.out() / "heartbeat.json"); }
 
   void say(const std::string& text) const { write_line(stderr, concat("supervisor: ", text)); }
 
@@ -207,7 +180,7 @@ class Supervisor {
     const bool well = !end.hung && (end.code == kDone || end.code == kInterrupted);
     if (well && end.code == kDone) {
       events_.write("done", {{"restarts", policy_.restarts()}, {"ranks", command_.ranks}});
-      if (policy_.restarts() > 0) say(concat("done, after ", policy_.restarts(), " restarts"));
+      if (policy_.restarts() > 0) say(concat("done, after ", restarts_text(policy_.restarts())));
       return kDone;
     }
     if (well || end.stopped) {
@@ -215,20 +188,21 @@ class Supervisor {
       say(concat("interrupted", end.code == kInterrupted ? " and saved" : ""));
       return end.code;
     }
-    const bool stopped = run_has_stopped();
-    if (stopped) {
-      events_.write("left", {{"exit_code", end.code}});
-      say("the run has stopped by itself: see events.jsonl");
-      return kFailed;
-    }
-    if (end.code == kWrong && attempt_ == 0) return kWrong;  // nothing was begun, and why is said
-    return std::nullopt;
+    if (!run_has_stopped()) return std::nullopt;
+    say("the run has stopped by itself: see events.jsonl");
+    return leave_as_it_is(kFailed, "the run has stopped by itself");
+  }
+
+  /// Starting the job again would change nothing.
+  int leave_as_it_is(int code, const char* why) {
+    events_.write("not_restarted", {{"exit_code", code}, {"why", why}});
+    return code;
   }
 
   /// Prepares the next attempt and waits for its time; or what to exit with.
   std::optional<int> after_failure(const sv::ChildEnd& end) {
     const auto checkpoint = sv::newest_checkpoint(command_.checkpoints());
-    const auto beat = sv::read_heartbeat(command_.out() / "heartbeat.json");
+    const auto beat = heartbeat();
     const std::string how = end.hung         ? "hung, and was ended"
                             : end.signal > 0 ? concat("was ended by signal ", end.signal)
                                              : concat("failed with exit code ", end.code);
@@ -238,13 +212,16 @@ class Supervisor {
                                                  {"iteration", beat ? beat->iteration : 0},
                                                  {"checkpoint", checkpoint.value_or(-1)},
                                                  {"last_line", sv::last_line(end.last_errors)}});
-    const sv::Decision decision = policy_.failed(checkpoint);
+    const bool refused = !end.hung && end.code == kWrong;
+    const sv::Decision decision = policy_.failed({.checkpoint = checkpoint, .refused = refused});
     if (decision.what == sv::Decision::What::GiveUp) {
       events_.write("gave_up", {{"restarts", policy_.restarts()}});
-      say(concat("the job ", how, "; ", policy_.restarts(), " restarts were all that --max-restarts allows"));
+      say(concat("the job ", how, "; --max-restarts allows no more than ", restarts_text(policy_.restarts())));
       return kFailed;
     }
-    if (decision.what == sv::Decision::What::Shrink) shrink();
+    const bool shrinks = decision.what == sv::Decision::What::Shrink;
+    const bool is_other = shrinks && shrink(refused);
+    if (refused && !is_other) return leave_as_it_is(kWrong, "the job's command is wrong");  // and it has said why
     ++attempt_;
     const std::string from = checkpoint ? concat("iteration ", *checkpoint) : "the beginning";
     events_.write("restart", {{"attempt", attempt_},
@@ -252,12 +229,13 @@ class Supervisor {
                               {"checkpoint", checkpoint.value_or(-1)},
                               {"delay_s", decision.delay_s}});
     say(concat("the job ", how, "; restart ", policy_.restarts(), " of ", options_.max_restarts, " from ", from, " on ",
-               command_.ranks, command_.ranks == 1 ? " rank" : " ranks", " in ", human_duration(decision.delay_s)));
+               ranks_text(command_.ranks), " in ", human_duration(decision.delay_s)));
     return wait(decision.delay_s);
   }
 
-  /// Fewer ranks, if the run can continue in a layout of them.
-  void shrink() {
+  /// Fewer ranks, if the run can continue in a layout of them; whether there is one. `refused`: the one that was tried
+  /// last is none.
+  bool shrink(bool refused) {
     config::RunConfig config = command_.config;
     try {  // as the run has resolved it
       const fs::path recipe = command_.out() / "recipe.toml";
@@ -274,16 +252,21 @@ class Supervisor {
                                             [](const config::RunConfig& c) { return plan::broken_rules(c).empty(); });
     if (!smaller) {
       events_.write("no_smaller_layout", {{"ranks", command_.ranks}, {"min_ranks", options_.min_ranks}});
-      return;
+      return false;
     }
     const config::ParallelConfig& now = smaller->config.parallel;
     events_.write("shrunk",
                   {{"from_ranks", command_.ranks}, {"ranks", smaller->ranks}, {"tp", now.tp}, {"pp", now.pp}});
-    say(concat("the job failed ", options_.tries, " times without a new checkpoint: ", smaller->ranks, " ranks (tp ",
-               now.tp, ", pp ", now.pp, ") instead of ", command_.ranks));
+    const std::string why = refused ? "these ranks cannot continue the run"
+                            : options_.tries == 1
+                                ? "the job failed"
+                                : concat("the job failed ", options_.tries, " times without a new checkpoint");
+    say(concat(why, ": ", ranks_text(smaller->ranks), " (tp ", now.tp, ", pp ", now.pp, ") instead of ",
+               command_.ranks));
     command_.ranks = smaller->ranks;
     command_.config = smaller->config;
     command_.words.insert(command_.words.end(), smaller->words.begin(), smaller->words.end());
+    return true;
   }
 
   /// Nothing once the time is over; what to exit with where a signal comes first.
@@ -305,7 +288,7 @@ class Supervisor {
   sv::RestartPolicy policy_;
   sv::EventLog events_;
   sv::LineTail run_events_;
-  Pulse pulse_;
+  sv::Pulse pulse_;
   int attempt_ = 0;
 };
 

@@ -130,7 +130,8 @@ class Supervise(unittest.TestCase):
                          "--guard.skip_iterations", 31, 48)
         self.assertEqual(self.place.losses("harmed"), self.place.losses("whole"))
         self.assertEqual(len(self.place.losses("whole")), 60)
-        self.assertEqual({event["event"] for event in harmed.events("failed", "hung")}, {"failed", "hung"})
+        self.assertGreaterEqual(len(harmed.events("failed", "hung")), 2)
+        self.assertTrue(harmed.events("hung"), "a rank that was stopped is known by nothing else")
         self.assertGreaterEqual(len(harmed.events("rolled_back")), 2)
         self.assertEqual(harmed.events()[-1]["event"], "done")
         told = [json.loads(line) for line in (harmed.folder / "dump.jsonl").read_text().splitlines()]
@@ -157,7 +158,7 @@ class Supervise(unittest.TestCase):
     def test_a_budget_is_a_budget(self):
         supervised = self.supervised("run", ["--backoff-s", 0, "--max-restarts", 1],
                                      ["--train-iters", 5, "--guard.inject_faults", "exit:3:0"])
-        self.assertIn("all that --max-restarts allows", supervised.end(code=1))
+        self.assertIn("--max-restarts allows no more than 1 restart\n", supervised.end(code=1))
         self.assertEqual([event["event"] for event in supervised.events()],
                          ["started", "failed", "restart", "started", "failed", "gave_up"])
         self.assertEqual(supervised.events("failed")[0]["exit_code"], 70)
@@ -167,6 +168,16 @@ class Supervise(unittest.TestCase):
         supervised = self.supervised("run", [], ["--tp", 3])
         self.assertIn("got:", supervised.end(code=2))
         self.assertFalse(supervised.folder.exists())
+
+    def test_what_has_become_wrong_is_said_once(self):
+        supervised = self.supervised("run", ["--backoff-s", 0, "--hang-s", 1000],
+                                     ["--train-iters", 5, "--guard.inject_faults", "hang:3:0"])
+        supervised.wait_until(lambda: supervised.steps() >= 2)
+        (self.place.path / "tokens_text_document.bin").unlink()
+        os.kill(supervised.job(), signal.SIGKILL)
+        self.assertIn("tokens_text_document", supervised.end(code=2))
+        self.assertEqual([event["event"] for event in supervised.events() if event["source"] == "supervisor"],
+                         ["started", "failed", "restart", "started", "failed", "not_restarted"])
 
     def test_megatron_lms_check_for_nans_stops_the_run(self):
         words = ["pretrain_gpt", "--num-layers", 2, "--hidden-size", 64, "--num-attention-heads", 4, "--seq-length", 32,
@@ -178,7 +189,7 @@ class Supervise(unittest.TestCase):
         errors = run("run", "--backoff-s", 0, "--", *words, "--train.out", out, code=1)
         self.assertIn("iteration 3: the loss must be finite and no spike (train.exit_on_nan)", errors)
         events = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
-        for source, names in (("run", ["nan", "stopped"]), ("supervisor", ["started", "left"])):
+        for source, names in (("run", ["nan", "stopped"]), ("supervisor", ["started", "not_restarted"])):
             self.assertEqual([event["event"] for event in events if event["source"] == source], names)
         # What is said of guard.on_nan holds, as does the fix.
         for name, said in (("skips", ["--guard.on_nan", "skip"]), ("fixed", ["--guard.skip_iterations", 3])):

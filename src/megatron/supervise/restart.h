@@ -16,11 +16,17 @@ struct Decision {
   enum class What : std::uint8_t {
     Restart,
     Shrink,  ///< restart, with fewer ranks if there is a layout of fewer
-    GiveUp
+    GiveUp,  ///< the budget is spent
+    Refused  ///< the job's command is wrong: another start would say the same
   };
   What what = What::Restart;
-  double delay_s = 0;        ///< before the restart
-  int without_progress = 0;  ///< failures in a row, this one included, since there was a new checkpoint
+  double delay_s = 0;  ///< before the restart
+};
+
+/// How a job has failed.
+struct Failure {
+  std::optional<std::int64_t> checkpoint = {};  ///< the newest; nothing: there is none
+  bool refused = false;                         ///< the job has not begun: its command is wrong
 };
 
 /// Decides when a job that fails is started again. Knows no clock and no process.
@@ -28,14 +34,15 @@ class RestartPolicy {
  public:
   explicit RestartPolicy(const RestartOptions& options) : options_(options) {}
 
-  /// The job has failed, and its newest checkpoint is that of `checkpoint`; nothing: it has none.
-  Decision failed(std::optional<std::int64_t> checkpoint);
+  /// The job has failed. One that is refused with fewer ranks than before may be taken with fewer still.
+  Decision failed(const Failure& failure);
   int restarts() const { return restarts_; }
 
  private:
   RestartOptions options_;
   int restarts_ = 0;
   int without_progress_ = 0, since_shrink_ = 0;
+  bool has_just_shrunk_ = false;
   std::optional<std::int64_t> newest_;
 };
 
