@@ -7,6 +7,9 @@
 #include <cstdio>
 #include <ctime>
 #include <filesystem>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "app/jobs.h"
 #include "app/print.h"
@@ -22,8 +25,8 @@ namespace {
 constexpr const char* kUsage =
     "megatron watch RUN… [--once] [--every SECONDS]\n\n"
     "Shows where runs stand: loss, validation, learning rate, tokens/s, time left, memory, curves and the last "
-    "events,\nfrom the files in their folders (train.out). Drawn again when they change; Ctrl-C ends it. Without a "
-    "terminal, once.";
+    "events,\nfrom the files in their folders (train.out). A folder that is not there yet is waited for. Drawn again "
+    "when they change; Ctrl-C ends it. Without a terminal, once.";
 
 constexpr std::size_t kMaxRuns = 8;
 
@@ -42,6 +45,8 @@ struct WatchOptions {
 
 struct ScreenSize {
   int width = 100, height = 30;
+
+  bool operator==(const ScreenSize&) const = default;
 };
 
 ScreenSize screen_size(const WatchOptions& options) {
@@ -88,15 +93,32 @@ void watch_on(std::vector<supervise::WatchedRun>& runs, const WatchOptions& opti
   const OtherScreen screen;
   const timespec pause{static_cast<std::time_t>(options.every_s),
                        static_cast<long>(std::fmod(options.every_s, 1) * 1e9)};
-  ScreenSize drawn{0, 0};
+  std::string drawn;
+  ScreenSize drawn_on{0, 0};
   do {
-    bool changed = false;
-    for (supervise::WatchedRun& run : runs) changed = run.update() || changed;
+    for (supervise::WatchedRun& run : runs) run.update();
     const ScreenSize size = screen_size(options);
-    if (!changed && size.width == drawn.width && size.height == drawn.height) continue;
-    drawn = size;
-    OtherScreen::draw(supervise::dashboard(runs, size.width, size.height, unix_seconds()));
+    std::string text = supervise::dashboard(runs, size.width, size.height, unix_seconds());
+    if (text == drawn && size == drawn_on) continue;  // time alone changes what a run that died shows
+    OtherScreen::draw(text);
+    drawn = std::move(text);
+    drawn_on = size;
   } while (sigtimedwait(&ends, nullptr, &pause) < 0);
+}
+
+/// A run that has not begun is waited for, where somebody looks on.
+void require_run(const std::string& word, bool stays) {
+  if (std::filesystem::is_directory(word)) return;
+  if (std::filesystem::exists(word))
+    throw ConfigError(
+        rule_got_fix("watch takes folders of runs (train.out).", word + ", a file",
+                     concat("megatron watch ", std::filesystem::path(word).parent_path().empty()
+                                                   ? "."
+                                                   : std::filesystem::path(word).parent_path().string())));
+  if (stays) return;
+  throw ConfigError(rule_got_fix("Without a terminal, and with --once, the folder of a run must be there.",
+                                 word + ", which is not",
+                                 concat("megatron watch ", word, " in a terminal waits for it")));
 }
 
 }  // namespace
@@ -113,13 +135,13 @@ int watch(const Args& args) {
     if (value < 0 || value > 1000 || (value > 0 && value < 4))
       throw ConfigError(
           rule_got_fix(concat(name, " must be 0, or from 4 to 1000."), concat(value), concat(name, " 0")));
+  const bool stays = !options.once && is_terminal(stdout);
   std::vector<supervise::WatchedRun> runs;
   for (const std::string& word : words) {
-    if (!std::filesystem::is_directory(word))
-      throw ConfigError(rule_got_fix("watch takes folders of runs (train.out).", word, "megatron watch runs/default"));
+    require_run(word, stays);
     runs.emplace_back(word, word);
   }
-  if (!options.once && is_terminal(stdout)) {
+  if (stays) {
     watch_on(runs, options);
     return kDone;
   }

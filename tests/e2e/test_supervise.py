@@ -356,8 +356,28 @@ class Watch(unittest.TestCase):
         screen.read_until(b"\x1b[?1049l")
         self.assertEqual(screen.process.wait(timeout=60), 0)
 
+    def test_a_run_that_died_is_seen_to(self):
+        self.write_steps(1, 30)
+        beat = {"unix_s": time.time() - 30, "phase": "step", "iteration": 31, "train_iters": 100}
+        (self.run_folder / "heartbeat.json").write_text(json.dumps(beat))
+        screen = Screen(self.run_folder, "--every", 0.05, columns=200)
+        self.addCleanup(screen.close)
+        for _ in range(2):  # nothing changes but the time
+            screen.read_until(b"step, last heartbeat ")
+            screen.read_until(b"\x1b[J")
+
+    def test_a_run_that_comes_later_is_waited_for(self):
+        late = self.run_folder / "late"
+        screen = Screen(late, "--every", 0.05, columns=200)
+        self.addCleanup(screen.close)
+        screen.read_until(b"waiting for its folder")
+        late.mkdir()
+        screen.read_until(b"no heartbeat")
+
     def test_a_run_that_does_not_change_is_not_drawn_again(self):
         self.write_steps(1, 30)
+        beat = {"unix_s": time.time() + 3600, "phase": "step", "iteration": 31, "train_iters": 100}
+        (self.run_folder / "heartbeat.json").write_text(json.dumps(beat))  # it has no age to tell
         screen = Screen(self.run_folder, "--every", 0.05)
         self.addCleanup(screen.close)
         screen.read_until(b"\x1b[J")
@@ -383,7 +403,9 @@ class Watch(unittest.TestCase):
 
     def test_what_is_no_run_is_refused(self):
         run("watch", code=2)
-        run("watch", self.run_folder / "nowhere", code=2)
+        self.assertIn("waits for it", run("watch", self.run_folder / "nowhere", code=2))
+        self.write_steps(1, 1)
+        run("watch", self.run_folder / "metrics.jsonl", code=2)
         run("watch", self.run_folder, "--every", 0, code=2)
         run("watch", self.run_folder, "--width", 3, code=2)
 

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <filesystem>
 #include <fstream>
 
 #include "tests/testing/temporary_folder.h"
@@ -11,6 +12,7 @@
 namespace megatron::supervise {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 int columns_of(const std::string& line) {
@@ -85,10 +87,38 @@ TEST_F(Dashboard, FitsTheScreen) {
 }
 
 TEST_F(Dashboard, ShowsNothingThatATerminalObeys) {
+  // A control sequence, its 8-bit form (U+009B), DEL, a bell, a title, and marks of direction.
+  const std::string marks = "\\u001b[2J\\u009b2J\\u007f\\u0007\\u001b]0;x\\u0007\\u202e\\u2066";
   write("metrics.jsonl", "{\"iteration\":1,\"loss\":1}\n");
-  write("events.jsonl", "{\"event\":\"a\\u001b[2Jb\",\"source\":\"\\u202e\",\"n\\u0007\":\"x\"}\n");
-  write("heartbeat.json", "{\"phase\":\"\\u001b]0;x\\u0007\"}");
-  for (const char c : drawn(200, 24)) EXPECT_TRUE(c == '\n' || static_cast<unsigned char>(c) >= 0x20);
+  write("events.jsonl", "{\"time\":\"" + marks + "\",\"event\":\"a" + marks + "b\",\"source\":\"" + marks + "\",\"n" +
+                            marks + "\":\"x" + marks + "\"}\n");
+  write("heartbeat.json", "{\"phase\":\"p" + marks + "\"}");
+  const std::string text = drawn(400, 24);
+  EXPECT_THAT(text, AllOf(HasSubstr("· p"), HasSubstr("x\\x1b[2J"))) << "they are told, not obeyed";
+  for (const char c : text) EXPECT_TRUE(c == '\n' || static_cast<unsigned char>(c) >= 0x20);
+  for (const char* obeyed : {"\x7f", "\xc2\x9b", "\u202e", "\u2066"}) EXPECT_EQ(text.find(obeyed), std::string::npos);
+}
+
+TEST_F(Dashboard, SurvivesFiguresThatNoRunHas) {
+  write("metrics.jsonl", R"({"iteration":-9223372036854775808,"loss":1e308,"step_ms":1e308,"tokens_per_s":-1e308})"
+                         "\n"
+                         R"({"iteration":-9223372036854775807,"loss":-1e308,"step_ms":1})"
+                         "\n");
+  write("heartbeat.json", R"({"unix_s":-1e308,"phase":"step","iteration":1,"train_iters":9223372036854775807})");
+  EXPECT_THAT(drawn(160, 24), HasSubstr("ETA unknown"));
+}
+
+TEST(Watched, AFolderMayComeLater) {
+  const TemporaryFolder parent;
+  std::vector<WatchedRun> runs;
+  runs.emplace_back("late", parent.path() / "late");
+  runs.back().update();
+  EXPECT_THAT(dashboard(runs, 80, 24, 1000), HasSubstr("waiting for its folder"));
+  std::filesystem::create_directory(parent.path() / "late");
+  std::ofstream(parent.path() / "late/metrics.jsonl") << "{\"iteration\":3,\"loss\":2}\n";
+  std::ofstream(parent.path() / "late/recipe.toml") << "[train]\ntrain_iters = 12\n";
+  runs.back().update();
+  EXPECT_THAT(dashboard(runs, 80, 24, 1000), HasSubstr("iteration 3 of 12 (25 %)"));
 }
 
 TEST_F(Dashboard, ARunWithoutFilesHasNoSteps) { EXPECT_THAT(drawn(80, 24), HasSubstr("no steps yet")); }

@@ -75,7 +75,7 @@ std::pair<double, double> range_of(const std::vector<double>& values) {
 
 /// What a run is doing, by its heartbeat.
 std::string state_of(const WatchedRun& run, double now_unix_s) {
-  if (!run.heartbeat()) return "no heartbeat (log.heartbeat_s)";
+  if (!run.heartbeat()) return run.has_folder() ? "no heartbeat (log.heartbeat_s)" : "waiting for its folder";
   const Heartbeat& beat = *run.heartbeat();
   if (beat.phase == "ended") return "ended";
   const double age_s = now_unix_s - beat.unix_s;
@@ -92,7 +92,8 @@ std::string head_line(const WatchedRun& run, double now_unix_s) {
         fmt::format(" of {} ({:.0f} %)", total, 100.0 * static_cast<double>(iteration) / static_cast<double>(total));
     const double step_ms = mean_of_last(steps, &StepPoint::step_ms, 50);
     if (iteration < total && std::isfinite(step_ms))
-      line += " · ETA " + human_duration(step_ms / 1000 * static_cast<double>(total - iteration));
+      line +=
+          " · ETA " + human_duration(step_ms / 1000 * (static_cast<double>(total) - static_cast<double>(iteration)));
   }
   return line + " · " + state_of(run, now_unix_s);
 }
@@ -192,35 +193,36 @@ std::vector<std::string> block_chart(const std::vector<double>& values, int widt
 }
 
 WatchedRun::WatchedRun(std::string name, const std::filesystem::path& out)
-    : name_(std::move(name)), out_(out), curves_(out), event_lines_(out / "events.jsonl") {
+    : name_(std::move(name)), out_(out), curves_(out), event_lines_(out / "events.jsonl") {}
+
+void WatchedRun::read_recipe() {
+  const auto recipe = out_ / "recipe.toml";
+  if (iters_of_recipe_ >= 0 || !std::filesystem::is_regular_file(recipe)) return;
+  iters_of_recipe_ = 0;
   try {
     config::RunConfig config;
-    const auto recipe = out / "recipe.toml";
-    if (std::filesystem::is_regular_file(recipe))
-      config::set_from_toml_file(config::fields_of(config), recipe.string());
-    if (std::filesystem::is_regular_file(recipe)) iters_of_recipe_ = config.train.train_iters;
+    config::set_from_toml_file(config::fields_of(config), recipe.string());
+    iters_of_recipe_ = config.train.train_iters;
   } catch (const ConfigError&) {  // only how far the run is to go is not known
   }
 }
 
+bool WatchedRun::has_folder() const { return std::filesystem::is_directory(out_); }
+
 std::int64_t WatchedRun::train_iters() const {
-  return heartbeat_ && heartbeat_->train_iters > 0 ? heartbeat_->train_iters : iters_of_recipe_;
+  return heartbeat_ && heartbeat_->train_iters > 0 ? heartbeat_->train_iters
+                                                   : std::max<std::int64_t>(0, iters_of_recipe_);
 }
 
-bool WatchedRun::update() {
-  const std::size_t steps = curves_.steps().size(), validations = curves_.validations().size();
+void WatchedRun::update() {
+  read_recipe();
   curves_.update();
   const LineTail::Lines news = event_lines_.next();
   if (news.again) events_.clear();
   for (const std::string& line : news.lines)
     if (const auto object = try_parse_json(line); object && object->is_object()) events_.push_back(event_text(*object));
   if (events_.size() > kMaxEvents) events_.erase(events_.begin(), events_.end() - kMaxEvents);
-  const std::string text = small_file(out_ / "heartbeat.json").value_or("");
-  const bool beat = text != heartbeat_text_;
-  if (beat) heartbeat_ = read_heartbeat(out_ / "heartbeat.json");
-  heartbeat_text_ = text;
-  return beat || news.again || !news.lines.empty() || steps != curves_.steps().size() ||
-         validations != curves_.validations().size();
+  heartbeat_ = read_heartbeat(out_ / "heartbeat.json");
 }
 
 std::string dashboard(const std::vector<WatchedRun>& runs, int width, int height, double now_unix_s) {

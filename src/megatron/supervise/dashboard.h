@@ -12,27 +12,28 @@ namespace megatron::supervise {
 /// What a dashboard knows of one run. Follows its files: update() reads what is new.
 class WatchedRun {
  public:
-  /// `name`: as the user called it. `out`: the run's folder.
+  /// `name`: as the user called it. `out`: the run's folder, which may come later.
   WatchedRun(std::string name, const std::filesystem::path& out);
 
-  /// Whether something has changed.
-  bool update();
+  void update();
 
   const std::string& name() const { return name_; }
   const RunCurves& curves() const { return curves_; }
   const std::optional<Heartbeat>& heartbeat() const { return heartbeat_; }
   const std::vector<std::string>& events() const { return events_; }  ///< the last few, a line each
   std::int64_t train_iters() const;                                   ///< 0: not known
+  bool has_folder() const;
 
  private:
+  void read_recipe();
+
   std::string name_;
   std::filesystem::path out_;
   RunCurves curves_;
   LineTail event_lines_;
   std::vector<std::string> events_;
   std::optional<Heartbeat> heartbeat_;
-  std::string heartbeat_text_;
-  std::int64_t iters_of_recipe_ = 0;
+  std::int64_t iters_of_recipe_ = -1;  ///< -1: it is not there yet
 };
 
 /// The runs one below the other in `height` lines of at most `width` columns: where each stands, its figures, curves in

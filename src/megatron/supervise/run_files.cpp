@@ -121,7 +121,7 @@ LineTail::Lines LineTail::next() {
   return result;
 }
 
-RunCurves::RunCurves(const fs::path& out) : tail_(fs::is_directory(out) ? out / "metrics.jsonl" : out) {}
+RunCurves::RunCurves(const fs::path& out) : tail_(fs::is_regular_file(out) ? out : out / "metrics.jsonl") {}
 
 void RunCurves::update() {
   const LineTail::Lines news = tail_.next();

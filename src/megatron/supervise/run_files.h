@@ -55,7 +55,7 @@ class LineTail {
 /// The curves of a run. Of more than a million steps every second is dropped, as often as it takes.
 class RunCurves {
  public:
-  /// `out`: the run's folder, or a file of such lines.
+  /// `out`: a file of such lines, or the run's folder, which may come later.
   explicit RunCurves(const std::filesystem::path& out);
   /// Reads on.
   void update();
