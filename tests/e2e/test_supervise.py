@@ -261,6 +261,19 @@ class Supervise(unittest.TestCase):
         self.assertEqual(beat["phase"], "ended")
         self.assertRegex((supervised.folder / "metrics.prom").read_text(), r"megatron_train_loss \d")
 
+    def test_a_dump_tells_who_is_behind(self):
+        supervised = self.supervised("run", ["--max-restarts", 0, "--hang-s", 2, "--dump-s", 1],
+                                     ["--world-size", 2, "--tp", 2, "--train-iters", 5, "--log.heartbeat_s", 0.25,
+                                      "--guard.inject_faults", "hang:3:1"])
+        supervised.end(code=1)
+        told = {}
+        for line in (supervised.folder / "dump.jsonl").read_text().splitlines():
+            entry = json.loads(line)
+            told[entry["rank"]] = {group["group"]: group["number"] for group in entry["groups"]}
+        self.assertEqual(sorted(told), [0, 1])
+        self.assertGreater(told[0]["tensor"], told[1]["tensor"], "rank 0 waits for rank 1")
+        self.assertEqual(told[0]["world"], told[1]["world"])
+
     def test_a_reader_of_stderr_that_goes_away_ends_nothing(self):
         supervised = self.supervised("run", ["--backoff-s", 0, "--max-restarts", 1],
                                      ["--train-iters", 5, "--guard.inject_faults", "exit:3:0"])

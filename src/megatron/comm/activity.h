@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <mutex>
 #include <string>
+#include <vector>
 
 #include "megatron/comm/group.h"
 
@@ -13,16 +14,27 @@ class Activity {
  public:
   using Clock = std::chrono::steady_clock;
 
+  /// A group of ranks, or the messages from one rank to another, and what went through it last. All its ranks count
+  /// alike: one whose number is lower than that of the others is behind, and they wait for it.
+  struct GroupState {
+    std::string name;          ///< what the group is for: "world", "tensor", …
+    std::string ranks;         ///< "0 2"; of messages "0 to 2"
+    std::string collective;    ///< the last that was begun: "all_reduce"; empty: none yet
+    std::uint64_t number = 0;  ///< of it, from 1
+  };
+
   struct State {
     std::string phase = "starting";          ///< "step", "validation", …
     std::int64_t iteration = 0;              ///< the one under way
     std::string operation;                   ///< of the pipeline's schedule; empty: none is under way
-    std::string collective;                  ///< the last that was begun: "all_reduce"; empty: none yet
-    std::string group;                       ///< its ranks: "0 2"; of a message: from and to
-    std::uint64_t number = 0;                ///< of the collective in its group, from 0
-    bool waits = false;                      ///< for its end
+    std::vector<GroupState> groups = {};     ///< that this rank is in
+    int last_group = -1;                     ///< in which the last collective was begun; -1: none
+    bool waits = false;                      ///< for the end of a collective
     std::uint64_t operations = 0;            ///< begun so far, of all kinds
     Clock::time_point since = Clock::now();  ///< when the last of them began or ended
+
+    /// Where the last collective was begun; null: nowhere yet.
+    const GroupState* last() const { return last_group < 0 ? nullptr : &groups[static_cast<std::size_t>(last_group)]; }
   };
 
   /// What the run's log says of its last step.
@@ -33,7 +45,10 @@ class Activity {
 
   void begin_phase(const std::string& phase, std::int64_t iteration);
   void begin_operation(std::string operation);
-  void begin_collective(const char* name, const std::string& group, std::uint64_t number);
+  /// A group of this rank; its place in State::groups.
+  int add_group(std::string name, std::string ranks);
+  void name_group(int group, std::string name);
+  void begin_collective(int group, const char* name);
   void wait(bool begins);
 
   void report(const Figures& figures);
@@ -49,8 +64,12 @@ class Activity {
   Figures figures_;
 };
 
-/// A group of the same ranks that tells `activity` of each collective and message, in groups split off from it too.
-/// `activity` must outlive it. A group of one rank is returned as it is.
-Group observed(const Group& group, Activity& activity);
+/// A group of the same ranks, the world, that tells `activity` of each collective and message, in groups split off from
+/// it too. `activity` must outlive it. A group of one rank is returned as it is.
+Group observed(const Group& world, Activity& activity);
+
+/// Names a group that was split off from an observed one by what it is for, instead of "part of" where it comes from;
+/// any other group has no name.
+void name_observed(const Group& group, const std::string& name);
 
 }  // namespace megatron::comm

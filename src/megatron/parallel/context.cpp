@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "megatron/base/error.h"
+#include "megatron/comm/activity.h"
 
 namespace megatron::parallel {
 
@@ -16,17 +17,22 @@ ParallelContext::ParallelContext(const plan::RankGrid& grid, comm::Group world, 
         rule_got_fix("The grid must hold as many ranks as the world.",
                      concat("a grid of ", grid_.world_size(), " ranks, a world of ", world_.size())));
   const RankRoles roles(grid_, experts);
-  const auto group_of = [&](const RankRoles::Role& role) { return world_.split(roles.groups(role)); };
-  tensor_ = group_of([](const RankRoles& r, int rank) { return r.tensor(rank); });
-  pipeline_ = group_of([](const RankRoles& r, int rank) { return r.pipeline(rank); });
-  model_ = group_of([](const RankRoles& r, int rank) { return r.model(rank); });
-  samples_ = group_of([](const RankRoles& r, int rank) { return r.samples(rank); });
+  const auto group_of = [&](const char* name, const RankRoles::Role& role) {
+    comm::Group group = world_.split(roles.groups(role));
+    comm::name_observed(group, name);
+    return group;
+  };
+  tensor_ = group_of("tensor", [](const RankRoles& r, int rank) { return r.tensor(rank); });
+  pipeline_ = group_of("pipeline", [](const RankRoles& r, int rank) { return r.pipeline(rank); });
+  model_ = group_of("model", [](const RankRoles& r, int rank) { return r.model(rank); });
+  samples_ = group_of("data", [](const RankRoles& r, int rank) { return r.samples(rank); });
   const bool same = roles.samples(rank()).ranks == roles.gradients(rank()).ranks;  // on every rank or on none
-  gradients_ = same ? samples_ : group_of([](const RankRoles& r, int rank) { return r.gradients(rank); });
+  gradients_ = same ? samples_ : group_of("gradients", [](const RankRoles& r, int rank) { return r.gradients(rank); });
   expert_gradients_ = gradients_;
   if (experts.ep == 1) return;
-  experts_ = group_of([](const RankRoles& r, int rank) { return r.experts(rank); });
-  expert_gradients_ = group_of([](const RankRoles& r, int rank) { return r.gradients(rank, plan::Weights::Experts); });
+  experts_ = group_of("experts", [](const RankRoles& r, int rank) { return r.experts(rank); });
+  expert_gradients_ = group_of("expert gradients",
+                               [](const RankRoles& r, int rank) { return r.gradients(rank, plan::Weights::Experts); });
 }
 
 }  // namespace megatron::parallel

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "megatron/base/error.h"
+#include "megatron/comm/activity.h"
 
 namespace megatron::pipeline {
 namespace {
@@ -23,6 +24,7 @@ Link::Link(const schedule::Placement& placement, const comm::Group& pp, comm::Gr
   std::vector<int> everybody(static_cast<std::size_t>(pp.size()));
   std::iota(everybody.begin(), everybody.end(), 0);
   down_ = pp.split({everybody});
+  comm::name_observed(down_, "pipeline, backward");
   connect(placement);
 }
 

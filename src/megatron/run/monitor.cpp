@@ -106,6 +106,10 @@ std::string host_name() {
   return gethostname(name, sizeof name - 1) == 0 ? name : "";
 }
 
+Json in_json(const comm::Activity::GroupState& group) {
+  return {{"group", group.name}, {"ranks", group.ranks}, {"name", group.collective}, {"number", group.number}};
+}
+
 double seconds_since(Clock::time_point then) { return std::chrono::duration<double>(Clock::now() - then).count(); }
 
 }  // namespace
@@ -197,9 +201,13 @@ class RunMonitor::Impl {
                      {"iteration", state.iteration},
                      {"idle_s", seconds_since(state.since)}};
       if (!state.operation.empty()) object["operation"] = state.operation;
-      if (!state.collective.empty())
-        object["collective"] = {
-            {"name", state.collective}, {"ranks", state.group}, {"number", state.number}, {"waits", state.waits}};
+      if (const comm::Activity::GroupState* const last = state.last()) {
+        object["collective"] = in_json(*last);
+        object["waits"] = state.waits;
+      }
+      object["groups"] = Json::array();
+      for (const comm::Activity::GroupState& group : state.groups)
+        if (group.number > 0) object["groups"].push_back(in_json(group));
       object["stack"] = stack_of(one.thread);
       lines += object.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
     }
