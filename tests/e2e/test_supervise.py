@@ -191,6 +191,7 @@ class Supervise(unittest.TestCase):
         events = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
         for source, names in (("run", ["nan", "stopped"]), ("supervisor", ["started", "not_restarted"])):
             self.assertEqual([event["event"] for event in events if event["source"] == source], names)
+        self.assertEqual(json.loads((out / "heartbeat.json").read_text())["phase"], "failed")
         # What is said of guard.on_nan holds, as does the fix.
         for name, said in (("skips", ["--guard.on_nan", "skip"]), ("fixed", ["--guard.skip_iterations", 3])):
             run(*words, "--train.out", self.place.path / name, *said)
@@ -258,7 +259,7 @@ class Supervise(unittest.TestCase):
         self.assertRegex(text, r"iteration \d+ of 100000")
         self.assertIn("█", text)
         beat = json.loads((supervised.folder / "heartbeat.json").read_text())
-        self.assertEqual(beat["phase"], "ended")
+        self.assertEqual(beat["phase"], "interrupted")
         self.assertRegex((supervised.folder / "metrics.prom").read_text(), r"megatron_train_loss \d")
 
     def test_a_dump_tells_who_is_behind(self):

@@ -108,6 +108,11 @@ TEST_F(Dashboard, SurvivesFiguresThatNoRunHas) {
   EXPECT_THAT(drawn(160, 24), HasSubstr("ETA unknown"));
 }
 
+TEST_F(Dashboard, SaysHowARunHasEnded) {
+  write("heartbeat.json", R"({"unix_s":970,"phase":"failed"})");
+  EXPECT_THAT(drawn(80, 24), HasSubstr("iteration 0 · failed\n"));
+}
+
 TEST(Watched, AFolderMayComeLater) {
   const TemporaryFolder parent;
   std::vector<WatchedRun> runs;

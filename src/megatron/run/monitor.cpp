@@ -151,9 +151,12 @@ class RunMonitor::Impl {
     const std::lock_guard lock(mutex_);
     ranks_[rank] = {&activity, pthread_self()};
   }
-  void remove(int rank) {
+  void remove(int rank, const char* how) {
     const std::lock_guard lock(mutex_);
-    if (rank == 0) last_ = {ranks_[rank].activity->state(), ranks_[rank].activity->figures()};
+    if (rank == 0) {
+      last_ = {ranks_[rank].activity->state(), ranks_[rank].activity->figures()};
+      how_ended_ = how;
+    }
     ranks_.erase(rank);
   }
 
@@ -231,7 +234,7 @@ class RunMonitor::Impl {
                          {"unix_s", unix_s},
                          {"pid", getpid()},
                          {"world_size", options_.world_size},
-                         {"phase", last ? "ended" : now.state.phase},
+                         {"phase", last ? how_ended_ : now.state.phase},
                          {"iteration", now.state.iteration},
                          {"train_iters", options_.train_iters},
                          {"operations", now.state.operations},
@@ -294,6 +297,7 @@ class RunMonitor::Impl {
   std::mutex mutex_;  // guards what follows
   std::map<int, Rank> ranks_;
   std::optional<Last> last_;  ///< of the first rank
+  std::string how_ended_;     ///< likewise
   std::atomic<bool> stop_ = false;
   std::thread thread_;
 };
@@ -306,6 +310,6 @@ RunMonitor::Watched::Watched(RunMonitor& monitor, int rank)
   monitor_.add(rank, *activity_);
 }
 
-RunMonitor::Watched::~Watched() { monitor_.remove(rank_); }
+RunMonitor::Watched::~Watched() { monitor_.remove(rank_, how_); }
 
 }  // namespace megatron::run

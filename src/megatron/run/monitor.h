@@ -11,7 +11,8 @@ namespace megatron::run {
 /// train.out/dump.jsonl says what one rank does: its phase, iteration, operation of the schedule, last collective with
 /// its number, and the stack of its thread. It does so when SIGUSR2 comes, and once when a rank has begun or ended no
 /// operation for a while. The processes of a run append to the same file.
-/// Where the first rank is here it also writes heartbeat.json and metrics.prom (log.heartbeat_s).
+/// Where the first rank is here it also writes heartbeat.json and metrics.prom (log.heartbeat_s). The last heartbeat
+/// has as its phase how the run has ended.
 class RunMonitor {
  public:
   struct Options {
@@ -38,10 +39,13 @@ class RunMonitor {
     Watched& operator=(const Watched&) = delete;
 
     comm::Activity& activity() const { return *activity_; }
+    /// How the run has ended here, for the last heartbeat: "done"; a rank that leaves without a word has failed.
+    void end(const char* how) { how_ = how; }
 
    private:
     Impl& monitor_;
     int rank_;
+    const char* how_ = "failed";
     std::unique_ptr<comm::Activity> activity_;
   };
 

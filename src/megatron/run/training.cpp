@@ -92,6 +92,19 @@ std::vector<std::string> take_padded_vocabulary(config::RunConfig& config) {
   return {concat("note: model.vocab_size ", theirs, ", as in ", load, ", with the rows that pad the vocabulary there")};
 }
 
+/// What the last heartbeat calls it.
+const char* name_of(train::Outcome outcome) {
+  switch (outcome) {
+    case train::Outcome::Done:
+      return "done";
+    case train::Outcome::Interrupted:
+      return "interrupted";
+    case train::Outcome::Left:
+      break;
+  }
+  return "left early";
+}
+
 }  // namespace
 
 TrainingJob open_training(config::RunConfig& config) {
@@ -171,10 +184,11 @@ int train(const TrainingJob& job, const TrainingOptions& options) {
         .world_size = run.grid.world_size()});
   return run_on_ranks(run, place, [&](const comm::Group& ranks, at::Device device) {
     try {
-      const RunMonitor::Watched watched(*monitor, ranks.rank());
+      RunMonitor::Watched watched(*monitor, ranks.rank());
       const comm::Group world = comm::observed(ranks, watched.activity());
       const auto outcome = train::train(run, eod, world, device, stop, [&] { prepare(world); }, options.forward_step,
                                         job_id, {.saves_requested = saves_requested, .activity = &watched.activity()});
+      watched.end(name_of(outcome));
       return outcome == train::Outcome::Interrupted ? kInterrupted : kDone;
     } catch (const comm::AgreedError&) {
       throw;

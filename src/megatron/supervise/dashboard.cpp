@@ -77,7 +77,8 @@ std::pair<double, double> range_of(const std::vector<double>& values) {
 std::string state_of(const WatchedRun& run, double now_unix_s) {
   if (!run.heartbeat()) return run.has_folder() ? "no heartbeat (log.heartbeat_s)" : "waiting for its folder";
   const Heartbeat& beat = *run.heartbeat();
-  if (beat.phase == "ended") return "ended";
+  for (const char* end : {"done", "interrupted", "left early", "failed"})
+    if (beat.phase == end) return end;
   const double age_s = now_unix_s - beat.unix_s;
   return concat(beat.phase, age_s > 10 ? concat(", last heartbeat ", human_duration(age_s), " ago") : "");
 }
