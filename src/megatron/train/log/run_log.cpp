@@ -173,6 +173,7 @@ std::optional<double> RunLog::decoupled(const plan::LearningRates& rates) const 
 }
 
 void RunLog::skipped_batch(const RunState& state, std::int64_t global_batch) {
+  ++interval_.skipped_batches;
   metrics_.write_skipped_batch(state.iteration, state.consumed_samples, global_batch);
   message(concat(" > iteration ", state.iteration, ": its batch is skipped"));
 }
@@ -217,7 +218,7 @@ void RunLog::print_iteration(const RunState& state, const Iteration& done) {
                      .grad_norm = done.result.grad_norm,
                      .num_zeros = done.result.num_zeros,
                      .params_norm = done.result.params_norm,
-                     .skipped = interval_.skipped,
+                     .skipped = interval_.skipped + interval_.skipped_batches,
                      .nan = interval_.nan,
                      .shows_throughput = log.throughput};
   const bool compact = log.format == "compact";

@@ -65,6 +65,7 @@ class RunLog {
 
   struct Interval {
     std::int64_t iterations = 0, skipped = 0, nan = 0;
+    std::int64_t skipped_batches = 0;  // iterations that computed nothing, besides `iterations`
     double loss = 0, sentence_loss = 0, seconds = 0, flops = 0, tokens = 0;
   };
   const plan::ResolvedRun& run_;
