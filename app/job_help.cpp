@@ -8,7 +8,7 @@ namespace {
 struct Row {
   const char* name;    ///< without "megatron"
   const char* writes;  ///< "": nothing but what is printed
-  const char* codes;   ///< exit codes besides 0, 1 and 2
+  const char* codes;   ///< exit codes besides 0, 1 and 2; s: signals
   std::vector<const char*> examples;
 };
 
@@ -102,7 +102,7 @@ const std::vector<Row>& rows() {
         "--vocab-file tok/vocab.json --merge-file tok/merges.txt --append-eod --workers 2"}},
       {"run",
        "what the job writes, and train.out/events.jsonl",
-       "3",
+       "3s",
        {"megatron run -- train configs/gpt_tiny.toml --data-path data/corpus_text_document --tokenizer tok --train.out "
         "runs/a --save-interval 10",
         "megatron run --max-restarts 20 --min-ranks 2 -- train configs/gpt_tiny.toml --world-size 4 --tp 2 "
@@ -223,7 +223,9 @@ std::string help_ending(const std::string& name) {
     if (name != std::string("megatron ") + row.name) continue;
     if (*row.writes != '\0') text += std::string("\nwrites: ") + row.writes + "\n";
     for (const char code : std::string(row.codes))
-      codes += code == '3' ? ", 3 interrupted and saved" : ", 4 the check found a difference";
+      codes += code == '3'   ? ", 3 interrupted and saved"
+               : code == 's' ? ", 128 + n ended by signal n (143: SIGTERM)"
+                             : ", 4 the check found a difference";
     std::string examples = "\nexamples:\n";
     for (const char* example : row.examples) examples += std::string("  ") + example + "\n";
     return text + (text.empty() ? "\n" : "") + codes + "\n" + examples;

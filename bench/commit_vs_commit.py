@@ -26,8 +26,7 @@ def build(tree, folder, cache):
     """The program of `tree`, built in `folder`; the processor's seconds that it took."""
     shutil.rmtree(folder, ignore_errors=True)
     environment = os.environ | ({} if cache else {"CCACHE_DISABLE": "1"})
-    libtorch = next((report.ROOT / ".venv/lib").glob("python3*/site-packages/torch"))
-    torch = os.environ.get("TORCH_DIR") or str(libtorch)
+    torch = os.environ.get("TORCH_DIR") or str(next((report.ROOT / ".venv/lib").glob("python3*/site-packages/torch")))
     quietly = {"check": True, "stdout": subprocess.DEVNULL, "env": environment, "cwd": tree}
     subprocess.run(["cmake", "--preset", "release", "-B", folder, f"-DTORCH_DIR={torch}"], **quietly)
     before = resource.getrusage(resource.RUSAGE_CHILDREN)

@@ -232,7 +232,8 @@ class Supervise(unittest.TestCase):
                 else:
                     self.assertAlmostEqual(loss / one[iteration], 1, delta=2e-5, msg=f"{name} {iteration}")
         # It is in the checkpoint; a run that is told to skip the same batches is the same.
-        self.place.train("told", "--train-iters", 16, "--guard.skip_iterations", 6, 7, 13, 14)
+        printed = self.place.train("told", "--train-iters", 16, "--guard.skip_iterations", 6, 7, 13, 14)
+        self.assertRegex(printed, r"iteration +10/.*number of skipped iterations: +2 ")
         self.assertEqual(self.place.losses("told"), one)
         manifest = json.loads((self.place.path / "one/checkpoints/iter_0000016/manifest.json").read_text())
         self.assertIn("[6,7,13,14]", json.dumps(manifest).replace(" ", ""))
