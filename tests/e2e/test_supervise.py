@@ -169,15 +169,27 @@ class Supervise(unittest.TestCase):
         self.assertIn("got:", supervised.end(code=2))
         self.assertFalse(supervised.folder.exists())
 
-    def test_what_has_become_wrong_is_said_once(self):
-        supervised = self.supervised("run", ["--backoff-s", 0, "--hang-s", 1000],
-                                     ["--train-iters", 5, "--guard.inject_faults", "hang:3:0"])
+    def end_without_data(self, *options, ranks=1):
+        """The supervisor's events where a job is killed after two steps and finds no data when it starts again."""
+        supervised = self.supervised("run", ["--backoff-s", 0, "--hang-s", 1000, *options],
+                                     ["--world-size", ranks, "--micro-batch-size", 2, "--train-iters", 5,
+                                      "--guard.inject_faults", "hang:3:0"])
         supervised.wait_until(lambda: supervised.steps() >= 2)
         (self.place.path / "tokens_text_document.bin").unlink()
         os.kill(supervised.job(), signal.SIGKILL)
         self.assertIn("tokens_text_document", supervised.end(code=2))
-        self.assertEqual([event["event"] for event in supervised.events() if event["source"] == "supervisor"],
+        return [event for event in supervised.events() if event["source"] == "supervisor"]
+
+    def test_what_has_become_wrong_is_said_once(self):
+        self.assertEqual([event["event"] for event in self.end_without_data()],
                          ["started", "failed", "restart", "started", "failed", "not_restarted"])
+
+    def test_ranks_that_are_refused_are_fewer_still(self):
+        events = self.end_without_data("--tries", 1, ranks=4)
+        self.assertEqual([event["event"] for event in events],
+                         ["started", "failed", *["shrunk", "restart", "started", "failed"] * 2, "no_smaller_layout",
+                          "not_restarted"])
+        self.assertEqual([event["ranks"] for event in events if event["event"] == "started"], [4, 2, 1])
 
     def test_megatron_lms_check_for_nans_stops_the_run(self):
         words = ["pretrain_gpt", "--num-layers", 2, "--hidden-size", 64, "--num-attention-heads", 4, "--seq-length", 32,
