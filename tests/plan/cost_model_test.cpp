@@ -338,7 +338,7 @@ TEST(HardwareFile, IsToldAllThatIsWrongAtOnce) {
 }
 
 TEST(HardwareFile, OfEachClusterIsThere) {
-  for (const char* name : {"dgx2h", "dgx-h100", "b200"}) EXPECT_FALSE(file(name).name.empty());
+  for (const char* name : {"dgx2h", "dgx-a100", "dgx-h100", "b200"}) EXPECT_FALSE(file(name).name.empty());
   for (const auto& entry : std::filesystem::directory_iterator(tests_folder() + "/../configs/hardware"))
     EXPECT_GT(peak_flops(load_hardware(entry.path().string()), "fp16"), 1e14) << entry.path();
 }
