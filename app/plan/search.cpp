@@ -61,26 +61,37 @@ std::string sharding_text(const std::string& sharding) {
 
 double days_of(const plan::FoundLayout& layout, double tokens) { return tokens / layout.tokens_per_s / 86400; }
 
-ordered_json row_of(const plan::FoundLayout& layout, const config::RunConfig& recipe, double tokens) {
+/// What the tokens cost; 0 where no price is said.
+double price_of(const plan::FoundLayout& layout, const Options& options, double tokens) {
+  return 24 * days_of(layout, tokens) * options.run.parallel.world_size * options.flags.gpu_hour_price;
+}
+
+/// The share of a step in which ranks wait for collectives; the pipeline's messages are in its bubble.
+double exposed_communication(const plan::StepCost& cost) { return (cost.parts.tensor + cost.parts.data) / cost.step_s; }
+
+ordered_json row_of(const plan::FoundLayout& layout, const Options& options, double tokens) {
   ordered_json parts;
   for (const auto& [name, seconds] : layout.cost.parts.named()) parts[name] = 1e3 * seconds;
   const plan::LayoutChoice& choice = layout.choice;
-  return {{"tp", choice.tp},
-          {"pp", choice.pp},
-          {"vpp", choice.vpp},
-          {"dp", layout.dp},
-          {"micro_batch_size", choice.micro_batch_size},
-          {"microbatches", layout.microbatches},
-          {"schedule", choice.schedule},
-          {"recompute", choice.recompute},
-          {"sharding", choice.sharding},
-          {"tokens_per_s", layout.tokens_per_s},
-          {"mfu", layout.cost.utilization},
-          {"step_ms", 1e3 * layout.cost.step_s},
-          {"memory_bytes", layout.memory.total()},
-          {"days", days_of(layout, tokens)},
-          {"parts_ms", parts},
-          {"flags", plan::flags_of(recipe, choice)}};
+  ordered_json row{{"tp", choice.tp},
+                   {"pp", choice.pp},
+                   {"vpp", choice.vpp},
+                   {"dp", layout.dp},
+                   {"micro_batch_size", choice.micro_batch_size},
+                   {"microbatches", layout.microbatches},
+                   {"schedule", choice.schedule},
+                   {"recompute", choice.recompute},
+                   {"sharding", choice.sharding},
+                   {"tokens_per_s", layout.tokens_per_s},
+                   {"mfu", layout.cost.utilization},
+                   {"step_ms", 1e3 * layout.cost.step_s},
+                   {"memory_bytes", layout.memory.total()},
+                   {"exposed_communication", exposed_communication(layout.cost)},
+                   {"days", days_of(layout, tokens)},
+                   {"parts_ms", parts},
+                   {"flags", plan::flags_of(options.run, choice)}};
+  if (options.flags.gpu_hour_price > 0) row["price"] = price_of(layout, options, tokens);
+  return row;
 }
 
 /// What costs `b` most against `a`: "pipeline +12 ms, tensor +3 ms".
@@ -102,16 +113,21 @@ void print_layouts(const plan::LayoutSearch& found, const Options& options, cons
   print("{} ranks of {}: {} layouts keep the rules of divisors, {} were planned{}\n\n", options.run.parallel.world_size,
         hardware.name, found.allowed, found.evaluated,
         found.complete ? ", the others can be no faster or hold too much" : "; more were not tried");
-  print("{:>3} {:>3} {:>3} {:>4} {:>5} {:>6} {:<12} {:<10} {:<7} {:>12} {:>6} {:>10} {:>10} {:>8}\n", "tp", "pp", "vpp",
-        "dp", "micro", "of", "schedule", "recompute", "shards", "tokens/s", "MFU", "memory", "bubble", "days");
+  const bool priced = options.flags.gpu_hour_price > 0;
+  print("{:>3} {:>3} {:>3} {:>4} {:>5} {:>6} {:<12} {:<10} {:<7} {:>12} {:>6} {:>10} {:>7} {:>7} {:>8}{}\n", "tp", "pp",
+        "vpp", "dp", "micro", "of", "schedule", "recompute", "shards", "tokens/s", "MFU", "memory", "bubble", "comm",
+        "days", priced ? formatted(" {:>12}", "price") : "");
   for (std::size_t i = 0; i < most; ++i) {
     const plan::FoundLayout& each = found.layouts[i];
-    print("{:>3} {:>3} {:>3} {:>4} {:>5} {:>6} {:<12} {:<10} {:<7} {:>12.0f} {:>5.1f}% {:>10} {:>9.1f}% {:>8.2f}\n",
-          each.choice.tp, each.choice.pp, each.choice.vpp, each.dp, each.choice.micro_batch_size, each.microbatches,
-          each.choice.schedule.empty() ? "-" : each.choice.schedule, each.choice.recompute,
-          sharding_text(each.choice.sharding), each.tokens_per_s, 100 * each.cost.utilization,
-          human_bytes(static_cast<double>(each.memory.total())), 100 * each.cost.parts.pipeline / each.cost.step_s,
-          days_of(each, tokens));
+    print(
+        "{:>3} {:>3} {:>3} {:>4} {:>5} {:>6} {:<12} {:<10} {:<7} {:>12.0f} {:>5.1f}% {:>10} {:>6.1f}% {:>6.1f}% "
+        "{:>8.2f}{}\n",
+        each.choice.tp, each.choice.pp, each.choice.vpp, each.dp, each.choice.micro_batch_size, each.microbatches,
+        each.choice.schedule.empty() ? "-" : each.choice.schedule, each.choice.recompute,
+        sharding_text(each.choice.sharding), each.tokens_per_s, 100 * each.cost.utilization,
+        human_bytes(static_cast<double>(each.memory.total())), 100 * each.cost.parts.pipeline / each.cost.step_s,
+        100 * exposed_communication(each.cost), days_of(each, tokens),
+        priced ? formatted(" {:>12.0f}", price_of(each, options, tokens)) : "");
   }
   const plan::FoundLayout& best = found.layouts[0];
   print("\nThe first loses least: of a step of {:.1f} ms", 1e3 * best.cost.step_s);
@@ -132,6 +148,9 @@ int plan_search(const Args& args) {
     throw ConfigError(rule_got_fix("--search is on where it is given.", "--search false", "leave --search out"));
   if (options.flags.top < 1 || options.flags.top > 1000)
     throw ConfigError(rule_got_fix("--top must be 1 to 1000.", concat(options.flags.top), "--top 10"));
+  if (!(options.flags.gpu_hour_price >= 0 && options.flags.gpu_hour_price < 1e9))
+    throw ConfigError(rule_got_fix("--gpu-hour-price must be 0 or more.", concat(options.flags.gpu_hour_price),
+                                   "--gpu-hour-price 2.5"));
   const std::string file = config_file(options.flags.hardware, "configs/hardware", "--hardware");
   const plan::Hardware hardware = plan::parse_hardware(read_file(file, std::uint64_t{1} << 20), file);
   const double capacity = options.flags.fit.empty() ? hardware.memory.capacity_bytes() : bytes_of(options.flags.fit);
@@ -166,7 +185,7 @@ int plan_search(const Args& args) {
   if (options.as_json) {
     ordered_json rows = ordered_json::array();
     for (std::size_t i = 0; i < std::min(found.layouts.size(), static_cast<std::size_t>(options.flags.top)); ++i)
-      rows.push_back(row_of(found.layouts[i], options.run, tokens));
+      rows.push_back(row_of(found.layouts[i], options, tokens));
     print_json(ordered_json{{"hardware", hardware.name},
                             {"world_size", options.run.parallel.world_size},
                             {"capacity_bytes", capacity},

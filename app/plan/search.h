@@ -11,7 +11,7 @@ struct SearchFlags {
   bool search = false;
   std::string hardware = "dgx-h100", fit, svg;
   int top = 10;
-  double tokens = 0;
+  double tokens = 0, gpu_hour_price = 0;
 
   void visit(auto& v) {
     v("search", search,
@@ -23,6 +23,8 @@ struct SearchFlags {
       config::Common());
     v("top", top, "With --search: how many layouts are printed.");
     v("tokens", tokens, "With --search: tokens to train on, for the days that it takes; 0: those of the recipe.");
+    v("gpu_hour_price", gpu_hour_price,
+      "With --search: price of a GPU's hour, in any currency, for what --tokens cost; 0: costs are not said.");
     v("svg", svg, "With --search: picture of speed and memory of the layouts that were looked at.");
   }
 };
