@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """No test label but gpu ran empty, and no test skipped itself for a reason that tests/allowed_skips.txt does not
-have; it prints what was skipped and why. Usage: check_tests.py BUILD, after ctest --output-junit tests.xml
---test-output-size-passed 10000000 (GoogleTest programs and unittest count their tests in what they print)."""
+have; it prints what was skipped and why, and what each failed test of a GoogleTest program said. Usage: check_tests.py
+BUILD, after ctest --output-junit tests.xml --test-output-size-passed 10000000 (GoogleTest programs and unittest count
+their tests in what they print)."""
 import collections
 import json
 import pathlib
@@ -17,6 +18,7 @@ SANITIZED = {"build-asan": {"pure": 800, "ranks": 300, "torch": 50}, "build-tsan
 # cmake/Layers.cmake leaves these out under the thread sanitizer, which ends a forked process that starts threads; they
 # run in the other trees.
 FORKS = ["KilledWhileSaving.*", "Kept/VerifyBesideARun.*", "Saver.AFullDisk*"]
+ENDED = re.compile(r"^\[ +(OK|FAILED|SKIPPED) +\] (\S+?),?(?: where .*)? \(\d+ ms\)$", re.MULTILINE)  # GoogleTest's
 
 
 def allowed_reasons():
@@ -51,12 +53,20 @@ def tests_of(case):
     output = case.findtext("system-out") or ""
     if re.match(r"(e2e|interop)\.", case.get("name")):
         return methods_of(case.get("name"), output)
-    ended = r"^\[ +(OK|FAILED|SKIPPED) +\] (\S+?),?(?: where .*)? \(\d+ ms\)$"
     tests, begin = [], 0
-    for line in re.finditer(ended, output, re.MULTILINE):
+    for line in ENDED.finditer(output):
         tests.append((line[2], line[1] == "SKIPPED", output[begin:line.start()]))
         begin = line.end()
     return tests or [(case.get("name"), case.get("status") not in ("run", "fail"), output)]
+
+
+def print_failures(case):
+    """What failed tests of a GoogleTest program said: its whole output is long, and logs are cut in their middle."""
+    output, begin = case.findtext("system-out") or "", 0
+    for line in ENDED.finditer(output):
+        if line[1] == "FAILED":
+            print(f"failed in {case.get('name')}: {line[0]}", *output[begin:line.start()].splitlines()[-60:], sep="\n  ")
+        begin = line.end()
 
 
 def main():
@@ -73,6 +83,7 @@ def main():
               for test in listing["tests"]}
     ran, skipped, reasons = collections.Counter(), collections.Counter(), collections.defaultdict(list)
     for case in xml.parse(f"{build}/tests.xml").getroot().iter("testcase"):
+        print_failures(case)
         for name, was_skipped, output in tests_of(case):
             if was_skipped:
                 reasons[reason_of(output)].append(name)

@@ -18,6 +18,7 @@ for preset in ${1:-asan-ubsan tsan}; do
   rm "$build.log"
   cmake --build "$build" -j "$jobs"
   "${fixed_addresses[@]}" ctest --test-dir "$build" -j $((jobs + 1)) --no-tests=error --output-on-failure --output-junit tests.xml \
-    --test-output-size-passed 10000000
+    --test-output-size-passed 10000000 && status=0 || status=$?
   scripts/check_tests.py "$build"
+  [ $status = 0 ] || exit $status
 done

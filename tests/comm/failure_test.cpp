@@ -49,6 +49,9 @@ struct Transport {
 
 constexpr milliseconds kTimeout{10'000};
 constexpr milliseconds kShortTimeout{3000};  // where it is the timeout that ends the others
+// Until the others have ended, and a launcher. Under a sanitizer, on a busy machine, most of it goes before ranks meet.
+constexpr milliseconds kPatience = kSanitized ? 6 * kTimeout : kTimeout;
+constexpr seconds kEnding{kSanitized ? 60 : 20};
 
 class FailureAmongThreads : public testing::TestWithParam<Transport> {
  protected:
@@ -98,7 +101,7 @@ TEST_P(FailureAmongThreads, ARankThatThrowsIsNamedWithItsReason) {
     EXPECT_THAT(said[static_cast<std::size_t>(r)],
                 AllOf(HasSubstr("all_reduce"), HasSubstr("rank 2"), HasSubstr("out of luck")));
   EXPECT_EQ(said[2], "out of luck") << "the first error is the one that the caller gets";
-  EXPECT_LT(Clock::now() - start, kTimeout);
+  EXPECT_LT(Clock::now() - start, kPatience);
 }
 
 TEST_P(FailureAmongThreads, ARankThatEndsEarlyIsNamed) {
@@ -121,7 +124,7 @@ TEST_P(FailureAmongThreads, ARankThatStallsIsNamedAfterTheTimeout) {
     EXPECT_THAT(said[static_cast<std::size_t>(r)],
                 AllOf(HasSubstr("all_reduce"), HasSubstr("rank 2"), HasSubstr("did not arrive")));
   EXPECT_GE(took, kShortTimeout);
-  EXPECT_LT(took, 3 * kShortTimeout);
+  EXPECT_LT(took, kShortTimeout + kPatience);
 }
 
 // The group of the work is not the one that the others wait in: neither it nor its end may hold the news up.
@@ -146,7 +149,7 @@ TEST_P(FailureAmongThreads, AnExceptionDoesNotWaitForWorkThatItLeavesUnderWay) {
     };
     EXPECT_THROW(GetParam().run(2, body, LocalOptions{.timeout = kTimeout}), std::runtime_error);
     EXPECT_THAT(said, AllOf(HasSubstr("all_reduce"), HasSubstr("rank 1"), HasSubstr("out of luck")));
-    EXPECT_LT(Clock::now() - begin, kTimeout);
+    EXPECT_LT(Clock::now() - begin, kPatience);
   }
 }
 
@@ -183,8 +186,7 @@ TEST_P(FailureAmongProcesses, NamesTheMissingRankOnEveryOther) {
       launch_processes(3, {"/proc/self/exe", "--as-rank", how, folder.path()}, {.grace = 2 * timeout});
   for (const int r : {0, 1})
     EXPECT_THAT(text_of(folder.file(r)), AllOf(HasSubstr("all_reduce #1"), HasSubstr("rank 2"))) << "rank " << r;
-  // Under a sanitizer most of the time goes before the ranks have met.
-  EXPECT_LT(Clock::now() - start, how == "stall" || kSanitized ? 6 * timeout : timeout);
+  EXPECT_LT(Clock::now() - start, how == "stall" ? 6 * timeout : kPatience);
   const int code = how == "exit" ? 7 : how == "throw" ? 1 : how == "kill" ? 128 + SIGKILL : 128 + SIGTERM;
   EXPECT_EQ(result.exit_code, std::max(code, 5)) << result.message;
   if (how == "exit" || how == "kill") {  // after "throw" the others hear of it, and may end first
@@ -278,7 +280,7 @@ TEST(Launch, PassesTheFirstSignalOnOnceAndReturnsTheRanksCode) {
     ASSERT_EQ(launcher.read_bytes(2), "rr");
     kill(launcher.pid, signal);
     EXPECT_EQ(launcher.read_bytes(3), "tt") << "each rank got one " << strsignal(signal);
-    EXPECT_EQ(code_within(launcher, seconds(20)), 3);
+    EXPECT_EQ(code_within(launcher, kEnding), 3);
   }
 }
 
@@ -288,7 +290,7 @@ TEST(Launch, EndsEverythingAtOnceOnASecondSignal) {
   kill(launcher.pid, SIGTERM);
   ASSERT_EQ(launcher.read_bytes(2), "tt") << "the first one has come to the ranks";
   kill(launcher.pid, SIGINT);
-  EXPECT_EQ(code_within(launcher, seconds(10)), 128 + SIGKILL);
+  EXPECT_EQ(code_within(launcher, kEnding), 128 + SIGKILL);
   EXPECT_EQ(launcher.read_bytes(1), "") << "no rank is left";
 }
 
@@ -299,14 +301,14 @@ TEST(Launch, AStoppedRankGoesOnForTheSignal) {
   kill(ranks_of(launcher)[1], SIGSTOP);
   kill(launcher.pid, SIGTERM);
   EXPECT_EQ(launcher.read_bytes(2), "tt");
-  EXPECT_EQ(code_within(launcher, seconds(20)), 3);
+  EXPECT_EQ(code_within(launcher, kEnding), 3);
 }
 
 TEST(Launch, ARankThatStaysStoppedIsKilledSoonAfterTheSignal) {
   const RunningLauncher launcher("stop-again");
   ASSERT_EQ(launcher.read_bytes(2), "rr");
   kill(launcher.pid, SIGTERM);
-  EXPECT_EQ(code_within(launcher, seconds(20)), 128 + SIGKILL);
+  EXPECT_EQ(code_within(launcher, kEnding), 128 + SIGKILL);
   EXPECT_LE(launcher.read_bytes(100).size(), 2u) << "the pipe ends: no rank is left";
 }
 
@@ -316,7 +318,7 @@ TEST(Launch, LeavesAnIgnoredSighupIgnored) {
   kill(launcher.pid, SIGHUP);
   kill(launcher.pid, SIGTERM);  // were the first one counted, this would be the second
   EXPECT_EQ(launcher.read_bytes(3), "tt");
-  EXPECT_EQ(code_within(launcher, seconds(20)), 3);
+  EXPECT_EQ(code_within(launcher, kEnding), 3);
 }
 
 // Values of the secret that two launches hand to their ranks.
