@@ -11,6 +11,7 @@
 #include "megatron/base/error.h"
 #include "megatron/base/files/file.h"
 #include "megatron/base/files/outputs.h"
+#include "megatron/base/machine/huge_heap.h"
 #include "megatron/config/options.h"
 #include "megatron/data/files/byte_stream.h"
 #include "megatron/text/open_tokenizer.h"
@@ -195,6 +196,9 @@ void check_files(const DecodeFlags& flags) {
   check_outputs({flags.output == "-" ? "" : flags.output}, flags.input);
 }
 
+/// A vocabulary's tables are most of a short job's memory; a large one's are some 30 MB.
+constexpr std::size_t kTables = std::size_t{64} << 20;
+
 }  // namespace
 
 int tokenizer_encode(const Args& args) {
@@ -204,6 +208,7 @@ int tokenizer_encode(const Args& args) {
   threads_of(flags.threads);
   check_files(flags);
   const text::Specials specials = specials_of(flags.special_tokens);
+  use_huge_pages_for_heap(kTables);
   const text::Tokenizer tokenizer = text::open_tokenizer(flags.tokenizer, flags.tokenizer_type);
   Output output(flags.output);
   LineEncoder lines(tokenizer, flags);
@@ -227,6 +232,7 @@ int tokenizer_decode(const Args& args) {
   no_words(config::parse_command_line(flags, args, kDecodeUsage));
   need_option(!flags.tokenizer.empty(), "--tokenizer", "FOLDER");
   check_files(flags);
+  use_huge_pages_for_heap(kTables);
   const text::Tokenizer tokenizer = text::Tokenizer::load(flags.tokenizer, flags.tokenizer_type);
   Output output(flags.output);
   std::string line;
