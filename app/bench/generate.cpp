@@ -83,7 +83,7 @@ Figures measure(const Options& options, const run::TrainedModel& trained, const 
   figures.load_s = loading.seconds();
   for (const auto& parameter : rank.parameters.all())
     if (parameter->spec.name != "embedding.position_embeddings.weight")
-      figures.weight_bytes += static_cast<double>(parameter->value.nbytes());
+      figures.weight_bytes += static_cast<double>(parameter->value_bytes());
   const generate::StagedModel model(model::CachedGpt(rank.options, rank.part, rank.parameters, rank.context.tensor()),
                                     rank.context.pipeline(), rank.tensor());
   const std::int64_t longest = std::max(options.prefill_tokens, options.prompt_tokens);
@@ -120,6 +120,7 @@ void report(const Options& options, const run::TrainedModel& trained, const Figu
     fields["bound_fraction"] = tokens_per_s * figures.weight_bytes / figures.bandwidth;
   }
   fields["dtype"] = trained.run.config.train.dtype;
+  fields["weights"] = options.weights;
   fields["threads"] = options.threads_per_rank > 0 ? options.threads_per_rank
                                                    : std::max(1, usable_cores() / trained.run.grid.world_size());
   fields["instruction_set"] = kernels::instruction_set();

@@ -93,11 +93,12 @@ void check_eval_flags(const EvalFlags& flags, const std::vector<std::string>& re
                                      concat(flag, " 0 (the default)")));
 }
 
-void check_eval_memory(const EvalFlags& flags, const plan::ResolvedRun& run, std::int64_t samples,
+void check_eval_memory(const EvalFlags& flags, const run::TrainedModel& model, std::int64_t samples,
                        std::int64_t tokens) {
+  const plan::ResolvedRun& run = model.run;
   tokens = std::max<std::int64_t>(1, tokens);
   samples = std::clamp<std::int64_t>(flags.batch_size, 1, std::max<std::int64_t>(1, samples));
-  run::check_memory(run, comm::place_from(comm::process_environment()), plan::Holding::Weights,
+  run::check_memory(run, comm::place_from(comm::process_environment()), model.holding(),
                     {.bytes = plan::forward_bytes(run, samples, tokens),
                      .what = concat("a layer of ", samples, " times ", tokens, " tokens"),
                      .fix = flags.batch_size > 1 ? "a smaller --batch-size" : "a machine with more memory"});
@@ -105,7 +106,7 @@ void check_eval_memory(const EvalFlags& flags, const plan::ResolvedRun& run, std
 
 int run_eval(const EvalFlags& flags, const EvalWork& work, const EvalReport& report) {
   check_ids(work);
-  check_eval_memory(flags, work.model.run, std::ssize(work.windows),
+  check_eval_memory(flags, work.model, std::ssize(work.windows),
                     std::ranges::max(work.windows, {}, &tasks::Window::size).size - 1);
   kernels::install_caching_allocator();
   return run::run_on_ranks(

@@ -49,7 +49,8 @@ inline std::int64_t longest_window(const run::TrainedModel& model) { return mode
 
 /// Throws ConfigError where this machine cannot hold the weights and a layer of flags.batch_size (at most `samples`)
 /// rows of `tokens`.
-void check_eval_memory(const EvalFlags& flags, const plan::ResolvedRun& run, std::int64_t samples, std::int64_t tokens);
+void check_eval_memory(const EvalFlags& flags, const run::TrainedModel& model, std::int64_t samples,
+                       std::int64_t tokens);
 
 struct EvalWork {
   run::TrainedModel model;

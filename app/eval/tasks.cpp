@@ -175,7 +175,7 @@ int eval_task(const std::string& job, const Args& args) {
   if (const std::string out = work.task->left_out(); !out.empty() && (!place || place->rank == 0))
     write_line(stderr, "left out: " + out);
   run::check_start(work.model.run, place);
-  check_eval_memory(flags, work.model.run, std::ssize(*work.task), work.model.run.config.data.seq_length);
+  check_eval_memory(flags, work.model, std::ssize(*work.task), work.model.run.config.data.seq_length);
   kernels::install_caching_allocator();
   comm::Facts facts = run::model_facts(work.model, config::fields_of(flags));
   facts.push_back({"file " + flags.data, train::digest_of(std::filesystem::path(flags.data))});

@@ -213,7 +213,7 @@ Request prepare(GenerateFlags flags) {
   }
   generate::check(prompts, model.run.shape.max_positions, options);
   const auto element_bytes = static_cast<std::int64_t>(c10::elementSize(train::scalar_type(model.run.config)));
-  run::check_memory(model.run, comm::place_from(comm::process_environment()), plan::Holding::Weights,
+  run::check_memory(model.run, comm::place_from(comm::process_environment()), model.holding(),
                     {.bytes = generate::largest_group_bytes(prompts, options, model.run.shape, element_bytes),
                      .what = "keys and values of what is written",
                      .fix = "fewer --max-new-tokens, or a shorter prompt"});

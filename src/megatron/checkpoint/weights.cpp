@@ -1,7 +1,10 @@
 #include "megatron/checkpoint/weights.h"
 
+#include <ATen/ops/zeros.h>
+
 #include <algorithm>
 #include <map>
+#include <memory>
 
 #include "megatron/base/error.h"
 #include "megatron/base/text/printable.h"
@@ -9,6 +12,7 @@
 #include "megatron/checkpoint/model_state.h"
 #include "megatron/checkpoint/reader.h"
 #include "megatron/kernels/matmul.h"
+#include "megatron/kernels/quantized/q8_0.h"
 
 namespace megatron::checkpoint {
 namespace {
@@ -74,9 +78,14 @@ WeightReport load_weights(const WeightSource& source, const parallel::ParameterS
   for (const auto& parameter : parameters.all()) {
     const plan::ParameterSpec& spec = parameter->spec;
     if (source.shape(spec.name) == nullptr) continue;
-    for (const ShardedTensor& tensor : model_tensor(spec.name, spec, shape, parameter->value.detach()))
+    const at::Tensor values =
+        parameter->in_blocks ? at::zeros(spec.local_shape(), at::kFloat) : parameter->value.detach();
+    for (const ShardedTensor& tensor : model_tensor(spec.name, spec, shape, values))
       source.read(tensor.name, {tensor.offset, tensor.data.sizes().vec()}, tensor.data);
-    kernels::written_to(parameter->value);  // through its pointer
+    if (parameter->in_blocks)
+      parameter->packed.replace(std::make_shared<const kernels::QuantizedMatrix>(kernels::quantize(values, spec.name)));
+    else
+      kernels::written_to(parameter->value);  // through its pointer
   }
   return report;
 }

@@ -6,8 +6,8 @@
 namespace megatron::generate {
 
 void load_weights(const std::filesystem::path& folder, const parallel::ParameterStore& parameters,
-                  const plan::ModelShape& shape) {
-  checkpoint::load_weights(*interchange::open_weights(folder), parameters, shape);
+                  const plan::ModelShape& shape, bool strict) {
+  checkpoint::load_weights(*interchange::open_weights(folder), parameters, shape, strict);
 }
 
 }  // namespace megatron::generate

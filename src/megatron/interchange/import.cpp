@@ -122,6 +122,11 @@ std::int64_t import_weights(const fs::path& folder, const fs::path& output, cons
   return 0;
 }
 
+bool is_encoder(const fs::path& folder) {
+  const config::ModelTraits& kind = config::model_traits(model_config_of(folder).architecture);
+  return !kind.causal && !kind.encoder_decoder;
+}
+
 void check_writes(const fs::path& folder, const std::string& job, Writes writes) {
   const config::ModelConfig model = model_config_of(folder);
   if (model.head != "tokens")
@@ -129,6 +134,7 @@ void check_writes(const fs::path& folder, const std::string& job, Writes writes)
                                    concat(folder.string(), ", model.head ", model.head),
                                    "megatron eval with the name of the task it was fine-tuned for"));
   const config::ModelTraits& kind = config::model_traits(model.architecture);
+  if (writes == Writes::Embeddings && !kind.causal && !kind.encoder_decoder) return;
   if (kind.encoder_decoder && writes == Writes::Texts)
     throw ConfigError(rule_got_fix(concat(job, ": the model must be a GPT; a T5 answers a text, and cannot write on."),
                                    folder.string(), "--load a GPT's folder; a T5 answers by megatron generate"));

@@ -28,8 +28,11 @@ std::int64_t import_weights(const std::filesystem::path& folder, const std::file
 FolderConfig export_config(const std::filesystem::path& folder);
 
 /// What a job needs a model for: to write on from a text (one causal stack), or also to answer one (an
-/// encoder-decoder).
-enum class Writes : std::uint8_t { Texts, TextsOrAnswers };
+/// encoder-decoder); or to make a vector of one (an encoder).
+enum class Writes : std::uint8_t { Texts, TextsOrAnswers, Embeddings };
+
+/// Whether the model in `folder` is an encoder alone, which reads texts and writes none.
+bool is_encoder(const std::filesystem::path& folder);
 
 /// Throws ConfigError that begins with `job` for a model that does not write so.
 void check_writes(const std::filesystem::path& folder, const std::string& job, Writes writes);

@@ -2,6 +2,8 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <memory>
+#include <utility>
 #include <vector>
 
 #include "megatron/kernels/activation.h"
@@ -11,6 +13,8 @@
 // On the CPU bf16 is computed by AMX or AVX512_BF16, else by float32 arithmetic on numbers widened piece by piece;
 // float32 by libtorch, or by own kernels where these are faster (decision 38).
 namespace megatron::kernels {
+
+struct QuantizedMatrix;  // quantized/q8_0.h
 
 /// Copies of a weight in the order in which AMX's tiles and AVX512_BF16's dot products read it: made when a product
 /// first wants them, and again once the weight was written to. That is known by the tensor's version, which every
@@ -22,6 +26,12 @@ class PackedWeight {
   const at::Tensor& for_output(const at::Tensor& w);  ///< w^T as the right operand
   const at::Tensor& for_input_gradient(const at::Tensor& w);
 
+  /// From now on the weight is `w`, in fewer bits, and products do not read the tensor that they are given. For models
+  /// that only compute forward on the CPU.
+  void replace(std::shared_ptr<const QuantizedMatrix> w) { quantized_ = std::move(w); }
+  /// What the weight was replaced by; null: nothing.
+  const QuantizedMatrix* quantized() const { return quantized_.get(); }
+
  private:
   struct Copy {
     at::Tensor words;
@@ -31,6 +41,7 @@ class PackedWeight {
   };
   static const at::Tensor& update(Copy& copy, const at::Tensor& operand);
   Copy output_, input_;
+  std::shared_ptr<const QuantizedMatrix> quantized_;
 };
 /// Raises the version of the buffer that x is a view of.
 void written_to(const at::Tensor& x);
@@ -39,10 +50,10 @@ void written_to(const at::Tensor& x);
 /// memory. `packed` is w's, or null.
 at::Tensor linear(const at::Tensor& x, const at::Tensor& w, PackedWeight* packed = nullptr,
                   const at::Tensor& bias = {});
-/// Whether linear() goes that way for `rows` rows of w's dtype.
-bool few_rows(std::int64_t rows, const at::Tensor& w);
+/// Whether linear() goes that way for `rows` rows of w's dtype. `packed` is w's, or null.
+bool few_rows(std::int64_t rows, const at::Tensor& w, const PackedWeight* packed = nullptr);
 /// The most rows for which it does; 0: never. Of so few rows each gets the same bits whatever the others are.
-std::int64_t most_few_rows(const at::Tensor& w);
+std::int64_t most_few_rows(const at::Tensor& w, const PackedWeight* packed = nullptr);
 /// linear() of few_rows() x [rows, k], into y [rows, n], both contiguous. `wide`: scratch of rows * k float32; may be
 /// undefined where x and w are float32.
 void few_rows_linear(const at::Tensor& y, const at::Tensor& x, const at::Tensor& w, const at::Tensor& wide);

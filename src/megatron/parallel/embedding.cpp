@@ -7,6 +7,7 @@
 
 #include "megatron/base/error.h"
 #include "megatron/kernels/embedding.h"
+#include "megatron/kernels/quantized/q8_0.h"
 #include "megatron/parallel/backward.h"
 
 namespace megatron::parallel {
@@ -40,7 +41,9 @@ at::Tensor VocabParallelEmbedding::forward(const at::Tensor& ids_sb, const at::T
   const std::int64_t num_own = ids_sb.size(0) / positions_.size();
   const auto ids = ids_sb.narrow(0, num_own * positions_.rank(), num_own);
   const auto y = without_autograd([&] {
-    auto rows = kernels::embedding(ids, weight_->arrived(), begin);
+    const kernels::QuantizedMatrix* const blocks = weight_->packed.quantized();
+    auto rows = blocks != nullptr ? kernels::embedding(ids, *blocks, begin, weight_->value.scalar_type())
+                                  : kernels::embedding(ids, weight_->arrived(), begin);
     sum_.all_reduce(rows);
     return scatter_.reduce_scatter(rows);
   });

@@ -1,15 +1,19 @@
 #include "megatron/parallel/parameter.h"
 
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
 #include <iterator>
+#include <limits>
 #include <stdexcept>
 #include <utility>
 
 #include "megatron/base/philox.h"
+#include "megatron/kernels/quantized/q8_0.h"
 #include "megatron/kernels/random.h"
+#include "megatron/plan/parameters/blocks.h"
 
 namespace megatron::parallel {
 namespace {
@@ -64,6 +68,12 @@ void Parameter::watch(std::function<void()> before, std::function<void()> after)
   after_ = std::move(after);
 }
 
+std::int64_t Parameter::value_bytes() const {
+  const kernels::QuantizedMatrix* const blocks = packed.quantized();
+  if (blocks != nullptr) return blocks->bytes();
+  return in_blocks ? 0 : static_cast<std::int64_t>(value.nbytes());
+}
+
 Contribution::Contribution(ParameterPtr parameter, When when) : parameter_(std::move(parameter)) {
   if (!parameter_) return;
   kept_ = when == When::WithTheRest && parameter_->pooled && parameter_->deferring();
@@ -114,6 +124,17 @@ ParameterStore::ParameterStore(std::vector<plan::ParameterSpec> specs, plan::Buf
     by_name_.emplace(parameter->spec.name, parameter);
     parameters_.push_back(std::move(parameter));
   }
+}
+
+void ParameterStore::add_in_blocks(plan::ParameterSpec spec) {
+  static_assert(plan::kBlockNumbers == kernels::kQuantizedBlock);
+  auto parameter = std::make_shared<Parameter>();
+  parameter->in_blocks = true;
+  parameter->value =
+      at::full({1}, std::numeric_limits<double>::quiet_NaN(), values_.options()).expand(spec.local_shape());
+  parameter->spec = std::move(spec);
+  by_name_.emplace(parameter->spec.name, parameter);
+  parameters_.push_back(std::move(parameter));
 }
 
 const at::Tensor& ParameterStore::values() const {

@@ -62,6 +62,7 @@ class Parameter {
   std::shared_ptr<GradientQueue> queue;  ///< its store's; null outside of one
   std::shared_ptr<Arrival> arrival;      ///< its bucket's; null outside of a store
   bool pooled = false;                   ///< its gradient is in a plan::GradientPool
+  bool in_blocks = false;  ///< `packed` alone has the values; `value` is NaN of their shape, without memory
 
   /// The value, for a forward pass: waits for it where it is on its way.
   const at::Tensor& arrived() const {
@@ -70,6 +71,8 @@ class Parameter {
   }
 
   kernels::PackedWeight packed;  ///< of `value`, for the products that read it
+
+  std::int64_t value_bytes() const;  ///< that the values take
 
   /// A backward pass hands over what writes a contribution: done now or, where the queue defers, when that is run. So
   /// `write` asks beta() itself.
@@ -147,6 +150,10 @@ class ParameterStore {
   ParameterStore(std::vector<plan::ParameterSpec> specs, plan::BufferLayout layout, Precision precision,
                  at::Device device, std::uint64_t seed, Gradients gradients = Gradients::Hold,
                  std::optional<PooledGradients> pooled = std::nullopt);
+
+  /// Adds a parameter whose values are not in the buffer but, once they are read, in fewer bits in `packed`: a matrix
+  /// of whole blocks (plan/parameters/blocks.h), for models that only compute forward on the CPU.
+  void add_in_blocks(plan::ParameterSpec spec);
 
   const ParameterPtr& get(const std::string& name) const;  ///< throws std::out_of_range naming the parameter
   const std::vector<ParameterPtr>& all() const { return parameters_; }  ///< in the order of the specs

@@ -1,6 +1,7 @@
 #include "megatron/run/trained_model.h"
 
 #include <algorithm>
+#include <iterator>
 #include <optional>
 #include <tuple>
 
@@ -16,6 +17,7 @@
 #include "megatron/interchange/weights.h"
 #include "megatron/model/options.h"
 #include "megatron/plan/mend.h"
+#include "megatron/plan/parameters/blocks.h"
 #include "megatron/run/memory_check.h"
 #include "megatron/run/ranks.h"
 #include "megatron/train/engine.h"
@@ -145,9 +147,33 @@ plan::ResolvedRun resolve(const ModelFlags& asked, config::RunConfig config, con
 }
 
 /// What the files say of themselves is compared before memory is taken for what a configuration says of them.
-void check_weights(const ModelFlags& flags, const plan::ResolvedRun& run, bool strict) {
-  checkpoint::compare_weights(*interchange::open_weights(flags.load), run.shape, strict);
-  check_memory(run, comm::place_from(comm::process_environment()), plan::Holding::Weights);
+void check_weights(const ModelFlags& flags, const plan::ResolvedRun& run, bool strict, plan::Holding holding) {
+  const auto report = checkpoint::compare_weights(*interchange::open_weights(flags.load), run.shape, strict);
+  for (const std::string& name : report.missing)
+    if (name.starts_with("embedding.") || name.starts_with(run.shape.stack()))
+      throw ConfigError(rule_got_fix(concat("The weights of ", flags.load, " must be those of the model."),
+                                     concat("missing: ", name), "copy the whole folder again"));
+  check_memory(run, comm::place_from(comm::process_environment()), holding);
+}
+
+/// Throws ConfigError where --weights q8_0 was asked for and cannot be.
+void check_blocks(const ModelFlags& flags, const plan::ResolvedRun& run, const char* job) {
+  if (flags.weights != kQ8Weights) return;
+  const std::string fix = concat("--weights ", kFullWeights);
+  const plan::ModelShape& shape = run.shape;
+  if (!shape.causal || shape.encoder_decoder() || shape.experts)
+    throw ConfigError(rule_got_fix(concat(job, ": --weights q8_0 is for a GPT without experts."),
+                                   shape.experts ? "a mixture of experts" : "another kind of model", fix));
+  if (run.config.parallel.device != "cpu")
+    throw ConfigError(rule_got_fix(concat(job, ": --weights q8_0 is computed on the CPU alone."),
+                                   concat("--device ", run.config.parallel.device), fix));
+  const int tp = run.grid.size(plan::Axis::Tp);
+  for (int rank = 0; rank < tp; ++rank)
+    for (const plan::ParameterSpec& spec : plan::model_parameters(shape, tp, rank))
+      if (plan::fits_blocks(spec) && !plan::part_fits_blocks(spec))
+        throw ConfigError(rule_got_fix(concat(job, ": with --weights q8_0 each rank must have whole blocks of ",
+                                              plan::kBlockNumbers, " columns of a matrix."),
+                                       concat(spec.name, ": ", spec.shape[1], " columns, tp ", tp), "--tp 1"));
 }
 
 }  // namespace
@@ -159,8 +185,15 @@ TrainedModel open_trained_model(const ModelFlags& flags, const char* job, interc
   config.train.micro_batch_size = 1;
   auto ends = interchange::end_tokens(flags.load, tokenizer);
   auto run = resolve(flags, config, tokenizer, job);
-  check_weights(flags, run, /*strict=*/true);
-  return {flags.load, std::move(run), std::move(tokenizer), std::move(ends)};
+  check_blocks(flags, run, job);
+  TrainedModel model{flags.load,
+                     std::move(run),
+                     std::move(tokenizer),
+                     std::move(ends),
+                     flags.weights == kQ8Weights,
+                     writes == interchange::Writes::Embeddings};
+  check_weights(flags, model.run, /*strict=*/!model.without_heads, model.holding());
+  return model;
 }
 
 TrainedModel open_task_model(const ModelFlags& flags, const char* job, const TaskModelOptions& task) {
@@ -178,8 +211,11 @@ TrainedModel open_task_model(const ModelFlags& flags, const char* job, const Tas
   config.parallel.variable_seq_lengths = flags.pp > 1;
   config.optimizer.name = "sgd";
   config.optimizer.sgd_momentum = 0;
+  if (flags.weights != kFullWeights)
+    throw ConfigError(rule_got_fix(concat(job, ": --weights q8_0 is for what writes or scores texts."),
+                                   concat("--weights ", flags.weights), concat("--weights ", kFullWeights)));
   auto run = resolve(flags, config, tokenizer, job);
-  check_weights(flags, run, /*strict=*/false);  // of another head: whoever loads them says so
+  check_weights(flags, run, /*strict=*/false, plan::Holding::Weights);  // of another head: whoever loads them says so
   return {flags.load, std::move(run), std::move(tokenizer), {}};
 }
 
@@ -196,12 +232,20 @@ RankModel load_rank(const TrainedModel& model, const comm::Group& world, at::Dev
   const auto parts = plan::parts_of_rank(run.parts, run.placement, context.pipeline().rank());
   auto specs = plan::model_parameters(run.shape, context.grid().size(plan::Axis::Tp), context.tensor().rank(), parts);
   for (plan::ParameterSpec& spec : specs) spec.init = plan::Init::Zero;  // they are read: drawing them would be in vain
+  const auto blocks = std::stable_partition(specs.begin(), specs.end(), [&](const plan::ParameterSpec& spec) {
+    return !model.in_blocks || !plan::fits_blocks(spec);
+  });
+  std::vector<plan::ParameterSpec> in_blocks(std::make_move_iterator(blocks), std::make_move_iterator(specs.end()));
+  specs.erase(blocks, specs.end());
   auto layout = plan::buffer_layout(specs, 0);
   parallel::ParameterStore parameters = taking_memory_for("the model's weights", [&] {
     return parallel::ParameterStore(std::move(specs), std::move(layout), train::scalar_type(run.config), device, 0,
                                     parallel::ParameterStore::Gradients::None);
   });
-  generate::load_weights(model.folder, parameters, run.shape);
+  for (plan::ParameterSpec& spec : in_blocks) parameters.add_in_blocks(std::move(spec));
+  taking_memory_for("the model's weights", [&] {
+    generate::load_weights(model.folder, parameters, run.shape, /*strict=*/!model.without_heads);
+  });
   model::TransformerOptions options = model::transformer_options(run.config, run.shape);
   options.rope_positions = std::min(positions, run.shape.max_positions);
   return {std::move(context), parts.at(0), std::move(parameters), options};

@@ -12,17 +12,23 @@
 #include "megatron/model/transformer_stage.h"
 #include "megatron/parallel/context.h"
 #include "megatron/parallel/parameter.h"
+#include "megatron/plan/cost/memory_fit.h"
 #include "megatron/plan/rules.h"
 #include "megatron/text/tokenizer.h"
 
 // A model that was trained somewhere, for the jobs that only compute forward with it.
 namespace megatron::run {
 
+/// ModelFlags::weights.
+inline constexpr const char* kFullWeights = "full";
+inline constexpr const char* kQ8Weights = "q8_0";
+
 /// Which model, and the ranks to compute it on.
 struct ModelFlags {
   std::string load;
   std::string tokenizer;
   std::string dtype;
+  std::string weights = kFullWeights;
   int world_size = 0, tp = 1, pp = 1;
   int dp = 1;  ///< 0: what world_size leaves
   int threads_per_rank = 0;
@@ -30,11 +36,15 @@ struct ModelFlags {
   std::string device = "cpu";
 
   void visit(auto& v) {
-    v("load", load, "Folder of a trained run or checkpoint, or a Hugging Face folder.", config::Required(),
+    v("load", load, "Folder of a trained run or checkpoint, a Hugging Face folder, or a GGUF file.", config::Required(),
       config::Common());
     v("tokenizer", tokenizer, "Tokenizer folder or file; empty: the run's or the folder's.", config::Common());
     v("dtype", dtype, "Data type of the weights; empty: the run's, fp32 for a Hugging Face folder.", config::Common(),
       config::Choices({"fp32", "bf16", "fp16", "fp64"}));
+    v("weights", weights,
+      "How matrices are held: full, as --dtype says, or q8_0, in 8 bits with a scale for each 32 numbers (a GPT "
+      "without experts, on the CPU).",
+      config::Common(), config::Choices({kFullWeights, kQ8Weights}));
     v("world_size", world_size, "Ranks; 0: as many as the layout asks for.");
     v("tp", tp, "Tensor-parallel size.");
     v("pp", pp, "Pipeline-parallel size.");
@@ -49,6 +59,10 @@ struct TrainedModel {
   plan::ResolvedRun run;
   text::Tokenizer tokenizer;
   std::vector<std::int64_t> ends;  ///< tokens that end a text
+  bool in_blocks = false;          ///< matrices are held in 8 bits (kQ8Weights)
+  bool without_heads = false;      ///< what follows an encoder's last norm may be missing
+
+  plan::Holding holding() const { return in_blocks ? plan::Holding::WeightsInBlocks : plan::Holding::Weights; }
 };
 
 /// Reads what `flags` name, weights left out. Throws ConfigError that begins with `job` where nothing is named, and for

@@ -175,7 +175,8 @@ std::int64_t CachedGpt::Impl::most_sequences() const {
         continue;
       }
       for (const auto& weight : {branch.in.front().weight(), branch.out.weight()})
-        if (const std::int64_t rows = kernels::most_few_rows(weight->value); rows > 0) most = std::min(most, rows);
+        if (const std::int64_t rows = kernels::most_few_rows(weight->value, &weight->packed); rows > 0)
+          most = std::min(most, rows);
     }
   return most;
 }

@@ -9,6 +9,7 @@
 
 #include "megatron/kernels/decode.h"
 #include "megatron/kernels/matmul.h"
+#include "megatron/kernels/quantized/q8_0.h"
 #include "megatron/model/attention.h"
 #include "megatron/model/layer_walk.h"
 
@@ -68,6 +69,8 @@ class TokenSteps {
   }
   at::Tensor rows(std::int64_t features) const { return at::empty({stream_.size(0), features}, stream_.options()); }
   void multiply(const at::Tensor& y, const at::Tensor& x, const parallel::ParameterPtr& weight) const {
+    if (const kernels::QuantizedMatrix* const blocks = weight->packed.quantized())
+      return kernels::few_rows_linear(y, x, *blocks, wide_);
     kernels::few_rows_linear(y, x, weight->arrived(), wide_);
   }
   /// Of the projection to queries, keys and values.
@@ -220,7 +223,8 @@ void TokenSteps::leave(const BranchModules& branch, std::size_t index, const Nor
 bool takes_token(const StageModules& modules, const at::Tensor& x_sbh) {
   if (x_sbh.size(0) != 1 || modules.blocks.empty() || !kernels::decodes(x_sbh)) return false;
   const auto takes_product = [&](const parallel::ParameterPtr& weight) {
-    return weight->value.scalar_type() == x_sbh.scalar_type() && kernels::few_rows(x_sbh.size(1), weight->value);
+    return weight->value.scalar_type() == x_sbh.scalar_type() &&
+           kernels::few_rows(x_sbh.size(1), weight->value, &weight->packed);
   };
   return std::ranges::all_of(modules.blocks, [&](const Block& block) {
     return std::ranges::all_of(block.branches(), [&](const BranchModules& branch) {

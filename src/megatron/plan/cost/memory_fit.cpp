@@ -7,6 +7,8 @@
 #include "megatron/base/error.h"
 #include "megatron/base/progress.h"
 #include "megatron/plan/cost/memory.h"
+#include "megatron/plan/cost/rank_buffers.h"
+#include "megatron/plan/parameters/blocks.h"
 #include "megatron/plan/pipeline_plan.h"
 #include "megatron/schedule/simulate.h"
 
@@ -41,6 +43,20 @@ std::int64_t forward_bytes(const ResolvedRun& run, std::int64_t samples, std::in
   return layer_activation_bytes(config, run.shape.layer(0)) * ranks_of_copy * run.grid.sample_shares();
 }
 
+namespace {
+
+/// The weights of a rank, in 8 bits where blocks hold them.
+std::int64_t bytes_in_blocks(const ResolvedRun& run, int tp_rank, int pp_rank) {
+  const std::vector<StagePart> parts = parts_of_rank(run.parts, run.placement, pp_rank);
+  const std::int64_t element = element_bytes_of(run.config).value;
+  std::int64_t bytes = 0;
+  for (const ParameterSpec& spec : model_parameters(run.shape, run.config.parallel.tp, tp_rank, parts))
+    bytes += fits_blocks(spec) ? block_bytes(spec) : spec.local_size() * element;
+  return bytes;
+}
+
+}  // namespace
+
 std::int64_t bytes_of_ranks(const ResolvedRun& run, LocalRanks ranks, Holding holding,
                             std::string_view instruction_set) {
   const bool trains = holding == Holding::Training;
@@ -56,7 +72,9 @@ std::int64_t bytes_of_ranks(const ResolvedRun& run, LocalRanks ranks, Holding ho
     if (is_new) {
       const MemoryPlan memory =
           memory_plan(run, tp_rank, pp_rank, activations[static_cast<std::size_t>(pp_rank)], instruction_set);
-      place->second = trains ? memory.total() : memory.parameters + memory.packed_weights;
+      place->second = trains                                ? memory.total()
+                      : holding == Holding::WeightsInBlocks ? bytes_in_blocks(run, tp_rank, pp_rank)
+                                                            : memory.parameters + memory.packed_weights;
     }
     sum += place->second;
   }

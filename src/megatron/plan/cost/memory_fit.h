@@ -9,8 +9,9 @@
 // Whether the ranks of one machine fit into its memory: arithmetic, before the first byte is taken.
 namespace megatron::plan {
 
-/// What ranks hold: all that a training step does (memory_plan()), or the weights alone.
-enum class Holding : std::uint8_t { Training, Weights };
+/// What ranks hold: all that a training step does (memory_plan()), or the weights alone, of which WeightsInBlocks has
+/// those of blocks.h in 8 bits.
+enum class Holding : std::uint8_t { Training, Weights, WeightsInBlocks };
 
 /// What a job holds besides that.
 struct Besides {

@@ -4,6 +4,7 @@
 #include <ATen/ops/mm.h>
 
 #include <algorithm>
+#include <stdexcept>
 #include <vector>
 
 #include "megatron/kernels/cpu/isa.h"
@@ -14,6 +15,7 @@
 #include "megatron/kernels/cpu/products/tile_product.h"
 #include "megatron/kernels/cpu/products/tiles.h"
 #include "megatron/kernels/groups.h"
+#include "megatron/kernels/quantized/q8_0.h"
 #include "megatron/kernels/reference.h"
 #include "megatron/kernels/tile_matmul.h"
 
@@ -117,11 +119,16 @@ at::Tensor product(const at::Tensor& a, const at::Tensor& b) {
 
 /// Where a linear layer's product is computed, forward or backward.
 struct Way {
-  enum class Kind : std::uint8_t { FewRows, Tiles, Own, Library };
+  enum class Kind : std::uint8_t { FewRows, Tiles, Own, Library, Quantized };
   Kind kind;
-  at::Tensor packed = {};  ///< of Tiles: the right operand
+  at::Tensor packed = {};                      ///< of Tiles: the right operand
+  const QuantizedMatrix* quantized = nullptr;  ///< of Quantized: the weight
 };
 Way way_of(const at::Tensor& rows, const at::Tensor& w, bool forward, PackedWeight* packed) {
+  if (packed != nullptr && packed->quantized() != nullptr) {
+    if (!forward) throw std::logic_error("a weight in fewer bits has no way back");
+    return {.kind = Way::Kind::Quantized, .quantized = packed->quantized()};
+  }
   if (forward && few_rows(rows.size(0), w) && readable(rows)) return {Way::Kind::FewRows};
   if (!on_tiles(rows, w)) return {own_product(rows, w) ? Way::Kind::Own : Way::Kind::Library};
   if (packed == nullptr) return {Way::Kind::Tiles, pack_for_tiles(forward ? w.t() : w)};
@@ -131,6 +138,7 @@ Way way_of(const at::Tensor& rows, const at::Tensor& w, bool forward, PackedWeig
 /// The product `rows` b alone.
 at::Tensor product(const Way& way, const at::Tensor& rows, const at::Tensor& w, bool forward) {
   if (way.kind == Way::Kind::FewRows) return skinny_product(rows.contiguous(), w);
+  if (way.kind == Way::Kind::Quantized) return kernels::linear(rows, *way.quantized);
   const at::Tensor b = forward ? w.t() : w;
   if (way.kind != Way::Kind::Tiles) return product(rows, b);
   at::Tensor c = at::empty({rows.size(0), b.size(1)}, rows.options());
@@ -170,12 +178,15 @@ void add_weight_gradient(const at::Tensor& grad, const at::Tensor& dy, const at:
 
 }  // namespace
 
-std::int64_t most_few_rows(const at::Tensor& w) {
+std::int64_t most_few_rows(const at::Tensor& w, const PackedWeight* packed) {
+  if (packed != nullptr && packed->quantized() != nullptr) return cpu::enabled() ? kFewQuantizedRows : 0;
   if (!readable(w) || w.stride(1) != 1) return 0;
   return !is_half(w) ? kFewRows : on_tiles(w, w) ? kFewRowsBesideTiles : kFewRowsOfHalf;
 }
 
-bool few_rows(std::int64_t rows, const at::Tensor& w) { return rows <= most_few_rows(w); }
+bool few_rows(std::int64_t rows, const at::Tensor& w, const PackedWeight* packed) {
+  return rows <= most_few_rows(w, packed);
+}
 
 void few_rows_linear(const at::Tensor& y, const at::Tensor& x, const at::Tensor& w, const at::Tensor& wide) {
   constexpr std::int64_t kWeightBytes = 1 << 16;  // of one piece of work
@@ -283,6 +294,8 @@ at::Tensor grouped_product(const at::Tensor& rows, const Groups& groups, bool fo
     const Way way = way_of(a, w, forward, groups.packed.empty() ? nullptr : groups.packed[g]);
     if (way.kind == Way::Kind::Library)
       at::mm_out(part, a, b);
+    else if (way.kind == Way::Kind::Quantized)
+      part.copy_(kernels::linear(a, *way.quantized));
     else if (way.kind == Way::Kind::FewRows)
       few_rows_linear(part, a, w, is_half(a) || is_half(w) ? at::empty(a.sizes(), a.options().dtype(at::kFloat)) : a);
     else

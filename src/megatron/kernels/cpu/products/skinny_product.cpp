@@ -9,6 +9,7 @@
 
 #include "megatron/kernels/cpu/products/half-inl.h"
 #include "megatron/kernels/cpu/products/matrix.h"
+#include "megatron/kernels/cpu/products/sums-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace megatron::kernels::cpu::HWY_NAMESPACE {
@@ -29,97 +30,14 @@ constexpr bool kInPairs = std::is_same_v<W, c10::BFloat16>;
 /// Into the second cache: more lines may be under way to it than to the first.
 HWY_INLINE void ask_for(const void* p) { __builtin_prefetch(p, 0, 2); }
 
-HWY_INLINE F even_of(const c10::BFloat16* p) {
-  const hn::RebindToUnsigned<Floats> words;
-  return hn::BitCast(Floats(), hn::ShiftLeft<16>(hn::LoadU(words, reinterpret_cast<const std::uint32_t*>(p))));
-}
-HWY_INLINE F odd_of(const c10::BFloat16* p) {
-  const hn::RebindToUnsigned<Floats> words;
-  const auto upper = hn::Set(words, 0xFFFF0000u);
-  return hn::BitCast(Floats(), hn::And(hn::LoadU(words, reinterpret_cast<const std::uint32_t*>(p)), upper));
-}
-
-/// kCount vectors, by recursion so that each stays in a register.
-template <std::size_t kCount>
-struct Vectors {
-  F first;
-  Vectors<kCount - 1> rest;
-
-  HWY_INLINE void clear() {
-    first = hn::Zero(Floats());
-    rest.clear();
-  }
-  template <class T>
-  HWY_INLINE void load_rows(const T* p, std::size_t stride, std::size_t lanes) {
-    first = load(p, lanes);
-    rest.load_rows(p + stride, stride, lanes);
-  }
-  HWY_INLINE void load_even(const c10::BFloat16* p, std::size_t stride) {
-    first = even_of(p);
-    rest.load_even(p + stride, stride);
-  }
-  HWY_INLINE void load_odd(const c10::BFloat16* p, std::size_t stride) {
-    first = odd_of(p);
-    rest.load_odd(p + stride, stride);
-  }
-  HWY_INLINE void multiply_add(F x, const Vectors& w) {
-    first = hn::MulAdd(x, w.first, first);
-    rest.multiply_add(x, w.rest);
-  }
-  template <class T>
-  HWY_INLINE void store_sums(T* to) const {
-    *to = static_cast<T>(sum_of_lanes(first));
-    rest.store_sums(to + 1);
-  }
-};
-template <>
-struct Vectors<0> {
-  HWY_INLINE void clear() {}
-  template <class T>
-  HWY_INLINE void load_rows(const T*, std::size_t, std::size_t) {}
-  HWY_INLINE void load_even(const c10::BFloat16*, std::size_t) {}
-  HWY_INLINE void load_odd(const c10::BFloat16*, std::size_t) {}
-  HWY_INLINE void multiply_add(F, const Vectors&) {}
-  template <class T>
-  HWY_INLINE void store_sums(T*) const {}
-};
-
-/// kRows rows of kCount sums.
-template <std::size_t kRows, std::size_t kCount>
-struct Sums {
-  Vectors<kCount> row;
-  Sums<kRows - 1, kCount> rest;
-
-  HWY_INLINE void clear() {
-    row.clear();
-    rest.clear();
-  }
-  HWY_INLINE void multiply_add(const float* x, std::ptrdiff_t stride, std::size_t lanes, const Vectors<kCount>& w) {
-    row.multiply_add(load(x, lanes), w);
-    rest.multiply_add(x + stride, stride, lanes, w);
-  }
-  template <class T>
-  HWY_INLINE void store_sums(T* to, std::ptrdiff_t stride) const {
-    row.store_sums(to);
-    rest.store_sums(to + stride, stride);
-  }
-};
-template <std::size_t kCount>
-struct Sums<0, kCount> {
-  HWY_INLINE void clear() {}
-  HWY_INLINE void multiply_add(const float*, std::ptrdiff_t, std::size_t, const Vectors<kCount>&) {}
-  template <class T>
-  HWY_INLINE void store_sums(T*, std::ptrdiff_t) const {}
-};
-
 /// y [kRows, kCount] = x [kRows, depth] times the transpose of w [kCount, depth]. Asks memory for the rows after these.
 template <std::size_t kRows, std::size_t kCount, class W, class Y>
 HWY_INLINE void dots(const float* x, std::ptrdiff_t x_stride, const W* w, std::size_t w_stride, std::size_t depth, Y* y,
                      std::ptrdiff_t y_stride) {
   const std::size_t lanes = hn::Lanes(Floats());
   const W* const next = w + kCount * w_stride;
-  Sums<kRows, kCount> sums;
-  Vectors<kCount> weights;
+  RowSums<kRows, kCount> sums;
+  RowVectors<kCount> weights;
   sums.clear();
   std::size_t k = 0;
   for (; k + kLine<W> <= depth; k += kLine<W>) {
