@@ -53,7 +53,7 @@ struct ImportFlags {
   std::string from, output, dtype;
   bool weights_only = false;
   void visit(auto& v) {
-    v("from", from, "Hugging Face folder, or Megatron-LM's checkpoint folder.", config::Required());
+    v("from", from, "Hugging Face folder, Megatron-LM's checkpoint folder, or a GGUF file.", config::Required());
     v("output", output,
       "Folder to write: checkpoints, with one of the iteration at which the run stood, of weights alone 0.",
       config::Required());

@@ -1,8 +1,11 @@
-"""The package gguf reads what the program exports as GGUF, bit by bit, and transformers reads the same model. Needs
-gguf, numpy, safetensors, sentencepiece, tokenizers, torch, transformers."""
+"""The package gguf reads what the program exports as GGUF, bit by bit, and transformers reads the same model; the
+program reads such files, and those that the package writes. Needs gguf, numpy, safetensors, sentencepiece, tokenizers,
+torch, transformers."""
 import hashlib
 import json
+import os
 import pathlib
+import subprocess
 import sys
 import tempfile
 import unittest
@@ -13,7 +16,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "tests/testing"))
 sys.path.append(str(ROOT / "scripts"))
 from fetch_models import LAYER_NAMES, unpermute  # noqa: E402
-from program import MODELS, run  # noqa: E402
+from program import MEGATRON, MODELS, run  # noqa: E402
 
 gguf, np, safetensors, sentencepiece, tokenizers, torch, transformers, MISSING = peers(
     "gguf", "numpy", "safetensors.torch", "sentencepiece", "tokenizers", "torch", "transformers")
@@ -22,6 +25,7 @@ if not MISSING:
     from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 TRAIN = ROOT / "tests/golden/text/train.txt"
 SMOLLM2 = MODELS / "smollm2-135m-instruct"
+PUBLISHED = MODELS / "smollm2-135m-instruct.gguf"  # from which the folder was made
 # Of the embedding's Q8_0 blocks in the GGUF file that llama.cpp's tools made of SmolLM2-135M-Instruct, from the wheel
 # that scripts/fetch_models.py reads; the folder's weights are those blocks, dequantized.
 PUBLISHED_EMBEDDING = "0d728edd2a012d1663a6069567240d124c752bab88b6fcbe1a985eae428193c3"
@@ -221,6 +225,160 @@ class Gguf(unittest.TestCase):
         self.assertEqual(fields["llama.rope.dimension_count"], 64)
         self.assertEqual(fields["llama.rope.freq_base"], 100000)
         self.assertEqual(np.float32(fields["llama.attention.layer_norm_rms_epsilon"]), np.float32(1e-5))
+
+    def rewritten(self, reader, kind, path):
+        """The same file as the package gguf writes it, matrices as `kind`."""
+        writer = gguf.GGUFWriter(path, fields_of(reader)["general.architecture"])
+        for key, field in reader.fields.items():
+            if key.startswith("GGUF.") or key == "general.architecture":
+                continue
+            inner = field.types[1] if field.types[0] == gguf.GGUFValueType.ARRAY else None
+            writer.add_key_value(key, field.contents(), field.types[0], inner)
+        for tensor in reader.tensors:
+            rows = gguf.quants.dequantize(tensor.data, tensor.tensor_type).reshape(
+                [int(size) for size in reversed(tensor.shape)])
+            if rows.ndim > 1:
+                writer.add_tensor(tensor.name, gguf.quants.quantize(rows, kind), raw_dtype=kind)
+            else:
+                writer.add_tensor(tensor.name, rows)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        return path
+
+    def folder_of(self, file, name, *options):
+        """The Hugging Face folder that the program makes of a GGUF file."""
+        run("checkpoint", "export", "--load", file, "--output", self.path / name, *options)
+        return safetensors.load_file(self.path / name / "model.safetensors")
+
+    def test_reads_what_it_has_written(self):
+        for name, folder, tokenizer in self.models():
+            wanted = safetensors.load_file(folder / "model.safetensors")
+            theirs = json.loads((folder / "config.json").read_text())
+            for dtype in ("fp32", "bf16", "q8_0"):
+                with self.subTest(name=name, dtype=dtype):
+                    file, _ = self.export(folder, "--dtype", dtype)
+                    got = self.folder_of(file, f"{file.stem} back")
+                    self.assertEqual(sorted(got), sorted(wanted))
+                    for key, tensor in wanted.items():
+                        whole = tensor.float().numpy()
+                        if dtype == "q8_0" and tensor.ndim > 1:
+                            kind = gguf.GGMLQuantizationType[("F16" if tensor.shape[1] % 32 else "Q8_0")]
+                            whole = gguf.quants.dequantize(gguf.quants.quantize(whole, kind), kind)
+                        elif dtype == "bf16" and tensor.ndim > 1:
+                            whole = tensor.bfloat16().float().numpy()
+                        self.assertEqual(got[key].float().numpy().tobytes(), whole.tobytes(), key)
+                    config = json.loads((self.path / f"{file.stem} back" / "config.json").read_text())
+                    for key in ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
+                                "intermediate_size", "rms_norm_eps", "vocab_size", "max_position_embeddings"):
+                        self.assertEqual(config[key], theirs[key], key)
+                    if name == "llama":
+                        rope = config["rope_parameters"]
+                        self.assertEqual({key: rope[key] for key in LLAMA_3}, LLAMA_3)
+            text = "the cat sees 1234 dogs,  and <|end|> <tool> call\n"
+            ids = run("tokenizer", "encode", "--tokenizer", file, stdin=text).split()
+            expected = tokenizer.encode(text.rstrip("\n"), add_special_tokens=False).ids
+            self.assertEqual([int(id) for id in ids], expected, name)
+
+    def test_reads_blocks_as_the_package_does(self):
+        for name, folder, _ in list(self.models())[:1] + list(self.models())[3:]:
+            _, reader = self.export(folder)
+            for kind in ("Q8_0", "Q4_0", "Q4_1", "BF16", "F16"):
+                with self.subTest(name=name, kind=kind):
+                    kind = gguf.GGMLQuantizationType[kind]
+                    file = self.rewritten(reader, kind, self.path / f"{name}-{kind.name}.gguf")
+                    got = self.folder_of(file, f"{name} of {kind.name}", "--dtype", "fp32")
+                    for tensor in gguf.GGUFReader(file).tensors:
+                        if tensor.name == "rope_freqs.weight":
+                            continue
+                        rows = gguf.quants.dequantize(tensor.data, tensor.tensor_type).reshape(
+                            [int(size) for size in reversed(tensor.shape)])
+                        part = tensor.name.split(".")[2] if tensor.name.startswith("blk.") else ""
+                        if name == "llama" and part in ("attn_q", "attn_k"):
+                            rows = unpermute(rows, {"attn_q": 4, "attn_k": 2}[part])
+                        self.assertEqual(got[self.hugging_face_name(tensor.name)].numpy().tobytes(),
+                                         np.ascontiguousarray(rows).tobytes(), tensor.name)
+
+    def test_generates_and_continues_training_from_a_file(self):
+        name, folder, _ = next(self.models())
+        file, _ = self.export(folder)
+        words = ["--prompt", "the cat", "--temperature", 0, "--max-new-tokens", 12, "--json", "--ignore-eos"]
+        of_folder = json.loads(run("generate", "--load", folder, *words))
+        self.assertEqual(json.loads(run("generate", "--load", file, *words)), of_folder)
+        run("checkpoint", "import", "--from", file, "--output", self.path / "imported")
+        self.assertEqual(json.loads(run("generate", "--load", self.path / "imported", *words)), of_folder)
+        self.assertEqual((self.path / "imported/chat_template.jinja").read_text(), CHAT)
+        chat = ["--chat", *words]
+        self.assertEqual(run("generate", "--load", file, *chat), run("generate", "--load", folder, *chat))
+
+    def test_a_sentencepiece_tokenizer_is_read(self):
+        folder = list(self.models())[0][1]
+        for file in ("tokenizer.json", "tokenizer_config.json"):
+            (folder / file).unlink()
+        sentencepiece.SentencePieceTrainer.train(
+            input=str(TRAIN), model_prefix=str(folder / "tokenizer"), vocab_size=410, model_type="bpe",
+            byte_fallback=True, normalization_rule_name="identity", remove_extra_whitespaces=False, minloglevel=2)
+        model = sentencepiece.SentencePieceProcessor(model_file=str(folder / "tokenizer.model"))
+        file, _ = self.export(folder)
+        lines = ["the cat  sees 12 dogs", " never\u00e9 \u4e16", ""]
+        for line in lines[:2]:
+            ids = run("tokenizer", "encode", "--tokenizer", file, stdin=line + "\n").split()
+            self.assertEqual([int(id) for id in ids], model.encode(line), line)
+
+    def test_what_would_compute_another_result_is_refused(self):
+        name, folder, _ = next(self.models())
+        output, reader = self.export(folder)
+        whole = output.read_bytes()
+        for old, new in [(b"llama.block_count", b"llama.blok_count2"), (b"rope_freqs.weight", b"rope_fregs.weight"),
+                         (b"general.architecture\x08\0\0\0\x05\0\0\0\0\0\0\0llama",
+                          b"general.architecture\x08\0\0\0\x05\0\0\0\0\0\0\0lamma"), (b"GGUF\x03", b"GGUF\x01")]:
+            self.assertEqual(whole.count(old), 1, old)
+            (self.path / "changed.gguf").write_bytes(whole.replace(old, new))
+            error = run("generate", "--load", self.path / "changed.gguf", "--prompt", "the", code=2)
+            self.assertIn("changed.gguf", error)
+        (self.path / "changed.gguf").write_bytes(whole[:len(whole) - 4096])
+        self.assertIn("must lie in the file", run("generate", "--load", self.path / "changed.gguf", "--prompt", "the",
+                                                  code=2))
+
+    @unittest.skipUnless(SMOLLM2.exists(), f"{SMOLLM2} is not there")
+    def test_smollm2_in_blocks_writes_alike_from_folder_and_file(self):
+        output, _ = self.export(SMOLLM2, "--dtype", "q8_0")
+        words = ["--prompt", "The capital of France is", "--temperature", 0, "--max-new-tokens", 8, "--json",
+                 "--weights", "q8_0"]
+        of_folder = json.loads(run("generate", "--load", SMOLLM2, *words))
+        self.assertIn("Paris", of_folder["text"])
+        self.assertEqual(json.loads(run("generate", "--load", output, *words)), of_folder)
+
+    @unittest.skipUnless(PUBLISHED.exists() and SMOLLM2.exists(), f"{PUBLISHED} is not there")
+    def test_llama_cpps_own_file_is_the_folder_that_was_made_of_it(self):
+        got = self.folder_of(PUBLISHED, "published")
+        wanted = safetensors.load_file(SMOLLM2 / "model.safetensors")
+        self.assertEqual(sorted(got), sorted(wanted))
+        for key, tensor in wanted.items():
+            self.assertTrue(torch.equal(got[key], tensor), key)
+        words = ["--prompt", "The capital of France is", "--temperature", 0, "--max-new-tokens", 8, "--json"]
+        of_folder = json.loads(run("generate", "--load", SMOLLM2, *words))
+        self.assertEqual(json.loads(run("generate", "--load", PUBLISHED, *words)), of_folder)
+        text = TRAIN.read_text()[:20000]
+        ids = [run("tokenizer", "encode", "--tokenizer", path, stdin=text) for path in (PUBLISHED, SMOLLM2)]
+        self.assertEqual(ids[0], ids[1])
+
+    @unittest.skipUnless(PUBLISHED.exists(), f"{PUBLISHED} is not there")
+    def test_make_chat_serves_it_and_talks(self):
+        result = subprocess.run([ROOT / "scripts/chat.sh", "--temperature", "0", "--max-new-tokens", "12"],
+                                input="What is the capital of France?\n/quit\n", capture_output=True, text=True,
+                                timeout=300, env={**os.environ, "MEGATRON": os.path.abspath(MEGATRON)})
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertIn("smollm2-135m-instruct.gguf is served at http://127.0.0.1:", result.stdout)
+        self.assertIn("Paris", result.stdout)
+
+    @unittest.skipUnless(SMOLLM2.exists(), f"{SMOLLM2} is not there")
+    def test_smollm2s_perplexity_in_blocks_is_that_of_float32(self):
+        words = ["eval", "loss", "--load", SMOLLM2, "--data", TRAIN, "--window", 256, "--limit-tokens", 2048, "--json"]
+        whole, blocks = (json.loads(run(*words, *more)) for more in ([], ["--weights", "q8_0"]))
+        self.assertLess(abs(blocks["perplexity"] / whole["perplexity"] - 1), 0.01)
+        self.assertNotEqual(blocks["loss"], whole["loss"])
 
 
 if __name__ == "__main__":

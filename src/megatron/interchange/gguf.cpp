@@ -1,10 +1,6 @@
 // GGUF, version 3: llama.cpp's one file of a model, with its tokenizer. What is written, and in which order of rows,
-// follows its convert_hf_to_gguf.py; the layout follows the package gguf (constants.py, gguf_writer.py, quants.py).
-//
-//   "GGUF", u32 version, u64 tensors, u64 entries
-//   entries   key, type, value            strings are u64 bytes and then they
-//   tensors   name, u32 dimensions, u64 sizes (columns first), u32 type, u64 offset within the data
-//   data      each tensor from a multiple of 32 bytes on
+// follows its convert_hf_to_gguf.py; the layout (base/files/gguf.h) follows the package gguf (constants.py,
+// gguf_writer.py, quants.py). gguf_read.cpp reads it.
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
@@ -18,19 +14,22 @@
 #include <span>
 #include <string>
 #include <string_view>
-#include <tuple>
 #include <utility>
 #include <variant>
 #include <vector>
 
 #include "megatron/base/error.h"
 #include "megatron/base/files/file.h"
+#include "megatron/base/files/gguf.h"
 #include "megatron/interchange/formats.h"
+#include "megatron/interchange/gguf_read.h"
 #include "megatron/interchange/hugging_face/companions.h"
 #include "megatron/interchange/hugging_face/hf_family.h"
 #include "megatron/interchange/hugging_face/json.h"
 #include "megatron/interchange/mapped_source.h"
+#include "megatron/kernels/quantized/q8_0.h"
 #include "megatron/text/characters/byte_level.h"
+#include "megatron/text/files/gguf_tokenizer.h"
 #include "megatron/text/tokenizer.h"
 #include "megatron/text/vocabulary.h"
 
@@ -42,13 +41,12 @@ using nlohmann::json;
 
 constexpr std::uint32_t kVersion = 3, kAlignment = 32;
 constexpr std::uint32_t kQuantizationVersion = 2;
-constexpr std::int64_t kBlock = 32, kBlockBytes = 34;  // of Q8_0: a scale in half precision, 32 int8
+constexpr std::int64_t kBlock = kernels::kQuantizedBlock, kBlockBytes = kBlock + 2;  // of Q8_0
 constexpr std::int64_t kElementsAtOnce = std::int64_t{1} << 21;
 constexpr std::uint64_t kMaxConfigBytes = std::uint64_t{1} << 24;
 constexpr const char* kOtherFormat = "--format huggingface";
 
-/// GGMLQuantizationType.
-enum class Type : std::uint32_t { F32 = 0, F16 = 1, Q8_0 = 8, BF16 = 30 };
+using Type = GgufType;
 
 /// LlamaFileType: what most tensors are.
 std::uint32_t file_type(Type type) {
@@ -130,17 +128,13 @@ std::optional<std::string> name_of_cuts(const text::Vocabulary& vocabulary) {
     if (vocabulary.normalization || vocabulary.ignore_merges) return std::nullopt;
     return vocabulary.split_digits ? "smollm" : "gpt-2";
   }
-  const std::string words = R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|)";
-  const std::string rest = R"(| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
   const auto& [normalizers, cuts, decoders] = *vocabulary.pipeline;
   const bool composes =
       normalizers == std::vector<text::Normalizer>{text::normalizer::UnicodeForm{.compose = true, .compatible = false}};
-  for (const auto& [name, numbers, ignores_merges] :
-       {std::tuple{"llama-bpe", R"(\p{N}{1,3})", true}, {"qwen2", R"(\p{N})", false}}) {
-    const std::vector<text::PreTokenizer> theirs = {
-        text::pretokenizer::Split{.pattern = {words + numbers + rest, /*is_regex=*/true}},
-        text::pretokenizer::ByteLevel{.add_prefix_space = false, .use_regex = false}};
-    if (cuts == theirs && vocabulary.ignore_merges == ignores_merges && (normalizers.empty() || composes)) return name;
+  for (const auto& [name, ignores_merges] : {std::pair{"llama-bpe", true}, {"qwen2", false}}) {
+    if (cuts == text::gguf_cuts(name) && vocabulary.ignore_merges == ignores_merges &&
+        (normalizers.empty() || composes))
+      return name;
   }
   return std::nullopt;
 }
@@ -353,9 +347,10 @@ void add_network(Metadata& metadata, const FolderConfig& config, const std::stri
   metadata.add(architecture + ".attention.layer_norm_rms_epsilon", static_cast<float>(model.layernorm_epsilon));
 }
 
-/// By how much Llama 3's scaling slows each pair of a head down: what rope_freqs.weight holds.
-std::vector<float> rope_factors(const config::ModelConfig& model) {
-  const auto dim = static_cast<double>(shape_of(model).head());
+}  // namespace
+
+std::vector<float> rope_factors(const config::ModelConfig& model, std::int64_t head) {
+  const auto dim = static_cast<double>(head);
   const double low = model.rope_low_freq_factor, high = model.rope_high_freq_factor;
   std::vector<float> factors;
   for (double i = 0; i < dim; i += 2) {
@@ -366,6 +361,8 @@ std::vector<float> rope_factors(const config::ModelConfig& model) {
   }
   return factors;
 }
+
+namespace {
 
 // ---- the tensors
 
@@ -385,11 +382,6 @@ struct Tensor {
   }
 };
 
-constexpr std::pair<const char*, const char*> kLayer[] = {
-    {"attn_norm", "input_layernorm"}, {"attn_q", "self_attn.q_proj"},      {"attn_k", "self_attn.k_proj"},
-    {"attn_v", "self_attn.v_proj"},   {"attn_output", "self_attn.o_proj"}, {"ffn_norm", "post_attention_layernorm"},
-    {"ffn_gate", "mlp.gate_proj"},    {"ffn_up", "mlp.up_proj"},           {"ffn_down", "mlp.down_proj"}};
-
 /// The tensors in the order of the forward pass. Vectors are float32, as is everything in a Q8_0 file whose rows are
 /// no whole blocks float16.
 std::vector<Tensor> tensors_of(const MappedSource& theirs, const config::ModelConfig& model, Type type) {
@@ -408,7 +400,7 @@ std::vector<Tensor> tensors_of(const MappedSource& theirs, const config::ModelCo
                        .head = head});
   };
   if (llama && model.rope_scaling_factor != 1) {
-    const std::vector<float> factors = rope_factors(model);
+    const std::vector<float> factors = rope_factors(model, shape_of(model).head());
     tensors.push_back({.name = "rope_freqs.weight",
                        .source = "",
                        .shape = {static_cast<std::int64_t>(factors.size())},
@@ -417,7 +409,7 @@ std::vector<Tensor> tensors_of(const MappedSource& theirs, const config::ModelCo
   add("token_embd.weight", "model.embed_tokens.weight");
   const std::int64_t head = shape_of(model).head();
   for (std::int64_t layer = 0; layer < model.num_layers; ++layer)
-    for (const auto& [ours, hugging_face] : kLayer)
+    for (const auto& [ours, hugging_face] : kGgufLayer)
       for (const char* part : {".weight", ".bias"}) {
         const bool rotated = llama && (std::string_view(ours) == "attn_q" || std::string_view(ours) == "attn_k");
         add(concat("blk.", layer, ".", ours, part), concat("model.layers.", layer, ".", hugging_face, part),
@@ -428,30 +420,18 @@ std::vector<Tensor> tensors_of(const MappedSource& theirs, const config::ModelCo
   return tensors;
 }
 
-/// Q8_0 as ggml's reference does it: of each 32 numbers the scale max|x| / 127 in half precision, and x / scale
-/// rounded, halves away from 0. Throws ConfigError where a number is not finite.
+/// Blocks of Q8_0. Throws ConfigError where a number is not finite.
 std::string quantize_q8_0(std::span<const float> x, const std::string& name) {
   std::string bytes;
   bytes.reserve(x.size() / kBlock * kBlockBytes);
   for (std::size_t begin = 0; begin < x.size(); begin += kBlock) {
-    const auto block = x.subspan(begin, kBlock);
-    float largest = 0;
     bool finite = true;
-    for (const float value : block) {
-      finite = finite && std::isfinite(value);
-      largest = std::max(largest, std::fabs(value));
-    }
+    const auto block = kernels::quantize_block(x.subspan(begin).first<kBlock>(), finite);
     if (!finite)
       throw ConfigError(rule_got_fix(concat("export: weights must be finite to be q8_0: ", name), "inf or nan",
                                      "--dtype fp32, which keeps them"));
-    const float scale = largest / 127;
-    const float inverse = scale == 0 ? 0 : 1 / scale;
-    const auto half = static_cast<at::Half>(scale);
-    bytes.append(reinterpret_cast<const char*>(&half.x), sizeof half.x);
-    for (const float value : block) {
-      const float level = std::round(value * inverse);
-      bytes += static_cast<char>(std::isfinite(level) ? static_cast<std::int8_t>(level) : 0);  // 1 / 1e-40 is infinite
-    }
+    bytes.append(reinterpret_cast<const char*>(&block.scale), sizeof block.scale);
+    bytes.append(reinterpret_cast<const char*>(block.levels.data()), block.levels.size());
   }
   return bytes;
 }
@@ -536,7 +516,14 @@ void write_gguf(const checkpoint::WeightSource& weights, const FolderConfig& con
 WeightFormat gguf_format() {
   return {.name = "gguf",
           .holder = "a GGUF file",
-          .models = "",
+          .models = "Llama, Mistral, Qwen2 in F32, F16, BF16, Q8_0, Q4_0 or Q4_1",
+          .detect = is_gguf,
+          .model = [](const fs::path& file) { return read_gguf_config(file).model; },
+          .config = read_gguf_config,
+          .weights = open_gguf,
+          .knows_training = false,
+          .companions = [](const fs::path& file) { return gguf_has_tokenizer(file) ? file : fs::path(); },
+          .config_json = [](const fs::path& file) { return gguf_config_json(file); },
           .ending = ".gguf",
           .dtypes = {"q8_0"},
           .output = "file to write (Llama, Mistral, Qwen2); must not exist",

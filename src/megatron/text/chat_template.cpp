@@ -7,8 +7,10 @@
 
 #include "megatron/base/error.h"
 #include "megatron/base/files/file.h"
+#include "megatron/base/files/gguf.h"
 #include "megatron/base/text/printable.h"
 #include "megatron/text/chat/methods.h"
+#include "megatron/text/files/gguf_tokenizer.h"
 #include "megatron/text/files/token_spellings.h"
 
 namespace megatron::text {
@@ -64,6 +66,15 @@ Jinja parsed(const std::string& jinja, const std::string& name) {
 }  // namespace
 
 ChatTemplate ChatTemplate::load(const std::filesystem::path& folder) {
+  if (is_gguf(folder)) {
+    const MappedFile mapped(folder);
+    const Gguf file(mapped.text(), folder.string());
+    const std::string jinja = gguf_chat_template(file);
+    if (jinja.empty())
+      throw ConfigError(rule_got_fix("a chat needs a template: tokenizer.chat_template in a GGUF file.",
+                                     folder.string(), "name the folder of a chat model as the tokenizer"));
+    return {jinja, gguf_named_tokens(file), folder.string()};
+  }
   const auto config_file = folder / "tokenizer_config.json", jinja_file = folder / "chat_template.jinja";
   nlohmann::json config = nlohmann::json::object();
   if (std::filesystem::exists(config_file)) config = parse_json(read_file(config_file, kMaxFile), config_file.string());

@@ -6,8 +6,10 @@
 
 #include "megatron/base/error.h"
 #include "megatron/base/files/file.h"
+#include "megatron/base/files/gguf.h"
 #include "megatron/base/text/json.h"
 #include "megatron/interchange/formats.h"
+#include "megatron/interchange/gguf_read.h"
 #include "megatron/interchange/hugging_face/json.h"
 #include "megatron/text/files/tokenizer_files.h"
 
@@ -35,7 +37,9 @@ bool are_tokens(const json& value) {
 
 }  // namespace
 
-bool has_tokenizer(const fs::path& folder) { return text::tokenizer_file(folder).has_value(); }
+bool has_tokenizer(const fs::path& folder) {
+  return is_gguf(folder) ? gguf_has_tokenizer(folder) : text::tokenizer_file(folder).has_value();
+}
 
 fs::path companion_folder(const fs::path& folder) {
   const auto& companions = format_of(folder).companions;
@@ -44,6 +48,7 @@ fs::path companion_folder(const fs::path& folder) {
 }
 
 TokenIds read_token_ids(const fs::path& folder) {
+  if (is_gguf(folder)) return gguf_token_ids(folder);
   TokenIds ids;
   for (const char* file : {kGeneration, "config.json"}) {
     if (!fs::is_regular_file(folder / file)) continue;
@@ -71,7 +76,7 @@ std::vector<std::int64_t> ids_of(const TokenIds& ids, const std::string& name) {
 }
 
 int copy_companions(const fs::path& from, const fs::path& to) {
-  int copied = 0;
+  int copied = is_gguf(from) ? write_gguf_companions(from, to) : 0;
   std::set<fs::path> names = {"tokenizer.json",
                               "tokenizer_config.json",
                               "special_tokens_map.json",

@@ -7,6 +7,8 @@
 
 #include "megatron/base/error.h"
 #include "megatron/base/files/file.h"
+#include "megatron/base/files/gguf.h"
+#include "megatron/text/files/gguf_tokenizer.h"
 #include "megatron/text/files/hugging_face/tokenizer_config.h"
 #include "megatron/text/files/object_file.h"
 #include "megatron/text/files/sentencepiece_file.h"
@@ -147,6 +149,12 @@ Vocabulary read_vocabulary(const fs::path& path, std::string_view type) {
   if (!fs::exists(path))
     throw ConfigError(rule_got_fix("tokenizer: must be a folder or file that exists", path.string()));
   const fs::path file = file_of(path);
+  if (is_gguf(file)) {  // which says all of its tokenizer itself
+    const MappedFile mapped(file);
+    Vocabulary vocabulary = read_gguf_tokenizer(Gguf(mapped.text(), file.string()));
+    apply_type(type, file.string(), vocabulary);
+    return vocabulary;
+  }
   Vocabulary vocabulary = read_one_file(file, type);
   add_sentinels(file.parent_path(), vocabulary);
   if (type != "GPT2BPETokenizer" && type != "TikTokenizer")  // whose end no file names

@@ -161,6 +161,7 @@ std::string digest_of(const fs::path& path) {
 
 std::string model_digest(const fs::path& folder) {
   return fact_of([&] {
+    if (fs::is_regular_file(folder)) return concat("a file of ", fs::file_size(folder), " bytes");
     if (!fs::is_directory(folder)) return std::string("no such folder");
     if (!checkpoint::has_checkpoint(folder)) return digest_of(folder) + ", no manifest";
     const fs::path found = checkpoint::find_checkpoint(folder);
