@@ -41,5 +41,10 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     } catch (const serve::ApiError& error) {
       if (error.status != 400 || serve::error_json(error).empty()) std::abort();
     }
+  try {
+    if (serve::parse_embedding(body).inputs.empty()) std::abort();
+  } catch (const serve::ApiError& error) {
+    if (error.status != 400) std::abort();
+  }
   return 0;
 }

@@ -20,7 +20,9 @@
 #include "megatron/base/text/printable.h"
 #include "megatron/config/options.h"
 #include "megatron/generate/generate.h"
+#include "megatron/generate/serving/embedder.h"
 #include "megatron/generate/serving/engine.h"
+#include "megatron/interchange/hugging_face/pooling.h"
 #include "megatron/kernels/runtime.h"
 #include "megatron/run/memory_check.h"
 #include "megatron/run/ranks.h"
@@ -35,7 +37,8 @@ namespace {
 constexpr const char* kUsage =
     "megatron serve MODEL [OPTION]…\n\n"
     "Answers requests over HTTP as OpenAI's API has them: /v1/completions, /v1/chat/completions, /v1/models, /health,\n"
-    "/metrics, and a page at /. MODEL: a run's folder, its checkpoints or one of them, or a Hugging Face folder.\n"
+    "/metrics, and a page at /; of an encoder (BERT) /v1/embeddings. MODEL: a run's folder, its checkpoints or one of\n"
+    "them, a Hugging Face folder, or a GGUF file.\n"
     "SIGTERM ends it when the texts under way are written. docs/serving.md has examples.";
 
 constexpr const char* kTokenVariable = "MEGATRON_SERVE_TOKEN";
@@ -147,6 +150,7 @@ struct Plan {
   std::vector<std::string> tokens = {};
   std::optional<text::ChatTemplate> chat = {};
   std::int64_t context = 0, cache_tokens = 0;
+  std::optional<interchange::TextPooling> pooling = {};  ///< of an encoder, which makes vectors and writes no texts
 };
 
 std::string name_of(const ServeFlags& flags) {
@@ -175,14 +179,29 @@ void plan_cache(Plan& plan) {
   const std::int64_t logits = plan.flags.max_texts * generate::logits_bytes_of(shape);
   // While a cache grows, its old one is there too.
   const std::int64_t most = plan.cache_tokens + plan.context;
-  run::check_memory(plan.model.run, comm::place_from(comm::process_environment()), plan::Holding::Weights,
+  run::check_memory(plan.model.run, comm::place_from(comm::process_environment()), plan.model.holding(),
                     {.bytes = most * row_bytes + logits,
                      .what = "keys and values of the texts under way",
                      .fix = concat("--cache-tokens ", std::max<std::int64_t>(1, plan.cache_tokens / 4))});
 }
 
+Plan planned_encoder(const ServeFlags& flags, std::vector<std::string> tokens) {
+  if (flags.pp > 1)
+    throw ConfigError(rule_got_fix("serve: an encoder is one stage.", concat("--pp ", flags.pp), "--pp 1"));
+  const auto pooling = interchange::read_pooling(flags.load);
+  Plan plan{.flags = flags,
+            .model = run::open_trained_model(flags, "serve", interchange::Writes::Embeddings),
+            .tokens = std::move(tokens),
+            .pooling = pooling};
+  plan.context = plan.model.run.shape.max_positions;
+  for (const std::int64_t most : {pooling.max_tokens, flags.max_context})
+    if (most > 0) plan.context = std::min(plan.context, most);
+  return plan;
+}
+
 Plan planned(const ServeFlags& flags) {
   auto tokens = tokens_of(flags);
+  if (!flags.load.empty() && interchange::is_encoder(flags.load)) return planned_encoder(flags, std::move(tokens));
   Plan plan{.flags = flags, .model = run::open_trained_model(flags, "serve"), .tokens = std::move(tokens)};
   plan.chat = chat_of(flags);
   plan.context = plan.model.run.shape.max_positions;
@@ -222,6 +241,7 @@ serve::ServiceOptions service_options(const Plan& plan) {
       .request_timeout_s = plan.flags.request_timeout_s,
       .created =
           std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch()).count(),
+      .embeddings = plan.pooling.has_value(),
       .limits = limits};
 }
 
@@ -243,14 +263,10 @@ Front::Front(const Plan& plan)
         service.handle(request, reply);
       }) {}
 
-void serve_texts(const Plan& plan, generate::RankSlots& slots) {
+/// Listens, and calls work(front), which takes tasks from the queue until that is stopped.
+template <class Work>
+void answer_requests(const Plan& plan, const Work& work) {
   Front front(plan);
-  generate::Engine engine(slots, front.queue, front.metrics,
-                          {.slots = plan.flags.max_texts,
-                           .cache_tokens = plan.cache_tokens,
-                           .read_tokens = plan.flags.prefill_tokens,
-                           .keep_prefixes = plan.flags.prefix_cache,
-                           .drain_s = plan.flags.drain_s});
   const bool six = plan.flags.host.find(':') != std::string::npos;
   print("{} is served at http://{}{}{}:{}\n", name_of(plan.flags), six ? "[" : "", plan.flags.host, six ? "]" : "",
         front.server.port());
@@ -261,9 +277,28 @@ void serve_texts(const Plan& plan, generate::RankSlots& slots) {
     front.server.close();
     front.queue.stop();
   });
-  engine.run();
-  slots.stop();
+  work(front);
   front.server.drain(std::chrono::seconds(2));
+}
+
+void serve_texts(const Plan& plan, generate::RankSlots& slots) {
+  answer_requests(plan, [&](Front& front) {
+    generate::Engine engine(slots, front.queue, front.metrics,
+                            {.slots = plan.flags.max_texts,
+                             .cache_tokens = plan.cache_tokens,
+                             .read_tokens = plan.flags.prefill_tokens,
+                             .keep_prefixes = plan.flags.prefix_cache,
+                             .drain_s = plan.flags.drain_s});
+    engine.run();
+    slots.stop();
+  });
+}
+
+void serve_embeddings(const Plan& plan, const run::RankModel& rank, const comm::Group& world, at::Device device) {
+  const model::ScoringGpt model(rank.options, rank.part, rank.parameters, rank.context.tensor());
+  const generate::Embedder embedder(model, world, device, *plan.pooling);
+  if (world.rank() != 0) return embedder.follow();
+  answer_requests(plan, [&](Front& front) { embedder.run(front.queue, front.metrics); });
 }
 
 int run_serve(const Args& args) {
@@ -275,6 +310,10 @@ int run_serve(const Args& args) {
       plan.model.run, comm::place_from(comm::process_environment()),
       [&](const comm::Group& world, at::Device device) {
         const run::RankModel rank = run::load_rank(plan.model, world, device, plan.context);
+        if (plan.pooling) {
+          serve_embeddings(plan, rank, world, device);
+          return kDone;
+        }
         const generate::StagedModel model(
             model::CachedGpt(rank.options, rank.part, rank.parameters, rank.context.tensor()), rank.context.pipeline(),
             rank.tensor());

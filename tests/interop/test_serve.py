@@ -1,17 +1,22 @@
-"""`megatron serve` as the openai client of OpenAI uses it. Needs openai."""
+"""`megatron serve` as the openai client of OpenAI uses it. Needs openai; for embeddings also numpy, torch and
+transformers."""
+import base64
 import concurrent.futures
 import json
 import pathlib
 import sys
+import tempfile
 import unittest
 
 from peers import peers
 
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "testing"))
-from program import RunFolder  # noqa: E402
+from program import MODELS, RunFolder, run  # noqa: E402
 from server import TEMPLATE, Server  # noqa: E402
 
 openai, pydantic, MISSING = peers("openai", "pydantic")
+np, torch, transformers, NO_TRUTH = peers("numpy", "torch", "transformers")
+MINILM = MODELS / "minilm-l6"
 USER = [{"role": "user", "content": "the cat"}]
 
 
@@ -93,6 +98,98 @@ class OpenAi(unittest.TestCase):
         with concurrent.futures.ThreadPoolExecutor(12) as pool:
             answers = set(filter(None, pool.map(ask, range(24))))
         self.assertEqual(len(answers), 3)
+
+TEXTS = ["A cat sits on the mat.", "a", "The stock market fell sharply, by 3.5 %, in Zürich!", "A cat sits on the mat."]
+
+
+@unittest.skipIf(MISSING or NO_TRUTH, MISSING or NO_TRUTH)
+@unittest.skipUnless(MINILM.exists(), f"{MINILM} is not there")
+class Embeddings(unittest.TestCase):
+    """all-MiniLM-L6-v2 with what sentence-transformers' folder of it has beside the weights."""
+
+    def folder(self, mode="pooling_mode_mean_tokens", normalized=True):
+        place = tempfile.TemporaryDirectory(prefix="megatron-interop-")
+        self.addCleanup(place.cleanup)
+        folder = pathlib.Path(place.name) / "minilm"
+        (folder / "1_Pooling").mkdir(parents=True)
+        for file in MINILM.iterdir():
+            (folder / file.name).symlink_to(file)
+        kinds = ["Transformer", "Pooling"] + ["Normalize"] * normalized
+        (folder / "modules.json").write_text(json.dumps([
+            {"idx": i, "name": str(i), "path": f"{i}_{kind}" if i else "",
+             "type": f"sentence_transformers.models.{kind}"} for i, kind in enumerate(kinds)]))
+        (folder / "1_Pooling/config.json").write_text(json.dumps({
+            "word_embedding_dimension": 384, **{key: key == mode for key in (
+                "pooling_mode_cls_token", "pooling_mode_mean_tokens", "pooling_mode_max_tokens")}}))
+        (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 256, "do_lower_case": False}))
+        return folder
+
+    def served(self, folder, *options):
+        server = Server(folder, *options)
+        self.addCleanup(server.close)
+        return openai.OpenAI(base_url=f"http://{server.host}:{server.port}/v1", api_key="none", max_retries=0), server
+
+    @classmethod
+    def setUpClass(cls):
+        tokenizer = transformers.AutoTokenizer.from_pretrained(MINILM)
+        model = transformers.AutoModel.from_pretrained(MINILM, dtype=torch.float32).eval()
+        cls.ids = [tokenizer(text)["input_ids"] for text in TEXTS]
+        with torch.no_grad():
+            cls.states = [model(torch.tensor([ids])).last_hidden_state[0] for ids in cls.ids]
+
+    def expect(self, vectors, wanted):
+        self.assertEqual(len(vectors), len(wanted))
+        for got, want in zip(vectors, wanted):
+            self.assertLess(np.abs(np.array(got) - want.numpy()).max(), 1e-5)
+
+    def test_are_transformers_pooled_as_the_folder_says(self):
+        client, server = self.served(self.folder())
+        wanted = [torch.nn.functional.normalize(states.mean(0), dim=0) for states in self.states]
+        answer = client.embeddings.create(model="minilm", input=TEXTS, encoding_format="float")
+        self.expect([one.embedding for one in answer.data], wanted)
+        self.assertEqual([one.index for one in answer.data], [0, 1, 2, 3])
+        self.assertEqual(answer.usage.prompt_tokens, sum(map(len, self.ids)))
+        self.assertEqual(answer.usage.total_tokens, answer.usage.prompt_tokens)
+        self.assertEqual(answer.data[0].embedding, answer.data[3].embedding)  # to the bit, whoever comes with it
+        # What the client asks for where nothing is said is base64, which it decodes itself.
+        alone = client.embeddings.create(model="minilm", input=TEXTS[2])
+        self.expect([one.embedding for one in alone.data], wanted[2:3])
+        raw = server.post("/v1/embeddings", {"input": TEXTS[0], "encoding_format": "base64"})["data"][0]["embedding"]
+        self.assertEqual(np.frombuffer(base64.b64decode(raw), "<f4").tolist(),
+                         np.array(answer.data[0].embedding, "f4").tolist())
+        # Token ids, of one text and of several, are taken as they are.
+        self.expect([one.embedding for one in client.embeddings.create(model="minilm", input=self.ids[1]).data],
+                    wanted[1:2])
+        self.expect([one.embedding for one in client.embeddings.create(model="minilm", input=self.ids).data], wanted)
+
+    def test_of_the_first_token_and_the_largest_and_in_another_layout(self):
+        client, _ = self.served(self.folder("pooling_mode_cls_token", normalized=False), "--tp", 2)
+        self.expect([one.embedding for one in client.embeddings.create(model="minilm", input=TEXTS).data],
+                    [states[0] for states in self.states])
+        client, _ = self.served(self.folder("pooling_mode_max_tokens", normalized=False))
+        self.expect([one.embedding for one in client.embeddings.create(model="minilm", input=TEXTS).data],
+                    [states.amax(0) for states in self.states])
+
+    def test_what_cannot_be_is_refused(self):
+        client, server = self.served(self.folder())
+        for asked in ({"input": "word " * 300}, {"input": []}, {"input": [30522]}, {"input": "a", "dimensions": 8},
+                      {"input": "a", "encoding_format": "hex"}, {"input": "a", "unknown": 1}):
+            with self.assertRaises(openai.BadRequestError, msg=str(asked)[:60]):
+                client.embeddings.create(model="minilm", extra_body={"unknown": 1} if "unknown" in asked else None,
+                                         **{key: value for key, value in asked.items() if key != "unknown"})
+        with self.assertRaises(openai.NotFoundError):
+            client.embeddings.create(model="other", input="a")
+        with self.assertRaises(openai.BadRequestError):
+            client.completions.create(model="minilm", prompt="a")
+        self.assertEqual([model.id for model in client.models.list()], ["minilm"])
+        self.assertIn("mean, cls or max", run("serve", self.folder("pooling_mode_weightedmean_tokens"), code=2))
+
+    def test_many_ask_at_once(self):
+        client, _ = self.served(self.folder())
+        wanted = torch.nn.functional.normalize(self.states[2].mean(0), dim=0)
+        with concurrent.futures.ThreadPoolExecutor(8) as pool:
+            for answer in pool.map(lambda _: client.embeddings.create(model="minilm", input=TEXTS[2]), range(24)):
+                self.expect([answer.data[0].embedding], [wanted])
 
 
 if __name__ == "__main__":

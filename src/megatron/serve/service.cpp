@@ -12,6 +12,7 @@
 #include "megatron/base/stack_frames.h"
 #include "megatron/base/text/format.h"
 #include "megatron/serve/api/api_error.h"
+#include "megatron/serve/embedding_response.h"
 #include "megatron/serve/grammar/grammar_mask.h"
 #include "megatron/serve/grammar/json_schema.h"
 #include "megatron/serve/page.h"
@@ -21,9 +22,13 @@ namespace megatron::serve {
 namespace {
 
 const std::map<std::string, std::string>& methods_of_paths() {
-  static const std::map<std::string, std::string> methods = {
-      {"/", "GET"},          {"/health", "GET"},          {"/metrics", "GET"},
-      {"/v1/models", "GET"}, {"/v1/completions", "POST"}, {"/v1/chat/completions", "POST"}};
+  static const std::map<std::string, std::string> methods = {{"/", "GET"},
+                                                             {"/health", "GET"},
+                                                             {"/metrics", "GET"},
+                                                             {"/v1/models", "GET"},
+                                                             {"/v1/completions", "POST"},
+                                                             {"/v1/chat/completions", "POST"},
+                                                             {"/v1/embeddings", "POST"}};
   return methods;
 }
 
@@ -93,10 +98,19 @@ void Service::route(const HttpRequest& request, const std::shared_ptr<Reply>& re
     // A page of another site cannot send this type without asking first.
     if (!type.starts_with("application/json"))
       throw ApiError(415, "the body must be application/json", "", "unsupported_media_type");
+    const bool embeddings = request.path == "/v1/embeddings";
+    if (embeddings != options_.embeddings)
+      throw ApiError(400,
+                     options_.embeddings ? "this model writes no texts: use /v1/embeddings"
+                                         : "this model writes texts: embeddings are made by an encoder's folder",
+                     "", "wrong_model");
+    if (embeddings) return embed(parse_embedding(request.body, options_.limits), reply, client);
     Request asked = request.path == "/v1/completions" ? parse_completion(request.body, options_.limits)
                                                       : parse_chat(request.body, options_.limits);
     return answer(std::move(asked), reply, client);
   }
+  if (request.path == "/" && options_.embeddings)
+    throw ApiError(404, "there is no page for a model that writes no texts", "", "not_found");
   metrics_.add("megatron_requests_total", 1, {{"path", family_of(request.path)}, {"status", "200"}});
   if (request.path == "/")
     return reply->send({.type = "text/html; charset=utf-8", .body = std::string(page()), .headers = page_headers()});
@@ -119,7 +133,8 @@ void Service::check_model(const std::string& asked) const {
 std::vector<std::int64_t> Service::tokens_of(const Prompt& prompt, const std::string& name) const {
   std::vector<std::int64_t> tokens;
   if (const auto* text = std::get_if<std::string>(&prompt)) {
-    const auto ids = tokenizer_.encode(*text, text::Specials::Recognised);
+    auto ids = tokenizer_.encode(*text, options_.embeddings ? text::Specials::AsText : text::Specials::Recognised);
+    if (options_.embeddings) ids = tokenizer_.frame(ids).ids;
     tokens.assign(ids.begin(), ids.end());
   } else {
     tokens = std::get<std::vector<std::int64_t>>(prompt);
@@ -150,6 +165,27 @@ std::function<std::shared_ptr<TokenMask>()> Service::masks_of(const nlohmann::or
   auto grammar = std::make_shared<const Grammar>(grammar_of_schema(schema));
   std::call_once(trie_once_, [&] { trie_ = std::make_shared<const TokenTrie>(tokenizer_, options_.vocab); });
   return [grammar = std::move(grammar), this] { return std::make_shared<GrammarMask>(grammar, trie_, options_.ends); };
+}
+
+void Service::embed(const EmbeddingRequest& request, const std::shared_ptr<Reply>& reply, const std::string& client) {
+  check_model(request.model);
+  const auto response = std::make_shared<EmbeddingResponse>(options_.model, request.base64, reply, metrics_);
+  std::vector<TextTask> tasks;
+  TextTask task;
+  task.client = client;
+  task.arrived = Clock::now();
+  task.deadline = task.arrived + std::chrono::duration_cast<Clock::duration>(
+                                     std::chrono::duration<double>(options_.request_timeout_s));
+  for (const Prompt& input : request.inputs) {
+    task.prompt = tokens_of(input, "input");
+    if (std::ssize(task.prompt) > options_.context)
+      throw ApiError(
+          400, concat("this model reads ", options_.context, " tokens at most, and the text has ", task.prompt.size()),
+          "input", "context_length_exceeded");
+    tasks.push_back(task);
+  }
+  for (TextTask& each : tasks) each.listener = response->add_text(std::ssize(each.prompt));
+  queue_.submit(std::move(tasks));
 }
 
 void Service::answer(Request request, const std::shared_ptr<Reply>& reply, const std::string& client) {

@@ -28,6 +28,7 @@ struct ServiceOptions {
   std::vector<std::string> tokens = {};  ///< bearer tokens; empty: everybody may ask
   double request_timeout_s = 600;
   std::int64_t created = 0;  ///< seconds since 1970
+  bool embeddings = false;   ///< the model makes vectors of texts, and writes none
   RequestLimits limits = {};
 };
 
@@ -45,6 +46,7 @@ class Service {
   void route(const HttpRequest& request, const std::shared_ptr<Reply>& reply, const std::string& client);
   std::string authorized_client(const HttpRequest& request) const;
   void answer(Request request, const std::shared_ptr<Reply>& reply, const std::string& client);
+  void embed(const EmbeddingRequest& request, const std::shared_ptr<Reply>& reply, const std::string& client);
   std::vector<std::int64_t> tokens_of(const Prompt& prompt, const std::string& name) const;
   std::int64_t new_tokens(const Request& request, std::int64_t prompt_tokens) const;
   void check_model(const std::string& asked) const;

@@ -38,6 +38,8 @@ class TextListener {
   /// A token; returns whether the text is to continue.
   virtual bool on_token(const ScoredToken& token) = 0;
   virtual void on_end(Finish finish) = 0;
+  /// What a model that writes nothing makes of the whole text, in place of tokens and their end.
+  virtual void on_embedding(const std::vector<float>& /*embedding*/) {}
   /// The text ends here, by an error of ours or because its time is over.
   virtual void on_error(int status, const std::string& message) = 0;
   /// Whether nobody waits for the text any more. Asked from any thread.

@@ -65,6 +65,11 @@ at::Tensor ScoringGpt::forward(const at::Tensor& in) const {
   return parallel::without_autograd([&] { return impl_->run(in, 0).residual.contiguous(); });
 }
 
+at::Tensor ScoringGpt::states(const at::Tensor& in) const {
+  if (!impl_->part.output) throw std::logic_error("only the last stage has a norm behind it");
+  return parallel::without_autograd([&] { return impl_->run(in, 0).y; });
+}
+
 parallel::VocabParallelOutput::TokenLosses ScoringGpt::score(const at::Tensor& in, const ScoredTokens& scored) const {
   if (!impl_->part.output) throw std::logic_error("only the last stage gives scores");
   return parallel::without_autograd([&] {

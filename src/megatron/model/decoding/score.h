@@ -40,6 +40,10 @@ class ScoringGpt {
   /// parallel::VocabParallelOutput::token_losses.
   parallel::VocabParallelOutput::TokenLosses score(const at::Tensor& in, const ScoredTokens& scored) const;
 
+  /// What the last norm gives of every token, in [s, b, h] of the whole model: also of an encoder's texts, which have
+  /// no padding and token types 0. `in`, communication and errors as for forward().
+  at::Tensor states(const at::Tensor& in) const;
+
   const TransformerOptions& options() const;
   ~ScoringGpt();
   ScoringGpt(ScoringGpt&&) noexcept;

@@ -280,6 +280,21 @@ void take_common(Fields& fields, Request& request, const RequestLimits& limits) 
 
 }  // namespace
 
+EmbeddingRequest parse_embedding(std::string_view body, const RequestLimits& limits) {
+  const json whole = parsed(body);
+  Fields fields(whole, "");
+  EmbeddingRequest request;
+  request.model = fields.text("model", "");
+  request.inputs = prompts_of("input", fields.need("input"), limits);
+  const std::string format = fields.text("encoding_format", "float");
+  if (format != "float" && format != "base64") refuse("encoding_format", "must be float or base64");
+  request.base64 = format == "base64";
+  fields.unserved("dimensions");
+  fields.text("user", "");
+  fields.refuse_others();
+  return request;
+}
+
 Request parse_completion(std::string_view body, const RequestLimits& limits) {
   const json whole = parsed(body);
   Fields fields(whole, "");

@@ -54,7 +54,15 @@ struct Request {
   bool ignore_eos = false;  ///< the text continues past its end token; vLLM's field
 };
 
+/// Texts of which each is to become a vector.
+struct EmbeddingRequest {
+  std::string model = {};
+  std::vector<Prompt> inputs = {};
+  bool base64 = false;  ///< the vectors as the base64 of little-endian float32, not as numbers
+};
+
 /// Throw ApiError 400 for a body that is no such request.
+EmbeddingRequest parse_embedding(std::string_view body, const RequestLimits& limits = {});
 Request parse_completion(std::string_view body, const RequestLimits& limits = {});
 Request parse_chat(std::string_view body, const RequestLimits& limits = {});
 

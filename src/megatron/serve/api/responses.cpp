@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "megatron/base/text/utf8.h"
+#include "megatron/text/files/base64.h"
 
 namespace megatron::serve {
 namespace {
@@ -131,6 +132,21 @@ std::string usage_chunk_json(const ResponseHead& head, const Usage& usage) {
   object["choices"] = Ordered::array();
   object["usage"] = usage_of(usage);
   return dumped(object);
+}
+
+std::string embeddings_json(const std::string& model, const std::vector<std::vector<float>>& embeddings, bool base64,
+                            std::int64_t prompt_tokens) {
+  Ordered data = Ordered::array();
+  for (const std::vector<float>& one : embeddings) {
+    const std::string_view bytes(reinterpret_cast<const char*>(one.data()), one.size() * sizeof(float));
+    data.push_back({{"object", "embedding"},
+                    {"index", data.size()},
+                    {"embedding", base64 ? Ordered(text::to_base64(bytes)) : Ordered(one)}});
+  }
+  return dumped({{"object", "list"},
+                 {"data", std::move(data)},
+                 {"model", model},
+                 {"usage", {{"prompt_tokens", prompt_tokens}, {"total_tokens", prompt_tokens}}}});
 }
 
 std::string models_json(const std::string& model, std::int64_t created, std::int64_t context) {

@@ -61,6 +61,10 @@ std::string chunk_json(const ResponseHead& head, const ChoicePiece& piece);
 /// The last piece where usage was asked for.
 std::string usage_chunk_json(const ResponseHead& head, const Usage& usage);
 
+/// The response to a request for embeddings, in the order of its texts. `base64`: EmbeddingRequest.
+std::string embeddings_json(const std::string& model, const std::vector<std::vector<float>>& embeddings, bool base64,
+                            std::int64_t prompt_tokens);
+
 /// {"object": "list", "data": [{"id", "object": "model", …}]}
 std::string models_json(const std::string& model, std::int64_t created, std::int64_t context);
 std::string model_json(const std::string& model, std::int64_t created, std::int64_t context);

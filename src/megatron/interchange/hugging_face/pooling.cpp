@@ -1,0 +1,95 @@
+#include "megatron/interchange/hugging_face/pooling.h"
+
+#include <nlohmann/json.hpp>
+#include <string>
+#include <tuple>
+
+#include "megatron/base/error.h"
+#include "megatron/base/files/file.h"
+#include "megatron/base/text/json.h"
+#include "megatron/base/text/printable.h"
+#include "megatron/interchange/hugging_face/json.h"
+
+namespace megatron::interchange {
+namespace fs = std::filesystem;
+namespace {
+
+using nlohmann::json;
+
+constexpr std::uint64_t kMaxFileOfPooling = std::uint64_t{1} << 20;
+constexpr const char* kPoolingFolder = "1_Pooling";
+/// Modes of sentence-transformers' Pooling: as a flag, as a word, and what they are.
+constexpr std::tuple<const char*, const char*, TextPooling::Kind> kModes[] = {
+    {"pooling_mode_mean_tokens", "mean", TextPooling::Kind::Mean},
+    {"pooling_mode_cls_token", "cls", TextPooling::Kind::First},
+    {"pooling_mode_max_tokens", "max", TextPooling::Kind::Max}};
+
+[[noreturn]] void refuse_pooling(const fs::path& file, const std::string& rule, const std::string& got) {
+  throw ConfigError(rule_got_fix(concat(file.string(), ": ", rule), got,
+                                 "serve a model that pools by the mean, the first token or the maximum"));
+}
+
+void read_modes(const fs::path& file, TextPooling& pooling) {
+  const json config = parse_json_object(read_file(file, kMaxFileOfPooling), file.string());
+  std::string mode = config.value("pooling_mode", json("")).is_string() ? config.value("pooling_mode", "") : "";
+  for (const auto& [name, value] : config.items()) {
+    if (!name.starts_with("pooling_mode_") || value != json(true)) continue;
+    if (!mode.empty()) refuse_pooling(file, "one mode of pooling must be on.", printable(name));
+    mode = name;
+  }
+  for (const auto& [flag, word, kind] : kModes)
+    if (mode == flag || mode == word) {
+      pooling.kind = kind;
+      return;
+    }
+  refuse_pooling(file, "the mode of pooling must be mean, cls or max.", printable(mode.empty() ? "none" : mode));
+}
+
+/// The modules of a folder, in their order: what is made of the states, by the last part of the class's name.
+void read_modules(const fs::path& folder, const fs::path& file, TextPooling& pooling) {
+  const json modules = try_parse_json(read_file(file, kMaxFileOfPooling)).value_or(json());
+  if (!modules.is_array() || modules.empty()) refuse_pooling(file, "must be a list of modules.", modules.type_name());
+  bool pooled = false;
+  for (const json& module : modules) {
+    const json type = module.is_object() ? module.value("type", json()) : json();
+    const std::string name = type.is_string() ? type.get<std::string>() : "";
+    const std::string kind = name.substr(name.rfind('.') + 1);
+    if (kind == "Transformer" && !pooled) continue;
+    if (kind == "Normalize" && pooled) {
+      pooling.normalized = true;
+      continue;
+    }
+    if (kind != "Pooling" || pooled)
+      refuse_pooling(file, "modules must be Transformer, Pooling, Normalize.", printable(name));
+    const json path = module.value("path", json());
+    const std::string inside = path.is_string() ? path.get<std::string>() : "";
+    if (inside.empty() || inside[0] == '.' || inside.find('/') != std::string::npos ||
+        inside.find('\0') != std::string::npos)
+      refuse_pooling(file, "the path of a module must be a folder inside.", printable(inside));
+    read_modes(folder / inside / "config.json", pooling);
+    pooled = true;
+  }
+  if (!pooled) refuse_pooling(file, "there must be a Pooling among the modules.", "none");
+}
+
+}  // namespace
+
+TextPooling read_pooling(const fs::path& folder) {
+  TextPooling pooling;
+  const fs::path modules = folder / "modules.json", alone = folder / kPoolingFolder / "config.json",
+                 sizes = folder / "sentence_bert_config.json";
+  if (fs::is_regular_file(modules))
+    read_modules(folder, modules, pooling);
+  else if (fs::is_regular_file(alone))
+    read_modes(alone, pooling);
+  if (!fs::is_regular_file(sizes)) return pooling;
+  const json most =
+      parse_json_object(read_file(sizes, kMaxFileOfPooling), sizes.string()).value("max_seq_length", json());
+  if (most.is_null()) return pooling;
+  if (!most.is_number_integer() || most < 1 || most > (std::int64_t{1} << 30))
+    refuse_pooling(sizes, "max_seq_length must be 1 or above.", most.dump().substr(0, 60));
+  pooling.max_tokens = most.get<std::int64_t>();
+  return pooling;
+}
+
+}  // namespace megatron::interchange
