@@ -1,14 +1,16 @@
 # make quickstart   trains a small GPT on real text and prints what it writes
+# make chat         talks with a small real model that is served
 # make test         builds everything and runs every test
 BUILD := build
 JOBS  := $(shell nproc)
 # Some of them wait: for a deadline, a peer, a disk.
 TESTS_AT_ONCE := $(shell echo $$(($(JOBS) + 1)))
 
-.PHONY: help setup configure build install package wheel test-setup test-programs test sanitize quickstart gpu-check gpu-bundle bench-all performance docs format tidy
+.PHONY: help setup configure build install package wheel test-setup test-programs test sanitize quickstart chat gpu-check gpu-bundle bench-all performance docs format tidy
 
 help:
 	@echo 'make quickstart  train a small GPT here and print what it writes (QUICKSTART_TEXT=file: on your text)'
+	@echo 'make chat        fetch a small real model, serve it and talk with it'
 	@echo 'make test        set up, build, run every test'
 	@echo 'make sanitize    tests under the address, undefined-behaviour and thread sanitizers, and fuzz targets'
 	@echo 'make build       the program: $(BUILD)/megatron'
@@ -58,6 +60,9 @@ sanitize: test-programs
 
 quickstart: build
 	@scripts/quickstart.sh
+
+chat: build
+	@scripts/chat.sh
 
 gpu-check:
 	@scripts/gpu_check.sh

@@ -116,8 +116,12 @@ install_tidy() {
 }
 
 fetch_models() {
-  [ -e .cache/models/fetched-1 ] && return
   [ -n "${MEGATRON_MODELS:-}" ] && return
+  if [ -e .cache/models/fetched-1 ]; then
+    [ -e .cache/models/smollm2-135m-instruct.gguf ] || "$(find_python)" scripts/fetch_models.py .cache/models --gguf ||
+      stop "the trained models could not be fetched." "see above" "again with a network, or name their folder by MEGATRON_MODELS"
+    return
+  fi
   echo "fetching trained models into .cache/models (250 MB)"
   .cache/interop/bin/python scripts/fetch_models.py .cache/models --rxn-bert ||
     stop "the trained models could not be fetched." "see above" "again with a network, or name their folder by MEGATRON_MODELS"
