@@ -250,6 +250,25 @@ TEST_F(AttentionTest, DropsTheProbabilitiesThatTheMaskNames) {
   });
 }
 
+TEST_F(AttentionTest, DropsAsInTheWholeSequenceThatItsQueriesAndKeysAreOf) {
+  on_each([] {
+    AttentionOptions options;
+    options.dropout = {.p = 0.3,
+                       .key = 0x123456789ABCDEF,
+                       .sample_ids = at::tensor(std::vector<std::int64_t>{5, std::int64_t{1} << 40}),
+                       .position_offset = 200,
+                       .features = 400,
+                       .feature_offset = 13,
+                       .positions = 300};
+    options.head_offset = 2;
+    for (const bool causal : {false, true}) {
+      options.causal = causal;
+      expect_matches_reference({17, 259, 2, 1, 16}, options);
+      expect_matches_reference({98, 101, 2, 4, 24, 2}, options);
+    }
+  });
+}
+
 TEST_F(AttentionTest, SharesKeysAndValuesWithinGroups) {
   on_each([] {
     AttentionOptions dropout;

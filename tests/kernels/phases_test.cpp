@@ -356,7 +356,8 @@ enum class AttentionKind { Causal, Dropped, Packed, Biased };
 AttentionOptions options_of(const Check& check, AttentionKind kind, const AttentionCase& c) {
   AttentionOptions options;
   if (kind == AttentionKind::Dropped) {
-    options.dropout = dropout_of(c.batch);
+    options.dropout = dropout_of(c.batch, c.keys + 9);  // of a longer sequence
+    options.dropout.positions = c.queries + 7;
     options.head_offset = 1;
   } else if (kind == AttentionKind::Packed && c.queries == c.keys) {
     options.first_key = at::zeros({c.batch, c.queries}, at::kInt);

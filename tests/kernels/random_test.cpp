@@ -1,5 +1,6 @@
 #include "megatron/kernels/random.h"
 
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/tensor.h>
 #include <gtest/gtest.h>
@@ -101,6 +102,26 @@ TEST_F(RandomTest, DropoutMasksAreThoseOfTheScalarGenerator) {
       EXPECT_TRUE(attention_dropout_mask(dropout, 2, 3, 4, 5, 29, dtype, at::kCPU)
                       .equal(reference::attention_dropout_mask(dropout, 2, 3, 4, 5, 29, dtype, at::kCPU)));
     }
+  });
+}
+
+TEST_F(RandomTest, DropoutMasksOfPiecesArePiecesOfTheWholeMask) {
+  on_each_and_the_reference([] {
+    Dropout dropout{.p = 0.4, .key = 9, .sample_ids = at::tensor(std::vector<std::int64_t>{7, 8})};
+    const at::Tensor rows = dropout_mask(dropout, 24, 2, 5, at::kFloat, at::kCPU);
+    const at::Tensor square = attention_dropout_mask(dropout, 2, 3, 4, 24, 24, at::kDouble, at::kCPU);
+    Dropout stream = dropout;  // positions 4 … 7 and 16 … 19
+    stream.position_offset = 4;
+    stream.jump_at = 4;
+    stream.jump = 8;
+    EXPECT_TRUE(dropout_mask(stream, 8, 2, 5, at::kFloat, at::kCPU)
+                    .equal(at::cat({rows.narrow(0, 4, 4), rows.narrow(0, 16, 4)})));
+    Dropout part = dropout;
+    part.positions = part.features = 24;
+    part.position_offset = 16;
+    part.feature_offset = 6;
+    EXPECT_TRUE(attention_dropout_mask(part, 2, 2, 5, 4, 11, at::kDouble, at::kCPU)
+                    .equal(square.narrow(1, 1, 2).narrow(2, 16, 4).narrow(3, 6, 11)));
   });
 }
 

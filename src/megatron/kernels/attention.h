@@ -16,8 +16,9 @@ struct AttentionOptions {
   at::Tensor first_key =
       {};  ///< optional [b, s] int32: query i sees keys >= first_key[b, i] (documents packed in a sample)
   at::Tensor key_lengths =
-      {};                ///< optional [b] int32: the keys of sample b are its first key_lengths[b]; padding follows
-  Dropout dropout = {};  ///< on the probabilities; see attention_dropout_mask
+      {};  ///< optional [b] int32: the keys of sample b are its first key_lengths[b]; padding follows
+  Dropout dropout =
+      {};  ///< on the probabilities; see attention_dropout_mask, whose offsets are of these queries and keys
   std::int64_t head_offset = 0;  ///< first head of this rank, for dropout
   /// Optional [n, s + k - 1] float32 (float64 for float64): what is added to the scaled score of query i and key j,
   /// a function of their distance alone, at j - i + s - 1 (Raffel et al. 2020).

@@ -6,7 +6,7 @@
 namespace megatron::kernels {
 
 /// One dropout site of one microbatch. Element (position p, batch b, feature j) of a [s, b, h] activation is dropped
-/// when random_word(key, sample_ids[b], (position_offset + p) * features + feature_offset + j) is below
+/// when random_word(key, sample_ids[b], position_of(p) * features + feature_offset + j) is below
 /// dropout_threshold(p); kept elements are scaled by 1/(1-p). The mask depends on what the element is, never on the
 /// layout of ranks, and is computed again in the backward pass instead of being stored.
 struct Dropout {
@@ -16,6 +16,12 @@ struct Dropout {
   std::int64_t position_offset = 0;  ///< position in the sequence of this rank's first row
   std::int64_t features = 0;         ///< features of the full activation; 0: those of the tensor given
   std::int64_t feature_offset = 0;   ///< first feature of this rank's slice
+  /// Where the rows are two pieces of the sequence: from row jump_at on each lies `jump` positions further on.
+  std::int64_t jump_at = 0, jump = 0;
+  std::int64_t positions = 0;  ///< attention_dropout_mask: queries of the whole sequence; 0: those of the tensor given
+
+  /// Position in the sequence of row `row`.
+  std::int64_t position_of(std::int64_t row) const { return position_offset + row + (row >= jump_at ? jump : 0); }
 };
 
 /// The scaled mask (0 or 1/(1-p)) of `dropout` for an activation [s, b, h], in `dtype` on `device`: plain ATen integer
@@ -24,7 +30,8 @@ at::Tensor dropout_mask(const Dropout& dropout, std::int64_t s, std::int64_t b, 
                         at::Device device);
 
 /// The same for attention probabilities [b, n, q, k]: the element index is
-/// ((head_offset + n) * full_queries + q) * full_keys + k.
+/// ((head_offset + n) * full_queries + position_offset + q) * full_keys + feature_offset + k, where full_queries is
+/// `positions` and full_keys `features`, each where it is not 0, else the queries and keys given.
 at::Tensor attention_dropout_mask(const Dropout& dropout, std::int64_t b, std::int64_t n, std::int64_t head_offset,
                                   std::int64_t queries, std::int64_t keys, at::ScalarType dtype, at::Device device);
 

@@ -31,6 +31,7 @@ struct AttentionArgs {
   const C* bias = nullptr;                                          ///< [n, queries + keys - 1]
   C *logsumexp = nullptr, *delta = nullptr, *dbias = nullptr;       ///< [b, n, queries] twice, and as bias
   Mask mask = {};
+  std::int64_t mask_queries = 0;  ///< of the whole sequence, which the mask is drawn for
 
   MEGATRON_BOTH std::int64_t heads() const { return groups * ratio; }
   MEGATRON_BOTH std::int64_t row(std::int64_t b, std::int64_t n, std::int64_t i) const {
@@ -48,7 +49,7 @@ struct AttentionArgs {
   MEGATRON_BOTH C dropped(std::int64_t b, std::int64_t n, std::int64_t i, std::int64_t j) const {
     if (!mask.on) return C(1);
     Words words = mask.words(b);
-    return static_cast<C>(mask.of(words, mask.element(n * queries + i, j)));
+    return static_cast<C>(mask.of(words, mask.element(n * mask_queries + i, j)));
   }
   MEGATRON_BOTH std::int64_t query_tiles() const { return (queries + kTile - 1) / kTile; }
   MEGATRON_BOTH std::int64_t key_tiles() const { return (keys + kTile - 1) / kTile; }

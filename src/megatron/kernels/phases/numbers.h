@@ -187,7 +187,7 @@ struct Mask {
   std::uint32_t threshold = 0;
   double factor = 1;
   std::uint64_t key = 0;
-  std::int64_t position_offset = 0, features = 0, feature_offset = 0;
+  std::int64_t position_offset = 0, features = 0, feature_offset = 0, jump_at = 0, jump = 0;
   const std::int64_t* many = nullptr;  ///< the ids where there are more than kCarried
   std::int64_t carried[kCarried] = {};
 
@@ -197,7 +197,8 @@ struct Mask {
   MEGATRON_BOTH Words words(std::int64_t b) const { return {key, sample(b)}; }
   /// Number of feature `j` at `position` in the full activation.
   MEGATRON_BOTH std::uint64_t element(std::int64_t position, std::int64_t j) const {
-    return static_cast<std::uint64_t>((position_offset + position) * features + feature_offset + j);
+    const std::int64_t place = position_offset + position + (position >= jump_at ? jump : 0);
+    return static_cast<std::uint64_t>(place * features + feature_offset + j);
   }
   /// What the element is multiplied by.
   MEGATRON_BOTH double of(Words& words, std::uint64_t index) const { return words.at(index) >= threshold ? factor : 0; }

@@ -70,8 +70,10 @@ at::Tensor dropout_mask(const Dropout& dropout, std::int64_t s, std::int64_t b, 
   const auto longs = at::TensorOptions().dtype(at::kLong).device(device);
   const std::int64_t features = dropout.features > 0 ? dropout.features : h;
   const at::Tensor sample = dropout.sample_ids.to(longs).view({1, b, 1});
-  const at::Tensor index = (at::arange(s, longs) + dropout.position_offset).view({s, 1, 1}) * features +
-                           (at::arange(h, longs) + dropout.feature_offset).view({1, 1, h});
+  const at::Tensor row = at::arange(s, longs);
+  const at::Tensor position = row + (row >= dropout.jump_at).to(at::kLong) * dropout.jump + dropout.position_offset;
+  const at::Tensor index =
+      position.view({s, 1, 1}) * features + (at::arange(h, longs) + dropout.feature_offset).view({1, 1, h});
   return scaled_mask(dropout, random_words(dropout.key, sample, index), dtype);
 }
 
@@ -79,10 +81,12 @@ at::Tensor attention_dropout_mask(const Dropout& dropout, std::int64_t b, std::i
                                   std::int64_t queries, std::int64_t keys, at::ScalarType dtype, at::Device device) {
   const auto longs = at::TensorOptions().dtype(at::kLong).device(device);
   const at::Tensor sample = dropout.sample_ids.to(longs).view({b, 1, 1, 1});
-  const at::Tensor index = ((at::arange(n, longs) + head_offset).view({n, 1, 1}) * queries +
-                            at::arange(queries, longs).view({1, queries, 1})) *
-                               keys +
-                           at::arange(keys, longs);
+  const std::int64_t all_queries = dropout.positions > 0 ? dropout.positions : queries,
+                     all_keys = dropout.features > 0 ? dropout.features : keys;
+  const at::Tensor index = ((at::arange(n, longs) + head_offset).view({n, 1, 1}) * all_queries +
+                            (at::arange(queries, longs) + dropout.position_offset).view({1, queries, 1})) *
+                               all_keys +
+                           at::arange(keys, longs) + dropout.feature_offset;
   return scaled_mask(dropout, random_words(dropout.key, sample, index.unsqueeze(0)), dtype);
 }
 

@@ -123,8 +123,9 @@ struct DropoutRow {
   std::uint32_t words[kKeyBlock];
 
   void draw(const Head& head, std::size_t query, std::size_t k0, std::size_t count) {
-    const std::uint64_t row = (p.head_offset + p.number_of(head)) * p.queries + query;
-    random_words(p.dropout_key, static_cast<std::uint64_t>(p.sample_ids[head.b]), row * p.keys + k0, count, words);
+    const std::uint64_t row = (p.head_offset + p.number_of(head)) * p.sequence_queries + p.first_query + query;
+    random_words(p.dropout_key, static_cast<std::uint64_t>(p.sample_ids[head.b]),
+                 row * p.sequence_keys + p.first_masked_key + k0, count, words);
   }
   /// x scaled where the element is kept, else 0.
   HWY_INLINE F apply(F x, std::size_t i) const {

@@ -42,6 +42,8 @@ struct AttentionProblem {
   std::uint32_t dropout_threshold;
   float keep_scale;
   std::size_t head_offset;
+  std::size_t first_query, first_masked_key;    ///< of the whole sequence's, those that are here
+  std::size_t sequence_queries, sequence_keys;  ///< that the mask is drawn for
   /// [heads, bias_stride], what is added to scaled scores by distance (attention.h), 16 more than there are distances;
   /// or null.
   const float* bias;

@@ -90,6 +90,11 @@ Prepared prepare(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, 
     p.dropout_threshold = dropout_threshold(options.dropout.p);
     p.keep_scale = options.dropout.p < 1 ? static_cast<float>(1.0 / (1.0 - options.dropout.p)) : 0.0f;
     p.head_offset = static_cast<std::size_t>(options.head_offset);
+    p.first_query = static_cast<std::size_t>(options.dropout.position_offset);
+    p.first_masked_key = static_cast<std::size_t>(options.dropout.feature_offset);
+    p.sequence_queries =
+        options.dropout.positions > 0 ? static_cast<std::size_t>(options.dropout.positions) : p.queries;
+    p.sequence_keys = options.dropout.features > 0 ? static_cast<std::size_t>(options.dropout.features) : p.keys;
   }
   return prepared;
 }

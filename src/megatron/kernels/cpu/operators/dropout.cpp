@@ -59,7 +59,7 @@ at::Tensor dropout_mask(const Dropout& dropout, std::int64_t s, std::int64_t b, 
   const std::int64_t features = dropout.features > 0 ? dropout.features : h;
   return mask_by_rows(
       dropout, {s, b, h}, dtype, [&](std::int64_t row) { return sample[row % b]; },
-      [&](std::int64_t row) { return (dropout.position_offset + row / b) * features + dropout.feature_offset; });
+      [&](std::int64_t row) { return dropout.position_of(row / b) * features + dropout.feature_offset; });
 }
 
 at::Tensor attention_dropout_mask(const Dropout& dropout, std::int64_t b, std::int64_t n, std::int64_t head_offset,
@@ -69,11 +69,13 @@ at::Tensor attention_dropout_mask(const Dropout& dropout, std::int64_t b, std::i
   }
   const at::Tensor ids = dropout.sample_ids.contiguous();
   const std::int64_t* sample = ids.const_data_ptr<std::int64_t>();
+  const std::int64_t all_queries = dropout.positions > 0 ? dropout.positions : queries,
+                     all_keys = dropout.features > 0 ? dropout.features : keys;
   return mask_by_rows(
       dropout, {b, n, queries, keys}, dtype, [&](std::int64_t row) { return sample[row / (n * queries)]; },
       [&](std::int64_t row) {
         const std::int64_t head = head_offset + row / queries % n;
-        return (head * queries + row % queries) * keys;
+        return (head * all_queries + dropout.position_offset + row % queries) * all_keys + dropout.feature_offset;
       });
 }
 

@@ -48,7 +48,7 @@ class RowMasks {
   cpu::RowDropout row(std::int64_t row, int thread) {
     if (dropout_.p <= 0) return {nullptr, 0, 1.0f};
     std::uint32_t* words = words_.data() + static_cast<std::size_t>(thread) * count_;
-    const std::int64_t first = (dropout_.position_offset + row / batch_) * features_ + dropout_.feature_offset;
+    const std::int64_t first = dropout_.position_of(row / batch_) * features_ + dropout_.feature_offset;
     cpu::random_words(dropout_.key, static_cast<std::uint64_t>(ids_.const_data_ptr<std::int64_t>()[row % batch_]),
                       static_cast<std::uint64_t>(first), count_, words);
     return {words, dropout_threshold(dropout_.p), dropout_.p < 1 ? static_cast<float>(1.0 / (1.0 - dropout_.p)) : 0.0f};

@@ -91,6 +91,8 @@ class LaunchedMask {
     mask.position_offset = dropout.position_offset;
     mask.features = dropout.features > 0 ? dropout.features : features;
     mask.feature_offset = dropout.feature_offset;
+    mask.jump_at = dropout.jump_at;
+    mask.jump = dropout.jump;
     ids_ = dropout.sample_ids.contiguous();
     if (ids_.scalar_type() != at::kLong || ids_.numel() < batch)
       throw std::logic_error("dropout of samples that have no ids");

@@ -93,9 +93,9 @@ struct AttentionOperators {
       args.scale = static_cast<C>(options.scale != 0 ? options.scale : 1.0 / std::sqrt(static_cast<double>(args.d)));
       args.causal = options.causal;
       args.mask = mask_.mask;
-      args.mask.features = args.keys;
-      args.mask.position_offset = options.head_offset * args.queries;
-      args.mask.feature_offset = 0;
+      args.mask_queries = options.dropout.positions > 0 ? options.dropout.positions : args.queries;
+      args.mask.position_offset = options.head_offset * args.mask_queries + options.dropout.position_offset;
+      args.mask.jump = 0;
       const auto ints = at::TensorOptions().dtype(at::kInt).device(q.device());
       if (options.first_key.defined()) {
         first_key_ = options.first_key.to(ints).contiguous();

@@ -78,13 +78,13 @@ struct NormOperators {
   static at::Tensor attention_dropout_mask(const Dropout& dropout, std::int64_t b, std::int64_t n,
                                            std::int64_t head_offset, std::int64_t queries, std::int64_t keys,
                                            at::ScalarType dtype, at::Device device) {
-    if (dropout.p <= 0 || !has_type(dtype) || b * n * queries * keys == 0)
+    const bool in_part = dropout.positions > 0 && dropout.positions != queries;
+    if (dropout.p <= 0 || !has_type(dtype) || b * n * queries * keys == 0 || in_part)
       return reference::attention_dropout_mask(dropout, b, n, head_offset, queries, keys, dtype, device);
     const at::Tensor mask = at::empty({b, n, queries, keys}, at::TensorOptions().dtype(dtype).device(device));
     LaunchedMask launched(dropout, keys, b, device);
-    launched.mask.features = keys;
-    launched.mask.position_offset = head_offset * queries;
-    launched.mask.feature_offset = 0;
+    launched.mask.position_offset = head_offset * queries + dropout.position_offset;
+    launched.mask.jump = 0;
     write_mask(mask, launched, 1, n * queries);
     return mask;
   }
