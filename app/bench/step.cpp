@@ -71,9 +71,9 @@ struct Options {
   std::int64_t micro_batch_size = 1, microbatches = 1, seq_length = 1024;
   std::int64_t steps = 5, warmup = 2;
   double dropout = 0;
-  int world_size = 1, tp = 1, pp = 1, vpp = 1, dp = 0, threads_per_rank = 0;
+  int world_size = 1, tp = 1, cp = 1, pp = 1, vpp = 1, dp = 0, threads_per_rank = 0;
   bool sp = false;
-  std::string schedule, pp_communication = "overlapped", pp_layout, recompute = "none", trace;
+  std::string cp_comm_type = "auto", schedule, pp_communication = "overlapped", pp_layout, recompute = "none", trace;
   std::string launch = "auto", backend = "auto", device = "cpu", dtype = "fp32", kernels = "auto",
               matmul_precision = "highest";
   std::int64_t loss_chunk_tokens = 1024;
@@ -92,6 +92,9 @@ struct Options {
     v("dropout", dropout, "Hidden and attention dropout.");
     v("world_size", world_size, "Ranks.", config::Common());
     v("tp", tp, "Tensor-parallel size.", config::Common());
+    v("cp", cp, "Context-parallel size.");
+    v("cp_comm_type", cp_comm_type, "How ranks attend to sequences that they share, as parallel.cp_comm_type.",
+      config::Choices({"auto", "allgather", "a2a", "p2p"}));
     v("pp", pp, "Pipeline-parallel size.", config::Common());
     v("vpp", vpp, "Pipeline stages per pipeline rank.");
     v("sp", sp, "Sequence parallelism.");
@@ -134,6 +137,8 @@ plan::ResolvedRun resolve(const Options& options, const std::optional<comm::Laun
   config.optimizer = options.optimizer;
   config.parallel.world_size = place ? 0 : options.world_size;
   config.parallel.tp = options.tp;
+  config.parallel.cp = options.cp;
+  config.parallel.cp_comm_type = options.cp_comm_type;
   config.parallel.pp = options.pp;
   config.parallel.vpp = options.vpp;
   config.parallel.sp = options.sp;
@@ -151,7 +156,8 @@ plan::ResolvedRun resolve(const Options& options, const std::optional<comm::Laun
   const auto complete = [&](config::RunConfig& changed) {
     const config::ParallelConfig& parallel = changed.parallel;
     const int world = place ? place->world_size : parallel.world_size;
-    const int dp = parallel.dp > 0 ? parallel.dp : std::max(1, world / std::max(1, parallel.tp * parallel.pp));
+    const int dp =
+        parallel.dp > 0 ? parallel.dp : std::max(1, world / std::max(1, parallel.tp * parallel.cp * parallel.pp));
     changed.train.global_batch_size = changed.train.micro_batch_size * options.microbatches * dp;
   };
   complete(config);
@@ -176,8 +182,8 @@ plan::ResolvedRun resolve(const Options& options, const std::optional<comm::Laun
                                               {"data.seq_length", "seq-length"},
                                               {"log.trace", "trace"},
                                               {"parallel.pp_schedule", "schedule"}};
-  for (const char* name : {"world_size", "tp", "pp", "vpp", "sp", "pp_communication", "pp_layout", "dp",
-                           "threads_per_rank", "launch", "backend", "device"})
+  for (const char* name : {"world_size", "tp", "cp", "cp_comm_type", "pp", "vpp", "sp", "pp_communication", "pp_layout",
+                           "dp", "threads_per_rank", "launch", "backend", "device"})
     flags.emplace(concat("parallel.", name), config::normalized(name));
   for (const char* name : {"dtype", "kernels", "matmul_precision", "loss_chunk_tokens", "recompute_gelu", "recompute"})
     flags.emplace(concat("train.", name), config::normalized(name));
@@ -259,7 +265,7 @@ std::vector<double> time_loss_layer(const plan::ResolvedRun& run, const train::E
   const parallel::VocabParallelOutput output(
       engine.parameters.get(weight), engine.context.tensor(),
       {.vocab = run.shape.vocab, .label_smoothing = train.label_smoothing, .chunk_tokens = train.loss_chunk_tokens});
-  const std::int64_t s = run.config.data.seq_length, b = train.micro_batch_size;
+  const std::int64_t s = run.config.data.seq_length / run.grid.sequence_shares(), b = train.micro_batch_size;
   const auto options = engine.parameters.values().options();
   const auto hidden = at::ones({s, b, run.shape.hidden}, options).requires_grad_(true);
   const auto labels = at::zeros({s, b}, options.dtype(at::kLong)),
@@ -339,6 +345,7 @@ Json report(const plan::ResolvedRun& run, const Options& options, const Measured
           {"seq_length", options.seq_length},
           {"dropout", options.dropout},
           {"tp", run.grid.size(plan::Axis::Tp)},
+          {"cp", run.grid.sequence_shares()},
           {"pp", run.grid.size(plan::Axis::Pp)},
           {"stages", run.parts.size()},
           {"schedule", plan::schedule_text(run)},

@@ -91,9 +91,10 @@ With YAML, `activation_func: gelu` is the exact function, and gradients of bf16 
   iteration.
 - Experts: routers choose without dropping, and the auxiliary loss is each sequence's by itself (`seq_aux_loss`; with
   `aux_loss` the same as theirs where a microbatch is one sequence), so that no result depends on the microbatch.
-- Not here: capacity and bias of experts, groups of experts, context parallelism, FP8 and FP4, FSDP, CUDA graphs,
-  Mamba and hybrid models, multi-modal models, retrieval, multi-token prediction, latent attention, reinforcement
-  learning.
+- Context parallelism: `--cp-comm-type` changes no result here, and is one word for all layers.
+- Not here: capacity and bias of experts, groups of experts, context parallelism in levels, FP8 and FP4, FSDP,
+  CUDA graphs, Mamba and hybrid models, multi-modal models, retrieval, multi-token prediction, latent attention,
+  reinforcement learning.
 )";
 
 constexpr const char* kRecipes = R"(

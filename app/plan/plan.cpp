@@ -181,11 +181,12 @@ int plan(const Args& args) {
     if (options.as_json || !options.draw.empty() || !options.trace.empty())
       throw ConfigError(rule_got_fix("--launches prints a table alone.", "--json, --draw or --trace with it",
                                      "leave --json, --draw and --trace out"));
-    if (run.config.parallel.sp || run.shape.encoder_decoder() || run.shape.sentence_head || run.shape.experts ||
-        !(run.config.model == config::LayerVariant{}) ||
+    if (run.config.parallel.sp || run.config.parallel.cp > 1 || run.shape.encoder_decoder() ||
+        run.shape.sentence_head || run.shape.experts || !(run.config.model == config::LayerVariant{}) ||
         !(run.config.model == config::AttentionVariant{.add_qkv_bias = run.config.model.add_qkv_bias}))
-      throw ConfigError(rule_got_fix("--launches is for a GPT of GPT-2's or Llama's layers without parallel.sp.",
-                                     "another model, or --sp", "a GPT's recipe, --sp false"));
+      throw ConfigError(
+          rule_got_fix("--launches is for a GPT of GPT-2's or Llama's layers without parallel.sp and parallel.cp.",
+                       "another model, --sp or --cp", "a GPT's recipe, --sp false --cp 1"));
     print_text(plan::launch_text(plan::layer_launches(run)));
     return kDone;
   }

@@ -110,7 +110,7 @@ TrainingCommand command_of(const Args& words) {
                      words.empty() ? "none" : words[0], "megatron run -- train RECIPE.toml"));
   }
   const config::ParallelConfig& parallel = command.config.parallel;
-  const int model = std::max(1, parallel.tp) * std::max(1, parallel.pp);
+  const int model = std::max(1, parallel.tp) * std::max(1, parallel.cp) * std::max(1, parallel.pp);
   command.ranks = parallel.world_size > 0 ? parallel.world_size : model * std::max(1, parallel.dp);
   if (command.config.log.heartbeat_s == 0) {  // what a hang is known by
     command.words.insert(command.words.end(), {"--log.heartbeat_s", "1"});
@@ -245,9 +245,11 @@ class Supervisor {
     }
     config::ParallelConfig& parallel = config.parallel;
     parallel.tp = std::max(1, command_.config.parallel.tp);
+    parallel.cp = std::max(1, command_.config.parallel.cp);
     parallel.pp = std::max(1, command_.config.parallel.pp);
     if (config.train.global_batch_size == 0)
-      config.train.global_batch_size = config.train.micro_batch_size * command_.ranks / (parallel.tp * parallel.pp);
+      config.train.global_batch_size =
+          config.train.micro_batch_size * command_.ranks / (parallel.tp * parallel.cp * parallel.pp);
     const auto smaller = sv::smaller_layout(config, command_.ranks, options_.min_ranks,
                                             [](const config::RunConfig& c) { return plan::broken_rules(c).empty(); });
     if (!smaller) {

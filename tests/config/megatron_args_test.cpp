@@ -521,11 +521,11 @@ TEST(MegatronArgs, NameTokenizersByTheirFiles) {
 
 TEST(MegatronArgs, AreRefusedInOneErrorThatListsAllThatIsMissing) {
   const std::string error = error_of(std::string(kSmall) +
-                                     "--context-parallel-size 2 --expert-model-parallel-size 1 --optimizer muon "
+                                     "--hybrid-context-parallel --expert-model-parallel-size 1 --optimizer muon "
                                      "--moe-latent-size 8 --spec a b --warmup 3 --softmax-type vanilla --fp8-margin 0");
   EXPECT_EQ(error,
             "pretrain_gpt: these options need what is not here.\n"
-            "  got:  --context-parallel-size 2 (context parallelism)\n"
+            "  got:  --hybrid-context-parallel (context parallelism in levels)\n"
             "        --moe-latent-size 8 (mixture of experts)\n"
             "        --spec a b (names a Python module)\n"
             "        --warmup 3 (gone from Megatron-LM; --lr-warmup-*)\n"

@@ -1,7 +1,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "megatron/base/error.h"
 #include "megatron/config/megatron/arguments.h"
+#include "megatron/config/megatron/translate.h"
 
 namespace megatron::config {
 namespace {
@@ -21,6 +23,32 @@ TEST(MegatronArguments, TakeThisProgramsNamesOfTheLayout) {
   EXPECT_THAT(args.own_words(),
               ElementsAre("--parallel.dp=3", "--parallel.pp_schedule", "auto", "--parallel.world_size", "48"));
   EXPECT_THAT(MegatronArguments({"--pq", "8"}).errors(), testing::SizeIs(1));
+}
+
+TEST(MegatronArguments, ShareSequencesBetweenRanks) {
+  const auto parallel_of = [](const std::string& words) {
+    const std::string small =
+        "--num-layers 12 --hidden-size 768 --num-attention-heads 12 --seq-length 1024 --max-position-embeddings 1024 "
+        "--micro-batch-size 4 --train-iters 100 --lr 1e-4 --global-batch-size 16 ";
+    return translate_megatron_arguments("pretrain_gpt", shell_words(small + words, "test"), {.world_size = 8})
+        .config.parallel;
+  };
+  const auto error_of = [&](const std::string& words) -> std::string {
+    try {
+      parallel_of(words);
+    } catch (const ConfigError& error) {
+      return error.what();
+    }
+    return "";
+  };
+  EXPECT_EQ(parallel_of("").cp, 1);
+  EXPECT_EQ(parallel_of("--cp-comm-type p2p").cp_comm_type, "auto") << "of one rank";
+  EXPECT_EQ(parallel_of("--context-parallel-size 4").cp, 4);
+  EXPECT_EQ(parallel_of("--context-parallel-size 4").cp_comm_type, "auto") << "which changes no result";
+  EXPECT_EQ(parallel_of("--cp 2 --cp-comm-type a2a a2a").cp_comm_type, "a2a");
+  for (const std::string words : {"--cp-comm-type a2a p2p", "--cp-comm-type a2a+p2p"})
+    EXPECT_THAT(error_of("--context-parallel-size 2 " + words), testing::HasSubstr("context parallelism")) << words;
+  EXPECT_THAT(error_of("--context-parallel-size 3"), testing::HasSubstr("a multiple of tp x cp x pp"));
 }
 
 }  // namespace

@@ -377,8 +377,8 @@ TEST(Recipe, AnswersMegatronsFlagsThatAreNoOptionHere) {
   for (const char* flag : {"--exp-avg-dtype", "--exp-avg-sq-dtype"})
     EXPECT_THAT(recipe_error("", {flag, "bf16"}), HasSubstr("instead: --optimizer.state_dtype, of both moments"));
   EXPECT_THAT(recipe_error("", {"--use-precision-aware-optimizer"}), HasSubstr("--optimizer.state_dtype"));
-  EXPECT_THAT(recipe_error("", {"--context_parallel_size=2"}),
-              HasSubstr("fix:  leave --context_parallel_size out; not here: context"));
+  EXPECT_THAT(recipe_error("", {"--hybrid_context_parallel"}),
+              HasSubstr("fix:  leave --hybrid_context_parallel out; not here: context"));
   EXPECT_THAT(recipe_error("", {"--no-overlap-p2p-communication"}), HasSubstr("--pp-communication batched"));
   EXPECT_THAT(recipe_error("", {"--distributed-timeout-minutes", "5"}), HasSubstr("--parallel.timeout_s"));
   EXPECT_THAT(recipe_error("", {"--distributed-timeout-seconds", "5"}), HasSubstr("an option must be one"));

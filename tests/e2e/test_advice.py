@@ -45,7 +45,8 @@ WRONG = {
         --vocab-file x
         --use-flash-attn
         --lr-warmup-iters 5
-        --context-parallel-size 2
+        --context-parallel-size 2 --seq-length 30
+        --cp 2 --world-size 2 --cp-comm-type a2a --num-query-groups 1
         --tokenizer {new}
         --split 1,x
         --vocab-size 100

@@ -268,9 +268,9 @@ save_interval: 4
 
     def test_what_is_not_here_is_refused_before_anything_is_written(self):
         out = self.pretrain("pretrain_gpt", GPT3.replace("F/gpt3", "F/refused"), "--moe-latent-size", 8,
-                            "--context-parallel-size", 2, code=2)
+                            "--hybrid-context-parallel", code=2)
         self.assertIn("--moe-latent-size 8 (mixture of experts)\n"
-                      "        --context-parallel-size 2 (context parallelism)", out)
+                      "        --hybrid-context-parallel (context parallelism in levels)", out)
         self.assertFalse((self.path / "refused").exists())
 
     def test_a_shim_runs_the_program(self):

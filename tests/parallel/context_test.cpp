@@ -31,6 +31,7 @@ TEST(ParallelContext, TalksToThePeersThatTheGridNames) {
         expect(context.pipeline(), {Axis::Pp});
         expect(context.model(), {Axis::Tp, Axis::Pp});
         expect(context.samples(), {Axis::Dp});
+        expect(context.sequence(), {Axis::Cp});
         expect(context.gradients(), {Axis::Cp, Axis::Dp});
         expect(context.loss(), {Axis::Cp, Axis::Dp});
         expect(context.state(true), {Axis::Cp, Axis::Dp});

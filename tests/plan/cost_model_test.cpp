@@ -161,6 +161,24 @@ TEST(StepCost, SplitsProductsOverTensorParallelRanks) {
   EXPECT_DOUBLE_EQ(four.computed_flops, one.computed_flops);
 }
 
+TEST(StepCost, SharesSequencesAndSendsTheirKeysAndValues) {
+  const StepCost one = cost_of(small(1, 1), products_alone());
+  config::RunConfig config = small(1, 1);
+  config.parallel.cp = config.parallel.world_size = 4;
+  config.parallel.cp_comm_type = "allgather";
+  const StepCost four = cost_of(config, products_alone());
+  EXPECT_NEAR(four.step_s, one.step_s / 4, 1e-6 * one.step_s);
+  EXPECT_NEAR(four.computed_flops, one.computed_flops, 1e-9 * one.computed_flops);
+  Hardware hardware = products_alone();
+  hardware.node.bandwidth_gb_s = 1;
+  // Of a quarter of the tokens keys and values to three others, forward; twice as much backward, in four layers.
+  EXPECT_NEAR(cost_of(config, hardware).parts.tensor, 4 * 3 * (2 * kStream / 4 * 3) / 1e9, 1e-12);
+  config.parallel.cp_comm_type = "a2a";  // queries and outputs too, each element once: of four quarters three leave
+  EXPECT_NEAR(cost_of(config, hardware).parts.tensor, 4 * 3 * (4 * kStream / 4 * 3 / 4) / 1e9, 1e-12);
+  config.parallel.cp_comm_type = "p2p";  // of which attention hides all but the last message
+  EXPECT_LT(cost_of(config, hardware).parts.tensor, 4 * 3 * (2 * kStream / 4 * 3) / 1e9);
+}
+
 TEST(StepCost, HasFourAllReducesALayerAndTwoMore) {
   Hardware hardware = products_alone();
   hardware.node.bandwidth_gb_s = 1;

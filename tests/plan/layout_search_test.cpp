@@ -36,7 +36,7 @@ config::RunConfig recipe() {
 /// Every layout, planned: the truth.
 std::vector<FoundLayout> all_layouts(const config::RunConfig& recipe, const Hardware& hardware, double capacity) {
   std::vector<FoundLayout> found;
-  const std::int64_t world = recipe.parallel.world_size, layers = recipe.model.num_layers;
+  const std::int64_t cp = recipe.parallel.cp, world = recipe.parallel.world_size / cp, layers = recipe.model.num_layers;
   for (int tp = 1; tp <= 8; ++tp)
     for (int pp = 1; pp <= layers; ++pp)
       for (int vpp = 1; vpp <= layers; ++vpp)
@@ -49,7 +49,7 @@ std::vector<FoundLayout> all_layouts(const config::RunConfig& recipe, const Hard
                     (!each.is_default && !each.splits_backward))
                   continue;
                 const std::int64_t dp = world / tp / pp;
-                if (recipe.train.global_batch_size % (dp * micro) != 0 || (dp == 1 && *sharding != '\0')) continue;
+                if (recipe.train.global_batch_size % (dp * micro) != 0 || (dp * cp == 1 && *sharding != '\0')) continue;
                 const std::int64_t microbatches = recipe.train.global_batch_size / dp / micro;
                 if (vpp > 1 && microbatches % pp != 0) continue;
                 const LayoutChoice choice{tp, pp, vpp, micro, pp == 1 ? "" : each.name, recompute, sharding};
@@ -99,6 +99,19 @@ TEST(LayoutSearch, OfExpertsKeepsTheRanksThatShareThem) {
     EXPECT_EQ(found.layouts[i].dp % 2, 0);
   }
   EXPECT_THAT(flags_of(experts, found.layouts[0].choice), testing::HasSubstr(" --ep 2"));
+}
+
+TEST(LayoutSearch, KeepsTheRanksThatShareSequences) {
+  config::RunConfig shared = recipe();
+  shared.model.num_layers = 4;
+  shared.parallel.cp = 4;
+  shared.train.global_batch_size = 4;
+  const auto truth = all_layouts(shared, h100(), 80e9);
+  const LayoutSearch found = search_layouts(shared, h100(), 80e9, {}, 3, 1 << 20, 2);
+  ASSERT_GE(found.layouts.size(), 3U);
+  for (std::size_t i = 0; i < 3; ++i)
+    EXPECT_DOUBLE_EQ(found.layouts[i].cost.step_s, truth.at(i).cost.step_s) << flags_of(shared, truth[i].choice);
+  EXPECT_THAT(flags_of(shared, found.layouts[0].choice), testing::HasSubstr(" --cp 4"));
 }
 
 TEST(LayoutSearch, IsTheSameForAnyNumberOfThreadsAndSaysWhereItStopped) {

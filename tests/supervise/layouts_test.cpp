@@ -40,6 +40,15 @@ TEST(Layouts, TakesAsManyRanksAsTheRulesAllow) {
   EXPECT_EQ(smaller->config.parallel.tp * smaller->config.parallel.pp, 1);
 }
 
+TEST(Layouts, SharesSequencesBetweenFewerRanks) {
+  config::RunConfig config = four_heads(1, 1, 8);
+  config.parallel.cp = 4;
+  const auto smaller = smaller_layout(config, 4, 1, rules_allow);
+  ASSERT_TRUE(smaller);
+  EXPECT_EQ(smaller->ranks, 2);
+  EXPECT_EQ(smaller->config.parallel.cp, 2);
+}
+
 TEST(Layouts, SplitsAPipelineLessWhereTheRanksAreTooFew) {
   const auto smaller = smaller_layout(four_heads(2, 2, 8), 4, 1, rules_allow);
   ASSERT_TRUE(smaller);

@@ -11,6 +11,8 @@ namespace megatron::config {
 struct ParallelConfig {
   int world_size = 0;
   int tp = 1;
+  int cp = 1;
+  std::string cp_comm_type = "auto";
   int dp = 0;
   int ep = 1;
   int pp = 1;
@@ -42,9 +44,15 @@ struct ParallelConfig {
       "world-size", Affects::Nothing, Common());
     v("tp", tp, "Tensor-parallel size: ranks that split each weight matrix.", "tensor-model-parallel-size", "tp",
       Common());
+    v("cp", cp, "Context-parallel size: ranks that share the tokens of each sequence.", "context-parallel-size", "cp",
+      Common());
+    v("cp_comm_type", cp_comm_type,
+      "How ranks that share a sequence attend to all of it: allgather of keys and values; a2a, all-to-all of heads; "
+      "p2p, keys and values in a ring; auto: the one that the plan chooses.",
+      "cp-comm-type", unless("parallel.cp", {"1"}), Choices({"auto", "allgather", "a2a", "p2p"}));
     v("dp", dp, "Data-parallel size; 0: derived from the world size.", "dp", Common());
-    v("ep", ep, "Expert-parallel size: ranks of dp that divide the experts between them.", "expert-model-parallel-size",
-      "ep", when("model.num_experts"));
+    v("ep", ep, "Expert-parallel size: ranks of dp x cp that divide the experts between them.",
+      "expert-model-parallel-size", "ep", when("model.num_experts"));
     v("pp", pp, "Pipeline-parallel size: ranks that split the layers.", "pipeline-model-parallel-size", "pp", Common());
     v("vpp", vpp, "Pipeline stages per pipeline rank.", "num-virtual-stages-per-pipeline-rank", "vpp", Common());
     v("sp", sp, "Split norms, dropout and residuals over tp along the sequence; no effect where tp is 1.",

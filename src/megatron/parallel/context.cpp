@@ -28,6 +28,8 @@ ParallelContext::ParallelContext(const plan::RankGrid& grid, comm::Group world, 
   samples_ = group_of("data", [](const RankRoles& r, int rank) { return r.samples(rank); });
   const bool same = roles.samples(rank()).ranks == roles.gradients(rank()).ranks;  // on every rank or on none
   gradients_ = same ? samples_ : group_of("gradients", [](const RankRoles& r, int rank) { return r.gradients(rank); });
+  if (grid_.sequence_shares() > 1)
+    sequence_ = group_of("sequence", [](const RankRoles& r, int rank) { return r.sequence(rank); });
   expert_gradients_ = gradients_;
   if (experts.ep == 1) return;
   experts_ = group_of("experts", [](const RankRoles& r, int rank) { return r.experts(rank); });

@@ -25,6 +25,7 @@ class ParallelContext {
   const comm::Group& pipeline() const { return pipeline_; }    ///< the stages, in order
   const comm::Group& model() const { return model_; }          ///< one copy of the weights
   const comm::Group& samples() const { return samples_; }      ///< the shares of a batch
+  const comm::Group& sequence() const { return sequence_; }    ///< the parts of each sequence's tokens
   const comm::Group& gradients() const { return gradients_; }  ///< over whom gradients are summed
   /// Over whom gradients of experts' weights are summed, and the ranks that hold the other experts.
   const comm::Group& expert_gradients() const { return expert_gradients_; }
@@ -40,7 +41,7 @@ class ParallelContext {
 
  private:
   plan::RankGrid grid_;
-  comm::Group world_, tensor_, pipeline_, model_, samples_, gradients_, experts_, expert_gradients_;
+  comm::Group world_, tensor_, pipeline_, model_, samples_, sequence_, gradients_, experts_, expert_gradients_;
   at::Device device_;
 };
 

@@ -49,7 +49,7 @@ void check_experts(const config::ModelConfig& model, Rules& rules) {
                 "--model.apply_residual_connection_post_layernorm false (the default)");
 }
 
-void check_expert_layout(const config::RunConfig& config, int dp, Rules& rules) {
+void check_expert_layout(const config::RunConfig& config, int shares, Rules& rules) {
   const config::ModelConfig& model = config.model;
   const int ep = config.parallel.ep, tp = config.parallel.tp;
   rules.range<int>("parallel.ep", ep, 1, kMaxRanks);
@@ -57,9 +57,12 @@ void check_expert_layout(const config::RunConfig& config, int dp, Rules& rules) 
   rules.require(ep == 1 || model.num_experts > 0, "parallel.ep divides experts: it needs model.num_experts.",
                 concat("ep ", ep, ", no experts"), "--ep 1 (the default)");
   if (model.num_experts == 0) return;
-  const int fitting = static_cast<int>(std::gcd(std::gcd(model.num_experts, std::int64_t{ep}), std::int64_t{dp}));
-  rules.require(dp % ep == 0, "parallel.ep must divide the data-parallel size: those ranks hold the experts.",
-                concat("ep ", ep, ", dp ", dp), concat("--ep ", fitting));
+  const int fitting = static_cast<int>(std::gcd(std::gcd(model.num_experts, std::int64_t{ep}), std::int64_t{shares}));
+  const int cp = std::max(1, config.parallel.cp);
+  rules.require(shares % ep == 0,
+                concat("parallel.ep must divide the data-parallel size", cp > 1 ? " x parallel.cp" : "",
+                       ": those ranks hold the experts."),
+                concat("ep ", ep, ", dp ", shares / cp, cp > 1 ? concat(", cp ", cp) : ""), concat("--ep ", fitting));
   rules.require(model.num_experts % ep == 0, "model.num_experts must divide by parallel.ep.",
                 concat(model.num_experts, " experts, ep ", ep), concat("--ep ", fitting));
   rules.require(model.moe_ffn_hidden_size % tp == 0, "model.moe_ffn_hidden_size must divide by parallel.tp.",

@@ -38,19 +38,20 @@ std::vector<std::int64_t> divisors(std::int64_t n, std::int64_t most) {
   return found;
 }
 
-/// Of a rank of `choice`, without what its schedule and other ranks make it wait for.
-double least_step_s(const WholeModel& whole, const LayoutChoice& choice, int dp, std::int64_t microbatches) {
+/// Of a rank of `choice`, without what its schedule and other ranks make it wait for. `ranks` may share the optimizer's
+/// state.
+double least_step_s(const WholeModel& whole, const LayoutChoice& choice, int ranks, std::int64_t microbatches) {
   const double pp = choice.pp, m = as_double(microbatches);
   const bool splits_backward = choice.pp > 1 && schedule::schedule_named(choice.schedule).splits_backward;
   const double bubble = splits_backward ? 0 : (pp - 1) / (m * choice.vpp);
-  const double owners = choice.sharding.empty() ? 1 : dp;
+  const double owners = choice.sharding.empty() ? 1 : ranks;
   return m * whole.microbatch_s / pp * (1 + bubble) + whole.update_s / pp / owners;
 }
 
 /// Weights, gradients and the optimizer's state, of layers that every rank has alike, and what the first rank of a
 /// pipeline keeps before the first backward pass comes back to it: as many microbatches as there are ranks.
-double least_bytes(const WholeModel& whole, const LayoutChoice& choice, int dp, std::int64_t microbatches) {
-  const double owners = choice.sharding.empty() ? 1 : dp;
+double least_bytes(const WholeModel& whole, const LayoutChoice& choice, int ranks, std::int64_t microbatches) {
+  const double owners = choice.sharding.empty() ? 1 : ranks;
   const double gradients = choice.sharding == "optim_grads" ? 0 : as_double(whole.gradient_bytes);
   const double kept = as_double(whole.activation_bytes * std::min<std::int64_t>(microbatches, choice.pp));
   return (as_double(whole.parameter_bytes) + gradients + as_double(whole.state_bytes) / owners + kept) / choice.pp;
@@ -73,7 +74,7 @@ class Search {
         facts_(facts),
         world_(recipe.parallel.world_size) {
     config::RunConfig alone = with_layout(recipe, {});
-    alone.parallel.world_size = alone.parallel.ep = 1;
+    alone.parallel.world_size = alone.parallel.ep = alone.parallel.cp = 1;
     alone.train.micro_batch_size = alone.train.global_batch_size = 1;
     alone.schedule = {};                                       // of so few samples
     const ResolvedRun run = resolve(std::move(alone), facts);  // what is wrong with the recipe itself is said here
@@ -82,6 +83,10 @@ class Search {
     if (run.shape.experts)
       widths_.insert(widths_.end(), {run.shape.experts->expert.width, run.shape.experts->shared_width});
     batch_ = recipe.train.global_batch_size;
+    for (const auto& [name, size] : {std::pair{"ep", recipe.parallel.ep}, {"cp", recipe.parallel.cp}})
+      if (size < 1 || size > std::max<std::int64_t>(1, world_))
+        throw ConfigError(rule_got_fix(concat("A search needs a parallel.", name, " of 1 to the world size."),
+                                       concat(size, ", world size ", world_), concat("--", name, " 1 (the default)")));
     if (batch_ < 1)
       throw ConfigError(
           rule_got_fix("A search needs train.global_batch_size.", concat(batch_), "--global-batch-size 1536"));
@@ -92,9 +97,12 @@ class Search {
     std::vector<Candidate> all;
     for (const std::int64_t tp : divisors(world_, std::min<std::int64_t>(kMostTp, hardware_.ranks_per_node))) {
       if (std::ranges::any_of(widths_, [&](std::int64_t width) { return width % tp != 0; })) continue;
-      for (const std::int64_t pp : divisors(world_ / tp, model_.num_layers)) {
-        const std::int64_t dp = world_ / tp / pp;
-        if (model_.num_layers % pp != 0 || batch_ % dp != 0 || dp % recipe_.parallel.ep != 0) continue;
+      if (world_ / tp % recipe_.parallel.cp != 0) continue;
+      const std::int64_t left = world_ / tp / recipe_.parallel.cp;
+      for (const std::int64_t pp : divisors(left, model_.num_layers)) {
+        const std::int64_t dp = left / pp;
+        if (model_.num_layers % pp != 0 || batch_ % dp != 0 || dp * recipe_.parallel.cp % recipe_.parallel.ep != 0)
+          continue;
         for (const std::int64_t vpp :
              pp == 1 ? std::vector<std::int64_t>{1} : divisors(model_.num_layers / pp, kMostVpp))
           for (const std::int64_t micro : divisors(batch_ / dp, kMostMicroBatch))
@@ -127,17 +135,18 @@ class Search {
  private:
   void add(std::vector<Candidate>& all, int tp, int pp, int vpp, std::int64_t micro, int dp) {
     const std::int64_t microbatches = batch_ / dp / micro;
+    const int owners = dp * recipe_.parallel.cp;  // ranks that may share the optimizer's state
     for (const std::string& schedule : schedules_of(pp, vpp)) {
       if (pp > 1 && microbatches < schedule::schedule_named(schedule).min_microbatches(pp)) continue;
       if (vpp > 1 && microbatches % pp != 0) continue;  // groups that are not whole wait longer
       for (const char* recompute : {"none", "selective", "full"})
         for (const char* sharding : {"", "optim", "optim_grads"}) {
-          if (dp == 1 && *sharding != '\0') continue;
+          if (owners == 1 && *sharding != '\0') continue;
           ++allowed_;
           const LayoutChoice choice{tp, pp, vpp, micro, schedule, recompute, sharding};
           const WholeModel& whole = whole_model(tp, micro, recompute);
-          if (least_bytes(whole, choice, dp, microbatches) > capacity_) continue;
-          all.push_back({choice, least_step_s(whole, choice, dp, microbatches)});
+          if (least_bytes(whole, choice, owners, microbatches) > capacity_) continue;
+          all.push_back({choice, least_step_s(whole, choice, owners, microbatches)});
         }
     }
   }
@@ -146,7 +155,7 @@ class Search {
     const auto [at, is_new] = whole_.try_emplace({tp, micro, recompute});
     if (!is_new) return at->second;
     config::RunConfig config = with_layout(recipe_, {.tp = tp, .micro_batch_size = micro, .recompute = recompute});
-    config.parallel.world_size = tp * config.parallel.ep;
+    config.parallel.world_size = tp * config.parallel.ep * config.parallel.cp;
     config.train.global_batch_size = micro * config.parallel.ep;
     config.schedule = {};
     const ResolvedRun run = resolve(std::move(config), facts_);
@@ -184,7 +193,7 @@ config::RunConfig with_layout(config::RunConfig recipe, const LayoutChoice& choi
   parallel.pp = choice.pp;
   parallel.vpp = choice.vpp;
   parallel.dp = 0;
-  parallel.sp = choice.tp > 1 && recipe.data.seq_length % choice.tp == 0;
+  parallel.sp = choice.tp > 1 && recipe.data.seq_length / std::max(1, parallel.cp) % choice.tp == 0;
   parallel.pp_schedule = choice.schedule;
   parallel.pp_layout.clear();
   parallel.layers_per_virtual_stage = parallel.first_stage_layers = parallel.last_stage_layers = 0;
@@ -199,6 +208,7 @@ config::RunConfig with_layout(config::RunConfig recipe, const LayoutChoice& choi
 std::string flags_of(const config::RunConfig& recipe, const LayoutChoice& choice) {
   const config::RunConfig config = with_layout(recipe, choice);
   std::string flags = concat("--tp ", choice.tp, config.parallel.sp ? " --sp" : "", " --pp ", choice.pp);
+  if (config.parallel.cp > 1) flags += concat(" --cp ", config.parallel.cp);
   if (config.parallel.ep > 1) flags += concat(" --ep ", config.parallel.ep);
   if (choice.pp > 1) flags += concat(" --vpp ", choice.vpp, " --schedule ", choice.schedule);
   flags += concat(" --micro-batch-size ", choice.micro_batch_size, " --train.recompute ", choice.recompute);

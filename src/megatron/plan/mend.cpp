@@ -271,8 +271,9 @@ class Mender {
     std::set<std::int64_t> numbers = {1, 2, 4, 8};
     for (const std::int64_t tp : divisors(config_.model.num_attention_heads, config_.parallel.tp))
       for (const std::int64_t pp : divisors(config_.model.num_layers, config_.parallel.pp)) {
-        numbers.insert(tp * pp);
-        numbers.insert(std::max<std::int64_t>(1, asked / (tp * pp)) * tp * pp);
+        const std::int64_t model = tp * pp * std::clamp(config_.parallel.cp, 1, 1 << 10);
+        numbers.insert(model);
+        numbers.insert(std::max<std::int64_t>(1, asked / model) * model);
       }
     std::vector<std::int64_t> result(numbers.begin(), numbers.end());
     std::ranges::stable_sort(result, {}, [&](std::int64_t n) { return std::abs(n - asked); });

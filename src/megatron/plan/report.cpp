@@ -6,10 +6,12 @@
 #include "megatron/plan/cost/counts.h"
 #include "megatron/plan/cost/memory.h"
 #include "megatron/plan/cost/rank_buffers.h"
+#include "megatron/plan/cost/sequence_exchange.h"
 #include "megatron/plan/parameters/buffer_layout.h"
 #include "megatron/plan/parameters/shards.h"
 #include "megatron/plan/pipeline_plan.h"
 #include "megatron/plan/ranks/rank_roles.h"
+#include "megatron/plan/ranks/sequence_share.h"
 #include "megatron/plan/steps/batch_plan.h"
 
 namespace megatron::plan {
@@ -42,6 +44,10 @@ json groups_of(const ResolvedRun& run) {
                  {"model", grid.groups({Axis::Tp, Axis::Pp})},
                  {"embedding", embedding_groups(run)},
                  {"position_embedding", grid.position_embedding_groups(run.placement)}};
+  if (grid.sequence_shares() > 1) {
+    groups["sequence"] = roles.groups([](const RankRoles& r, int rank) { return r.sequence(rank); });
+    groups["gradients"] = roles.groups([](const RankRoles& r, int rank) { return r.gradients(rank); });
+  }
   if (run.config.parallel.ep > 1) {
     const RankRoles of_experts = roles_of(run);
     groups["experts"] = of_experts.groups([](const RankRoles& r, int rank) { return r.experts(rank); });
@@ -49,6 +55,18 @@ json groups_of(const ResolvedRun& run) {
         of_experts.groups([](const RankRoles& r, int rank) { return r.gradients(rank, Weights::Experts); });
   }
   return groups;
+}
+
+/// Of ranks that share sequences: the positions that each has, [begin, end), and how they attend to all of them.
+json sequence_of(const ResolvedRun& run) {
+  json positions = json::array();
+  for (int rank = 0; rank < run.grid.sequence_shares(); ++rank) {
+    json pieces = json::array();
+    for (const Positions& piece : SequenceShare{run.grid.sequence_shares(), rank}.pieces(run.config.data.seq_length))
+      pieces.push_back({piece.begin, piece.end});
+    positions.push_back(std::move(pieces));
+  }
+  return {{"positions", positions}, {"exchange", name_of(sequence_exchange(run.config, run.shape))}};
 }
 
 /// Every parameter in forward order. `slices`: by tensor-parallel rank, the ranges along `split_dim` that it holds;
@@ -165,7 +183,8 @@ json layer_activations_of(const ResolvedRun& run) {
   const config::RunConfig& config = run.config;
   const ModelShape& shape = run.shape;
   if (element_bytes(config) != 2 || shape.gated || shape.encoder_decoder() || shape.ffn_hidden != 4 * shape.hidden ||
-      shape.groups() != shape.num_heads || shape.query_rows() != shape.hidden || config.train.recompute == "full")
+      shape.groups() != shape.num_heads || shape.query_rows() != shape.hidden || config.train.recompute == "full" ||
+      config.parallel.cp > 1)
     return nullptr;
   const bool selective = config.train.recompute == "selective";
   const auto number = [](std::int64_t n) { return static_cast<double>(n); };
@@ -256,6 +275,7 @@ json report(const ResolvedRun& run, std::string_view processor) {
       {"microbatches_per_step", run.microbatches_per_step},
       {"train_samples", run.train_samples},
       {"train_tokens", run.train_samples * config.data.seq_length}};
+  if (run.grid.sequence_shares() > 1) all["sequence"] = sequence_of(run);
   for (const BatchStep& step : run.batch_schedule.steps())
     all["batch_steps"].push_back({{"from_sample", step.from}, {"global_batch_size", step.size}});
   return all;

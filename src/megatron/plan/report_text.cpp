@@ -4,6 +4,7 @@
 
 #include "megatron/base/error.h"
 #include "megatron/base/progress.h"
+#include "megatron/plan/ranks/sequence_share.h"
 #include "megatron/plan/report.h"
 
 namespace megatron::plan {
@@ -88,14 +89,27 @@ std::string step_text(const ResolvedRun& run, const json& all) {
 }
 
 std::string groups_text(const ResolvedRun& run, const json& groups) {
-  std::string out = concat("ranks: ", run.grid.world_size(), " = tp ", run.grid.size(Axis::Tp), " x dp ",
-                           run.grid.sample_shares(), " x pp ", run.grid.size(Axis::Pp), "\n");
-  for (const char* name :
-       {"tensor", "pipeline", "data", "model", "embedding", "position_embedding", "experts", "expert_gradients"})
+  const int cp = run.grid.sequence_shares();
+  std::string out =
+      concat("ranks: ", run.grid.world_size(), " = tp ", run.grid.size(Axis::Tp), cp > 1 ? concat(" x cp ", cp) : "",
+             " x dp ", run.grid.sample_shares(), " x pp ", run.grid.size(Axis::Pp), "\n");
+  for (const char* name : {"tensor", "sequence", "pipeline", "data", "gradients", "model", "embedding",
+                           "position_embedding", "experts", "expert_gradients"})
     if (groups.contains(name))
       out += row(name, concat(groups[name].size(), " x ", groups[name][0].size(), "  ",
                               beginning(groups[name], kShown, numbers)));
   return out;
+}
+
+/// Which tokens of each sample the ranks of context parallelism have.
+std::string sequence_text(const ResolvedRun& run, const json& all) {
+  if (!all.contains("sequence")) return "";
+  const int cp = run.grid.sequence_shares(), shown = std::min(cp, static_cast<int>(2 * kShown));
+  std::string out = concat("tokens of a sample: ", run.config.data.seq_length / cp, " on each rank, attention by ",
+                           all["sequence"]["exchange"].get<std::string>(), "\n");
+  for (int rank = 0; rank < shown; ++rank)
+    out += row(concat("cp rank ", rank), text_of(SequenceShare{cp, rank}.pieces(run.config.data.seq_length)));
+  return out + (shown < cp ? row("…", "") : "");
 }
 
 /// The stages of each pipeline rank, and the schedule over them.
@@ -262,10 +276,11 @@ std::string warnings_text(const json& warnings) {
 
 std::string report_text(const ResolvedRun& run, std::string_view processor) {
   const json all = report(run, processor);
-  return model_text(run, all) + step_text(run, all) + groups_text(run, all["groups"]) + pipeline_text(run, all) +
-         parameters_text(run, all["parameter_slices"]) + buffer_text(all["gradient_buffers"]) +
-         first_step_text(all["first_step"]) + memory_text(all["memory_bytes"], all["target"]) +
-         layer_text(all["layer_activations"]) + warnings_text(all["warnings"]);
+  return model_text(run, all) + step_text(run, all) + groups_text(run, all["groups"]) + sequence_text(run, all) +
+         pipeline_text(run, all) + parameters_text(run, all["parameter_slices"]) +
+         buffer_text(all["gradient_buffers"]) + first_step_text(all["first_step"]) +
+         memory_text(all["memory_bytes"], all["target"]) + layer_text(all["layer_activations"]) +
+         warnings_text(all["warnings"]);
 }
 
 }  // namespace megatron::plan

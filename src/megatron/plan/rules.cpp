@@ -31,6 +31,7 @@ void check_parallel(const config::ParallelConfig& parallel, const Facts& facts, 
   rules.choices("parallel", parallel);
   rules.range("parallel.world_size", parallel.world_size, 0, kMaxRanks);
   rules.range("parallel.tp", parallel.tp, 1, kMaxRanks);
+  rules.range("parallel.cp", parallel.cp, 1, kMaxRanks);
   rules.range("parallel.dp", parallel.dp, 0, kMaxRanks);
   rules.range("parallel.pp", parallel.pp, 1, kMaxStages);
   rules.range("parallel.vpp", parallel.vpp, 1, kMaxStages);
@@ -363,13 +364,13 @@ void resolve_model(config::RunConfig& config, const Facts& facts, Rules& rules) 
 
 RankGrid resolve_grid(const config::ParallelConfig& parallel, const Facts& facts, Rules& rules) {
   const int world = facts.launched_world_size > 0 ? facts.launched_world_size : std::max(1, parallel.world_size);
-  const std::int64_t model = std::int64_t{parallel.tp} * parallel.pp;
-  if (world > kMaxRanks || parallel.tp > kMaxRanks || parallel.pp > kMaxStages || parallel.dp > kMaxRanks ||
-      parallel.dp < 0)
+  const std::int64_t model = std::int64_t{parallel.tp} * parallel.cp * parallel.pp;
+  if (world > kMaxRanks || parallel.tp > kMaxRanks || parallel.cp < 1 || parallel.cp > kMaxRanks ||
+      parallel.pp > kMaxStages || parallel.dp > kMaxRanks || parallel.dp < 0)
     return {};  // said already
   const int dp = parallel.dp > 0 ? parallel.dp : static_cast<int>(std::max<std::int64_t>(1, world / model));
   std::optional<RankGrid> grid;
-  rules.attempt([&] { grid.emplace(parallel.tp, 1, dp, parallel.pp, world); });
+  rules.attempt([&] { grid.emplace(parallel.tp, parallel.cp, dp, parallel.pp, world); });
   return grid.value_or(RankGrid());
 }
 
@@ -543,7 +544,8 @@ ResolvedRun resolve_as_given(config::RunConfig config, const Facts& facts) {
   if (config.parallel.tp >= 1 && config.parallel.pp >= 1) {
     resolve_model(config, facts, rules);
     grid = resolve_grid(config.parallel, facts, rules);
-    check_expert_layout(config, grid.sample_shares(), rules);
+    check_expert_layout(config, grid.sample_shares() * grid.sequence_shares(), rules);
+    check_sequence_shares(config, rules);
     steps = resolve_batch_steps(config, grid.sample_shares(), facts, rules);
     if (steps.empty()) keep_batch(config, grid.sample_shares(), facts.resumed_batch, rules);
   }

@@ -11,20 +11,21 @@ namespace {
 
 /// How the model is split.
 struct ModelSplit {
-  int tp = 1, pp = 1;
+  int tp = 1, pp = 1, cp = 1;
 };
 
 /// Those that `ranks` can be shared by, the likest to `now` first: as many slices in all, then fewer, then more; of
-/// these the same tp.
+/// these the same tp, then as many ranks that share a sequence, or a divisor of them.
 std::vector<ModelSplit> splits_of(int ranks, const ModelSplit& now) {
   std::vector<ModelSplit> all;
   for (int tp = 1; tp <= ranks; ++tp)
     for (int pp = 1; ranks % tp == 0 && pp <= ranks / tp; ++pp)
-      if (ranks / tp % pp == 0) all.push_back({tp, pp});
+      for (int cp = 1; ranks / tp % pp == 0 && cp <= now.cp; ++cp)
+        if (now.cp % cp == 0 && ranks / tp / pp % cp == 0) all.push_back({tp, pp, cp});
   const int slices = now.tp * now.pp;
   const auto distance = [&](const ModelSplit& split) {
     const int own = split.tp * split.pp;
-    return std::tuple(own > slices, std::abs(own - slices), std::abs(split.tp - now.tp));
+    return std::tuple(own > slices, std::abs(own - slices), std::abs(split.tp - now.tp), now.cp - split.cp);
   };
   std::ranges::stable_sort(all, {}, distance);
   return all;
@@ -36,6 +37,7 @@ config::RunConfig with_split(config::RunConfig config, int ranks, const ModelSpl
   parallel.world_size = ranks;
   parallel.dp = 0;  // what is left
   parallel.tp = split.tp;
+  parallel.cp = split.cp;
   parallel.pp = split.pp;
   parallel.sp = parallel.sp && split.tp > 1;
   return config;
@@ -50,6 +52,7 @@ std::vector<std::string> words_of(const config::RunConfig& config) {
   };
   add("--parallel.world_size", parallel.world_size);
   add("--parallel.tp", parallel.tp);
+  add("--parallel.cp", parallel.cp);
   add("--parallel.pp", parallel.pp);
   add("--parallel.vpp", parallel.vpp);
   add("--parallel.dp", parallel.dp);
@@ -63,7 +66,7 @@ std::vector<std::string> words_of(const config::RunConfig& config) {
 std::optional<SmallerLayout> smaller_layout(const config::RunConfig& config, int ranks, int min_ranks,
                                             const Allowed& allowed) {
   for (int fewer = ranks - 1; fewer >= std::max(1, min_ranks); --fewer)
-    for (const ModelSplit& split : splits_of(fewer, {config.parallel.tp, config.parallel.pp})) {
+    for (const ModelSplit& split : splits_of(fewer, {config.parallel.tp, config.parallel.pp, config.parallel.cp})) {
       config::RunConfig smaller = with_split(config, fewer, split);
       if (allowed(smaller)) return SmallerLayout{smaller, fewer, words_of(smaller)};
     }

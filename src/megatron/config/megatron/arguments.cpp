@@ -62,6 +62,8 @@ bool is_list(FlagKind kind) {
 constexpr std::pair<std::string_view, std::string_view> kOwnNames[] = {
     {"tp", "tensor-model-parallel-size"},
     {"parallel.tp", "tensor-model-parallel-size"},
+    {"cp", "context-parallel-size"},
+    {"parallel.cp", "context-parallel-size"},
     {"pp", "pipeline-model-parallel-size"},
     {"parallel.pp", "pipeline-model-parallel-size"},
     {"vpp", "num-virtual-stages-per-pipeline-rank"},

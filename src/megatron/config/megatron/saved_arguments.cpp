@@ -16,7 +16,7 @@ namespace {
 enum class Share : std::uint8_t { None, Network, Run, Layout };
 
 /// Features whose flags change neither what a checkpoint holds nor how its run continues.
-constexpr std::array<std::string_view, 12> kOfNoRun = {"context parallelism",
+constexpr std::array<std::string_view, 12> kOfNoRun = {"context parallelism in levels",
                                                        "weight sharding over tensor-parallel ranks",
                                                        "FSDP (ZeRO stage 3)",
                                                        "object storage",

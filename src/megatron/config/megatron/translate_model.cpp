@@ -170,10 +170,28 @@ void translate_positions(Translation& c) {
   if (!rope || !c.args.has("use-rope-scaling")) c.ignore("rope-scaling-factor", "without --use-rope-scaling");
 }
 
+namespace {
+
+/// --cp-comm-type is one word for all layers, or one for each.
+void translate_sequence_exchange(Translation& c, ParallelConfig& p) {
+  if (p.cp <= 1) return c.ignore("cp-comm-type", "with --context-parallel-size 1");
+  if (c.is_saved() || !c.args.has("cp-comm-type")) return;  // auto: no result depends on it
+  const std::vector<std::string> types = c.args.list("cp-comm-type");
+  p.cp_comm_type = types.front();
+  if (std::ranges::find(types, "a2a+p2p") != types.end())
+    c.miss("cp-comm-type", "context parallelism in levels");
+  else if (std::ranges::any_of(types, [&](const std::string& type) { return type != types.front(); }))
+    c.miss("cp-comm-type", "context parallelism that differs by layer");
+}
+
+}  // namespace
+
 void translate_layout(Translation& c) {
   ParallelConfig& p = c.run.parallel;
   p.world_size = c.launch.world_size;
   p.tp = as_int(c.args.integer("tensor-model-parallel-size"));
+  p.cp = as_int(c.args.integer("context-parallel-size"));
+  translate_sequence_exchange(c, p);
   p.pp = as_int(c.args.integer("pipeline-model-parallel-size"));
   p.ep = as_int(c.args.integer("expert-model-parallel-size"));
   p.sp = p.tp > 1 && c.args.has("sequence-parallel");

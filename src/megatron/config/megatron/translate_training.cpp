@@ -163,9 +163,11 @@ void translate_batches(Translation& c) {
   TrainConfig& t = c.run.train;
   const ParallelConfig& p = c.run.parallel;
   t.micro_batch_size = c.needed("micro-batch-size", "1");
-  const std::int64_t model = std::max<std::int64_t>(1, product(p.tp, p.pp));
-  c.require(c.launch.world_size % model == 0, "the world size must be a multiple of tp x pp.",
-            concat(c.launch.world_size, " ranks, tp ", p.tp, ", pp ", p.pp), concat("start ", model, " ranks"));
+  const std::int64_t model = std::max<std::int64_t>(1, product(product(p.tp, p.cp), p.pp));
+  c.require(c.launch.world_size % model == 0,
+            concat("the world size must be a multiple of tp x ", p.cp > 1 ? "cp x " : "", "pp."),
+            concat(c.launch.world_size, " ranks, tp ", p.tp, p.cp > 1 ? concat(", cp ", p.cp) : "", ", pp ", p.pp),
+            concat("start ", model, " ranks"));
   const std::int64_t dp = std::max<std::int64_t>(1, c.launch.world_size / model);
   t.global_batch_size =
       c.args.has("global-batch-size") ? c.args.integer("global-batch-size") : product(t.micro_batch_size, dp);

@@ -7,6 +7,7 @@
 #include "megatron/plan/cost/counts.h"
 #include "megatron/plan/cost/memory.h"
 #include "megatron/plan/cost/rank_buffers.h"
+#include "megatron/plan/cost/sequence_exchange.h"
 #include "megatron/plan/pipeline_plan.h"
 #include "megatron/plan/ranks/rank_roles.h"
 
@@ -49,18 +50,20 @@ class Pieces {
       : run_(run),
         hardware_(hardware),
         tp_(run.grid.size(Axis::Tp)),
-        tokens_(as_double(run.config.train.micro_batch_size * run.config.data.seq_length)),
+        cp_(run.grid.sequence_shares()),
+        tokens_(as_double(run.config.train.micro_batch_size * run.config.data.seq_length) / cp_),
         element_(as_double(element_bytes(run.config))),
         hidden_(as_double(run.shape.hidden)),
         tp_span_(span_of(run.grid, run.grid.peers(0, Axis::Tp), hardware.ranks_per_node)),
-        ep_span_(span_of(run.grid, roles_of(run).experts(0).ranks, hardware.ranks_per_node)) {}
+        ep_span_(span_of(run.grid, roles_of(run).experts(0).ranks, hardware.ranks_per_node)),
+        cp_span_(span_of(run.grid, roles_of(run).sequence(0).ranks, hardware.ranks_per_node)) {}
 
   LayerWork work_of(const LayerSpec& layer) const {
     const config::RunConfig& config = run_.config;
     const LayerTokens tokens =
         tokens_of(layer, config.train.micro_batch_size, config.data.seq_length, config.data.decoder_seq_length);
     LayerWork work;
-    work.tokens = as_double(tokens.sequences * tokens.length);
+    work.tokens = as_double(tokens.sequences * tokens.length) / cp_;
     for (const Branch& branch : layer.branches) {
       for (const Linear& linear : branch.linears(layer.hidden))
         if (ExpertShare{.ep = run_.config.parallel.ep}.has(linear.expert, num_experts(layer)))
@@ -75,6 +78,7 @@ class Pieces {
     const LayerWork work = work_of(spec);
     Passes passes;
     passes.forward = layer_forward(work);
+    passes.forward.tensor += sequence_exchange_s(spec, 1, passes.forward.attention);
     StepParts& back = passes.backward_input;
     for (const Product& p : work.weights) {
       back.matrices += seconds({p.count, p.m, p.k, p.n});
@@ -88,7 +92,8 @@ class Pieces {
     back.elementwise = elementwise(work, software.stream_backward_passes, software.query_backward_passes,
                                    software.inner_backward_passes);
     back.launches = software.backward_launches * software.launch_us * 1e-6;
-    back.tensor = 2 * all_reduce_s(hardware_, tp_span_, stream_bytes()) + 3 * exchange_s(work);
+    back.tensor = 2 * all_reduce_s(hardware_, tp_span_, stream_bytes()) + 3 * exchange_s(work) +
+                  sequence_exchange_s(spec, 2, back.attention);
     if (run_.config.parallel.sp) back.tensor += 2 * ring_pass_s(hardware_, tp_span_, stream_bytes());
     if (!partial) add_recomputed_modules(work, back);
     return passes;
@@ -149,7 +154,7 @@ class Pieces {
     return layer.experts() == nullptr ? 1 : layer.experts()->count;
   }
   Product product_of(const Linear& linear, const LayerSpec& layer, const LayerTokens& tokens) const {
-    double rows = as_double(tokens.sequences * (linear.reads_encoder ? tokens.encoder_length : tokens.length));
+    double rows = as_double(tokens.sequences * (linear.reads_encoder ? tokens.encoder_length : tokens.length)) / cp_;
     if (linear.expert >= 0) rows *= linear.share * run_.config.parallel.ep;  // those of all ranks that share experts
     const auto outputs = as_double(linear.outputs), inputs = as_double(linear.inputs);
     if (linear.split == Linear::Split::Inputs) return {1, rows, outputs, inputs / tp_};
@@ -161,7 +166,7 @@ class Pieces {
     return {1, rows, as_double(attention.query_rows()) / tp_ + 2 * groups * as_double(attention.head_size), inputs};
   }
   AttentionCore core_of(std::int64_t heads, std::int64_t size, const LayerTokens& tokens, std::int64_t keys) const {
-    const double count = as_double(tokens.sequences * heads) / tp_, length = as_double(tokens.length);
+    const double count = as_double(tokens.sequences * heads) / tp_, length = as_double(tokens.length) / cp_;
     return {{count, length, as_double(keys), as_double(size)}, {count, length, as_double(size), as_double(keys)}};
   }
   void add_inside(LayerWork& work, const SelfAttention& attention, const LayerTokens& tokens) const {
@@ -180,9 +185,9 @@ class Pieces {
   }
   void add_inside(LayerWork& work, const Experts& experts, const LayerTokens& tokens) const {
     const double ep = run_.config.parallel.ep, count = as_double(experts.count), top_k = as_double(experts.top_k);
-    work.first_of_mlp = {count / ep, as_double(tokens.sequences * tokens.length) * top_k / count * ep,
-                         as_double(experts.expert.first_rows()) / tp_, hidden_};
-    if (ep > 1) work.sent += as_double(tokens.sequences * tokens.length) * top_k;
+    const double own = as_double(tokens.sequences * tokens.length) / cp_;
+    work.first_of_mlp = {count / ep, own * top_k / count * ep, as_double(experts.expert.first_rows()) / tp_, hidden_};
+    if (ep > 1) work.sent += own * top_k;
     work.inner += (top_k * as_double(experts.expert.first_rows()) + as_double(experts.shared().first_rows())) / tp_;
   }
 
@@ -204,6 +209,17 @@ class Pieces {
     return work.sent == 0 ? 0 : ring_pass_s(hardware_, ep_span_, work.sent * hidden_ * element_);
   }
 
+  /// What ranks that share a sequence send one another in `passes` passes of a layer. In a ring it goes while attention
+  /// computes, which takes `attention` seconds.
+  double sequence_exchange_s(const LayerSpec& layer, double passes, double attention) const {
+    if (cp_ == 1) return 0;
+    const SequenceExchange exchange = sequence_exchange(run_.config, run_.shape);
+    const double sent = as_double(exchanged_elements(run_.config, layer.attention(), exchange)) * element_;
+    // A pass of a ring carries (n - 1) / n of the bytes that it is given.
+    const double all = passes * ring_pass_s(hardware_, cp_span_, sent * cp_ / (cp_ - 1));
+    return exchange == SequenceExchange::Ring ? std::max(all / cp_, all - attention) : all;
+  }
+
   double elementwise(const LayerWork& work, double stream, double query, double inner) const {
     const double split = run_.config.parallel.sp ? tp_ : 1;
     return memory_s(hardware_,
@@ -222,8 +238,8 @@ class Pieces {
 
   const ResolvedRun& run_;
   const Hardware& hardware_;
-  double tp_, tokens_, element_, hidden_;
-  Span tp_span_, ep_span_;
+  double tp_, cp_, tokens_, element_, hidden_;
+  Span tp_span_, ep_span_, cp_span_;
 };
 
 /// By stage. `partial`: of microbatches that recompute in part (schedule::Op::partial).
@@ -325,7 +341,8 @@ double computed_flops(const ResolvedRun& run, const Pieces& pieces, const std::v
       microbatch += times * pieces.layer_flops_of(run.shape.layer(part.first_layer + l));
     }
   }
-  return microbatch * as_double(run.microbatches_per_step) * run.grid.sample_shares() * run.grid.size(Axis::Tp);
+  const double ranks = run.grid.size(Axis::Tp) * run.grid.sequence_shares();  // that share a microbatch
+  return microbatch * as_double(run.microbatches_per_step) * run.grid.sample_shares() * ranks;
 }
 
 }  // namespace

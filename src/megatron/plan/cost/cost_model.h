@@ -52,7 +52,7 @@ struct StepParts {
   double elementwise = 0;  ///< norms, dropout, residuals, activations, embedding
   double launches = 0;     ///< what operations cost whatever their size
   double output = 0;       ///< output layer and loss
-  double tensor = 0;       ///< collectives within layers: tensor-parallel ones, exchanges with other ranks' experts
+  double tensor = 0;       ///< collectives within layers: tensor-parallel ones, exchanges with other experts or tokens
   double pipeline = 0;     ///< what the busiest pipeline rank waits for: bubble and messages
   double data = 0;       ///< reduction of gradients and gathering of parameters, as far as computation does not hide it
   double optimizer = 0;  ///< update

@@ -14,8 +14,9 @@ std::int64_t stream_width(const config::RunConfig& config, std::int64_t hidden) 
   return config.parallel.sp ? hidden / config.parallel.tp : hidden;
 }
 
+/// Of a microbatch on one rank.
 std::int64_t tokens_of(const config::RunConfig& config) {
-  return config.train.micro_batch_size * config.data.seq_length;
+  return config.train.micro_batch_size * config.data.seq_length / config.parallel.cp;
 }
 
 /// Tokens of a stack: a T5's have lengths of their own.
@@ -157,7 +158,7 @@ std::int64_t recomputed_bytes(const config::RunConfig& config, const ModelShape&
 schedule::Costs stage_costs(const config::RunConfig& config, const ModelShape& shape,
                             const std::vector<StagePart>& parts) {
   const std::int64_t batch = config.train.micro_batch_size, length = config.data.seq_length;
-  const double unit = 1e12 * config.parallel.tp;
+  const double unit = 1e12 * config.parallel.tp * config.parallel.cp;  // ranks that share them
   // A BERT's tokens that are not masked have no logits.
   const double output =
       output_flops(shape, batch * (shape.encoder_decoder() ? config.data.decoder_seq_length : length)) / unit *

@@ -13,9 +13,9 @@ namespace megatron::plan {
 /// them: the stream before both norms with their statistics, q, k, v, the attention's output and its logsumexp, and
 /// what the MLP's first product gives (of a gated one both halves). Outputs of norms and, with train.recompute_gelu, of
 /// the activation are computed again; dropout masks too. `config` is resolved; train.recompute full is not considered
-/// here. Cross attention keeps the same, and of the encoder's tokens their keys and values; norms of queries and keys
-/// keep these as they were before. `partial`: of a microbatch that recomputes in part, and so none of
-/// train.recompute_modules.
+/// here, parallel.cp is: a rank has its share of the tokens. Cross attention keeps the same, and of the encoder's
+/// tokens their keys and values; norms of queries and keys keep these as they were before. `partial`: of a microbatch
+/// that recomputes in part, and so none of train.recompute_modules.
 std::int64_t layer_activation_bytes(const config::RunConfig& config, const LayerSpec& layer, bool partial = false);
 
 /// Layers that backward computes again as a whole (train.recompute full) of `layers` layers of a stage: the first so
@@ -36,10 +36,10 @@ std::int64_t stage_activation_bytes(const config::RunConfig& config, const Model
 std::int64_t recomputed_bytes(const config::RunConfig& config, const ModelShape& shape, const StagePart& part,
                               bool partial = false);
 
-/// What the ops of each stage cost: time as 10^12 floating-point operations of a tensor-parallel rank, and bytes of
-/// activations; messages take no time. The output layer's backward is computed in its forward
-/// (parallel/output_layer.h). The embedding multiplies nothing: each byte that it moves counts as 16 operations, about
-/// what processors compute in the time in which memory brings a byte.
+/// What the ops of each stage cost: time as 10^12 floating-point operations of one of the ranks that share a layer and
+/// its tokens (tp x cp), and bytes of activations; messages take no time. The output layer's backward is computed in
+/// its forward (parallel/output_layer.h). The embedding multiplies nothing: each byte that it moves counts as 16
+/// operations, about what processors compute in the time in which memory brings a byte.
 schedule::Costs stage_costs(const config::RunConfig& config, const ModelShape& shape,
                             const std::vector<StagePart>& parts);
 

@@ -39,7 +39,7 @@ std::int64_t forward_bytes(const ResolvedRun& run, std::int64_t samples, std::in
   config::RunConfig config = run.config;
   config.train.micro_batch_size = samples;
   config.data.seq_length = tokens;
-  const std::int64_t ranks_of_copy = std::int64_t{run.grid.size(Axis::Tp)} * run.grid.size(Axis::Pp);
+  const std::int64_t ranks_of_copy = run.grid.world_size() / run.grid.sample_shares();
   return layer_activation_bytes(config, run.shape.layer(0)) * ranks_of_copy * run.grid.sample_shares();
 }
 

@@ -144,7 +144,9 @@ std::string rank_name(const RankGrid& grid, int rank) {
 }
 
 std::string sizes_text(const RankGrid& grid) {
-  return concat("tp ", grid.size(Axis::Tp), " x pp ", grid.size(Axis::Pp), " x dp ", grid.size(Axis::Dp));
+  const int cp = grid.size(Axis::Cp);
+  return concat("tp ", grid.size(Axis::Tp), cp > 1 ? concat(" x cp ", cp) : "", " x pp ", grid.size(Axis::Pp), " x dp ",
+                grid.size(Axis::Dp));
 }
 
 }  // namespace megatron::plan

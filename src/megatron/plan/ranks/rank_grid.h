@@ -27,6 +27,8 @@ class RankGrid {
   int world_size() const;
   /// Ranks that read different samples of a batch: each microbatch of the run is that many of a rank's (dp).
   int sample_shares() const { return size(Axis::Dp); }
+  /// Ranks that have the same samples, each with its part of their tokens (cp).
+  int sequence_shares() const { return size(Axis::Cp); }
   std::string order() const;  ///< of the axes, as the constructor takes it
   Coord coord_of(int rank) const;
   int rank_of(const Coord& coord) const;
@@ -50,7 +52,7 @@ class RankGrid {
 
 /// "rank 13 (tp 1, cp 0, dp 2, pp 1)".
 std::string rank_name(const RankGrid& grid, int rank);
-/// "tp 2 x pp 1 x dp 4".
+/// "tp 2 x pp 1 x dp 4", with context parallelism "tp 2 x cp 2 x pp 1 x dp 4".
 std::string sizes_text(const RankGrid& grid);
 
 }  // namespace megatron::plan

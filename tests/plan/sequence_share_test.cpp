@@ -1,0 +1,183 @@
+#include "megatron/plan/ranks/sequence_share.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+#include <set>
+#include <stdexcept>
+
+#include "megatron/base/error.h"
+#include "megatron/plan/cost/memory.h"
+#include "megatron/plan/cost/sequence_exchange.h"
+#include "megatron/plan/report.h"
+#include "megatron/plan/rules.h"
+
+namespace megatron::plan {
+namespace {
+
+using ::testing::HasSubstr;
+
+TEST(SequenceShare, GivesEachPositionToOneRankAndEachRankEqualWork) {
+  for (int ranks = 1; ranks <= 9; ++ranks)
+    for (const std::int64_t chunk : {1, 3, 8}) {
+      const std::int64_t length = 2 * ranks * chunk;
+      std::set<std::int64_t> all;
+      for (int rank = 0; rank < ranks; ++rank) {
+        std::int64_t own = 0, seen = 0;  // keys that its queries see
+        for (const Positions& piece : SequenceShare{ranks, rank}.pieces(length))
+          for (std::int64_t p = piece.begin; p < piece.end; ++p, ++own) {
+            all.insert(p);
+            seen += p + 1;
+          }
+        EXPECT_EQ(own, length / ranks);
+        EXPECT_EQ(seen * ranks, length * (length + 1) / 2);
+      }
+      EXPECT_EQ(static_cast<std::int64_t>(all.size()), length);
+    }
+}
+
+// Chunks of Megatron-Core's get_batch_on_this_cp_rank: val.view(.., 2 * cp_size, ..)[cp_rank, 2 * cp_size - cp_rank -
+// 1].
+TEST(SequenceShare, HasTheChunksThatMegatronCoreTakes) {
+  EXPECT_EQ(text_of(SequenceShare{1, 0}.pieces(16)), "0-15");
+  EXPECT_EQ(text_of(SequenceShare{2, 0}.pieces(16)), "0-3 12-15");
+  EXPECT_EQ(text_of(SequenceShare{2, 1}.pieces(16)), "4-7 8-11");
+  EXPECT_EQ(text_of(SequenceShare{4, 1}.pieces(16)), "2-3 12-13");
+  EXPECT_THROW((SequenceShare{3, 0}.pieces(16)), std::logic_error);
+}
+
+TEST(SequenceShare, SaysWhereEachChunkLies) {
+  for (int ranks = 2; ranks <= 6; ++ranks) {
+    const auto places = SequenceShare{ranks, 0}.places();
+    ASSERT_EQ(places.size(), static_cast<std::size_t>(2 * ranks));
+    for (std::size_t chunk = 0; chunk < places.size(); ++chunk) {
+      const auto pieces = SequenceShare{ranks, places[chunk].rank}.pieces(2 * ranks);
+      EXPECT_EQ(pieces[static_cast<std::size_t>(places[chunk].piece)].begin, static_cast<std::int64_t>(chunk));
+    }
+  }
+}
+
+config::RunConfig shared() {
+  config::RunConfig config;
+  config.model.vocab_size = 1000;
+  config.model.num_layers = 2;
+  config.model.hidden_size = 64;
+  config.model.num_attention_heads = 8;
+  config.data.seq_length = 64;
+  config.parallel.world_size = 8;
+  config.parallel.cp = 4;
+  return config;
+}
+
+std::string refusal_of(const std::function<void(config::RunConfig&)>& change) {
+  config::RunConfig config = shared();
+  change(config);
+  try {
+    resolve(config);
+  } catch (const ConfigError& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+TEST(SharedSequences, AreRefusedWhereTheyDoNotFit) {
+  using config::RunConfig;
+  EXPECT_EQ(refusal_of([](RunConfig&) {}), "no error");
+  EXPECT_EQ(refusal_of([](RunConfig& c) { c.parallel.cp_comm_type = "a2a"; }), "no error");
+  const std::vector<std::pair<const char*, std::function<void(RunConfig&)>>> all = {
+      {"data.seq_length must divide by 2 x parallel.cp", [](RunConfig& c) { c.data.seq_length = 60; }},
+      {"by parallel.cp x parallel.tp",
+       [](RunConfig& c) {
+         c.parallel.tp = 2;
+         c.parallel.cp = 3;
+         c.parallel.world_size = 6;
+         c.parallel.sp = true;
+         c.data.seq_length = 64;
+       }},
+      {"parallel.cp is for model.architecture", [](RunConfig& c) { c.model.architecture = "bert"; }},
+      {"not for the head of a task",
+       [](RunConfig& c) {
+         c.model.head = "classes";
+         c.model.num_classes = 3;
+       }},
+      {"parallel.ep must divide the data-parallel size x parallel.cp",
+       [](RunConfig& c) {
+         c.model.num_experts = 3;
+         c.model.add_bias_linear = false;
+         c.parallel.ep = 3;
+       }},
+      {"tp*cp*dp*pp must equal the world size", [](RunConfig& c) { c.parallel.world_size = 6; }},
+      {"parallel.cp_comm_type a2a divides heads",
+       [](RunConfig& c) {
+         c.parallel.cp_comm_type = "a2a";
+         c.model.num_query_groups = 2;
+       }},
+      {"parallel.cp_comm_type", [](RunConfig& c) { c.parallel.cp_comm_type = "ring"; }},
+      {"parallel.cp must be from 1", [](RunConfig& c) { c.parallel.cp = 0; }}};
+  for (const auto& [rule, change] : all) EXPECT_THAT(refusal_of(change), HasSubstr(rule));
+}
+
+TEST(SharedSequences, LeaveTheGlobalBatchToTheOtherRanks) {
+  config::RunConfig config = shared();
+  config.train.micro_batch_size = 2;
+  config.train.global_batch_size = 8;
+  const ResolvedRun run = resolve(config);
+  EXPECT_EQ(run.grid.sample_shares(), 2);
+  EXPECT_EQ(run.microbatches_per_step, 2);
+  EXPECT_EQ(rank_name(run.grid, 5), "rank 5 (tp 0, cp 1, dp 1, pp 0)");
+  EXPECT_EQ(sizes_text(run.grid), "tp 1 x cp 4 x pp 1 x dp 2");
+}
+
+TEST(SharedSequences, DivideWhatLayersKeepAndCompute) {
+  config::RunConfig config = shared();
+  const ResolvedRun run = resolve(config);
+  config.parallel.cp = 1;
+  config.parallel.world_size = 2;
+  const ResolvedRun whole = resolve(config);
+  EXPECT_EQ(4 * layer_activation_bytes(run.config, run.shape.layer(0)),
+            layer_activation_bytes(whole.config, whole.shape.layer(0)));
+  EXPECT_DOUBLE_EQ(4 * stage_costs(run.config, run.shape, run.parts).backward_weight[0],
+                   stage_costs(whole.config, whole.shape, whole.parts).backward_weight[0]);
+}
+
+TEST(SharedSequences, AreExchangedAsThePlanChooses) {
+  const auto chosen = [](const std::function<void(config::RunConfig&)>& change) -> std::string {
+    config::RunConfig config = shared();
+    change(config);
+    const ResolvedRun run = resolve(config);
+    return name_of(sequence_exchange(run.config, run.shape));
+  };
+  EXPECT_EQ(chosen([](auto&) {}), "a2a");
+  EXPECT_EQ(chosen([](auto& c) { c.model.num_query_groups = 2; }), "allgather");
+  EXPECT_EQ(chosen([](auto& c) { c.parallel.cp_comm_type = "p2p"; }), "p2p");
+  // 30 heads that 16 ranks do not divide, with keys and values of their own: all of them are more than a layer keeps.
+  EXPECT_EQ(chosen([](auto& c) {
+              c.model.num_attention_heads = 30;
+              c.model.hidden_size = 960;
+              c.model.ffn_hidden_size = 64;
+              c.parallel.cp = c.parallel.world_size = 16;
+            }),
+            "p2p");
+  const ResolvedRun run = resolve(shared());
+  const SelfAttention attention = run.shape.layer(0).attention();
+  // 16 tokens of 64 features on each rank: q, k, v and the output, of which a quarter stays; or k and v, to three.
+  EXPECT_EQ(exchanged_elements(run.config, attention, SequenceExchange::AllToAll), 16 * 4 * 64 * 3 / 4);
+  EXPECT_EQ(exchanged_elements(run.config, attention, SequenceExchange::Ring), 16 * 2 * 64 * 3);
+}
+
+TEST(SharedSequences, AreShownInAPlan) {
+  const ResolvedRun run = resolve(shared());
+  const nlohmann::json all = report(run);
+  EXPECT_EQ(all["layout"]["cp"], 4);
+  EXPECT_EQ(all["groups"]["sequence"], nlohmann::json::parse("[[0,1,2,3],[4,5,6,7]]"));
+  EXPECT_EQ(all["groups"]["data"], nlohmann::json::parse("[[0,4],[1,5],[2,6],[3,7]]"));
+  EXPECT_EQ(all["sequence"]["positions"][1], nlohmann::json::parse("[[8,16],[48,56]]"));
+  const std::string text = report_text(run);
+  EXPECT_THAT(text, HasSubstr("ranks: 8 = tp 1 x cp 4 x dp 2 x pp 1"));
+  EXPECT_THAT(text,
+              HasSubstr("tokens of a sample: 16 on each rank, attention by a2a\n  cp rank 0            0-7 56-63"));
+}
+
+}  // namespace
+}  // namespace megatron::plan
