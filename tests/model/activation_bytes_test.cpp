@@ -161,22 +161,26 @@ struct Kept {
   std::int64_t for_weights = 0;   ///< after backward, the weight gradients put off
 };
 
-/// Bytes a rank of a stage in the middle, whose input and output are its neighbours' concern.
-Kept measure(const TransformerOptions& options, at::ScalarType dtype, int t, const plan::StagePart& part,
-             bool partial = false) {
-  const bool sp = options.sequence_parallel, t5 = options.shape.encoder_decoder();
+/// Bytes a rank of a stage in the middle, whose input and output are its neighbours' concern. `cp`: ranks that share
+/// sequences, where t is 1.
+Kept measure(const TransformerOptions& of_one, at::ScalarType dtype, int t, const plan::StagePart& part,
+             bool partial = false, int cp = 1) {
+  const bool sp = of_one.sequence_parallel, t5 = of_one.shape.encoder_decoder();
   Kept kept;
-  comm::run_ranks(t, [&](comm::Group tp) {
+  comm::run_ranks(t * cp, [&](comm::Group world) {
+    const comm::Group tp = cp > 1 ? comm::Group() : world;
+    TransformerOptions options = of_one;
+    if (cp > 1) options.sequence.ranks = world;
     const auto store = make_store(options.shape, t, tp.rank(), {}, dtype, 1, at::kCPU, {part});
     const TransformerStage gpt(options, part, store, tp);
-    auto batch = random_batch(10, 2, 32, at::kFloat);
+    auto batch = random_batch(10, 2, 32 / cp, at::kFloat);
     batch.partial_recomputation = partial;
-    const std::int64_t rows = (t5 ? 64 : 32) / (sp ? t : 1);  // of the encoder's states and the stream
+    const std::int64_t rows = (t5 ? 64 : 32) / (sp ? t : cp);  // of the encoder's states and the stream
     store.gradient_queue().defer(true);
     for (const bool first : {true, false}) {  // which packs weights where products want that, and is not counted
-      tp.barrier();
+      world.barrier();
       const auto before = counter().live();
-      tp.barrier();
+      world.barrier();
       at::Tensor gradient;
       parallel::GraphRoot root;
       {
@@ -184,20 +188,20 @@ Kept measure(const TransformerOptions& options, at::ScalarType dtype, int t, con
         const auto y = gpt.forward(leaf.take(), batch, true);
         root = parallel::GraphRoot(y);
       }
-      tp.barrier();
+      world.barrier();
       const auto forward = counter().live() - before;
-      tp.barrier();
+      world.barrier();
       root.backward(at::ones({rows, 2, 64}, dtype));
-      tp.barrier();
+      world.barrier();
       const auto weights = counter().live() - before;
-      tp.barrier();
-      if (tp.rank() == 0) kept = {forward / t, weights / t};
+      world.barrier();
+      if (world.rank() == 0) kept = {forward / (t * cp), weights / (t * cp)};
       parallel::run_pieces(store.gradient_queue().take());
-      tp.barrier();
+      world.barrier();
       if (!first) {
         EXPECT_EQ(counter().live(), before) << "something is kept for ever";
       }
-      tp.barrier();
+      world.barrier();
     }
   });
   return kept;
@@ -241,6 +245,30 @@ TEST_P(ActivationBytes, AreThoseOfThePlan) {
       SCOPED_TRACE(std::string(kind.name) + ", " + mode.name);
       expect_planned(kind, mode, t, sp);
     }
+}
+
+/// Whole keys and values, or heads, are there while attention computes and no longer.
+TEST(SharedSequences, KeepTheBytesOfThePlanWhichAreTheirShare) {
+  counter().install();
+  const plan::StagePart part{.num_layers = 3, .embedding = false, .output = false};
+  using plan::SequenceExchange;
+  for (const Kind& kind : {kKinds[0], kKinds[1], kKinds[2]})
+    for (const std::size_t mode : {0, 2, 5})
+      for (const int cp : {2, 4})
+        for (const auto exchange : {SequenceExchange::AllGather, SequenceExchange::AllToAll, SequenceExchange::Ring}) {
+          if (kind.llama && exchange == SequenceExchange::AllToAll) continue;  // all heads share one key
+          SCOPED_TRACE(concat(kind.name, ", ", kModes[mode].name, ", cp ", cp, ", ", name_of(exchange)));
+          auto config = config_of(kind, kModes[mode], 1, false);
+          TransformerOptions options = options_of(kind, kModes[mode], false);
+          options.sequence.exchange = exchange;
+          const auto whole = static_cast<double>(plan::stage_activation_bytes(config, options.shape, part));
+          config.parallel.cp = cp;
+          const auto planned = static_cast<double>(plan::stage_activation_bytes(config, options.shape, part));
+          EXPECT_DOUBLE_EQ(planned * cp, whole);
+          const auto kept = static_cast<double>(measure(options, kind.dtype, 1, part, false, cp).for_backward);
+          EXPECT_NEAR(kept / planned, 1, 0.05) << kept << " bytes for " << planned;
+        }
+  counter().remove();
 }
 
 /// Layers of one model that differ in everything that a description can say.

@@ -10,7 +10,7 @@ namespace megatron::train {
 
 /// How one training is spread over ranks.
 struct Layout {
-  int tp = 1, pp = 1, vpp = 1, dp = 1;
+  int tp = 1, pp = 1, vpp = 1, cp = 1, dp = 1;
   std::int64_t micro_batch = 1;
   bool sp = false;
   std::string schedule = {}, communication = "overlapped", recompute = "none";
@@ -37,7 +37,10 @@ struct Layout {
   std::string with =
       {};  ///< options in their plain spelling, such as "schedule.decoupled_lr=0.01"; separated by spaces
 
-  int ranks() const { return tp * pp * dp; }
+  std::string exchange = {};  ///< parallel.cp_comm_type
+  bool documents = false;     ///< samples are packed with two of them
+
+  int ranks() const { return tp * pp * cp * dp; }
 };
 
 inline std::string name_of(const Layout& layout) {
@@ -45,6 +48,8 @@ inline std::string name_of(const Layout& layout) {
   if (layout.sp) name += "_sp";
   name += "_pp" + std::to_string(layout.pp);
   if (layout.vpp > 1) name += "_vpp" + std::to_string(layout.vpp);
+  if (layout.cp > 1) name += "_cp" + std::to_string(layout.cp) + layout.exchange;
+  if (layout.documents) name += "_documents";
   name += "_dp" + std::to_string(layout.dp) + "_mbs" + std::to_string(layout.micro_batch);
   if (!layout.schedule.empty()) name += "_" + layout.schedule;
   if (layout.pp > 1) name += "_" + layout.communication;

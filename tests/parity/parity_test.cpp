@@ -1,3 +1,6 @@
+#include <ATen/ops/arange.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -14,10 +17,13 @@
 #include "megatron/config/options.h"
 #include "megatron/kernels/runtime.h"
 #include "megatron/plan/rules.h"
+#include "megatron/plan/steps/batch_plan.h"
+#include "megatron/train/batches.h"
 #include "megatron/train/engine.h"
 #include "tests/parity/expert_layouts.h"
 #include "tests/parity/layouts.h"
 #include "tests/parity/option_layouts.h"
+#include "tests/parity/sequence_layouts.h"
 
 // The same seed gives the same training whatever the layout of ranks: same weights, same samples, same dropout masks.
 // What is left are sums in another order. bench/parity.sh shows it at full length on real text.
@@ -80,6 +86,8 @@ plan::ResolvedRun run_of(const Layout& layout, const char* dtype, std::int64_t s
   config.data.seq_length = 12;
   config.model.max_position_embeddings = 16;
   config.parallel.tp = layout.tp;
+  config.parallel.cp = layout.cp;
+  if (!layout.exchange.empty()) config.parallel.cp_comm_type = layout.exchange;
   config.parallel.pp = layout.pp;
   config.parallel.vpp = layout.vpp;
   config.parallel.sp = layout.sp;
@@ -118,6 +126,31 @@ struct Course {
   std::vector<double> zeros = {};
 };
 
+/// Step number `i`, of samples that are packed with two documents each, whose cut depends on the sample. A token of
+/// each does not count.
+StepResult documents_step(Engine& engine, const plan::ResolvedRun& run, std::int64_t i) {
+  const auto& train = run.config.train;
+  const std::int64_t length = run.config.data.seq_length, first = i * train.global_batch_size;
+  const auto samples = plan::batch_plan(first, train.global_batch_size, train.micro_batch_size,
+                                        run.grid.sample_shares(), engine.context.samples().rank())
+                           .microbatches;
+  const auto batch_of = [&](std::size_t m) {
+    auto batch = synthetic_batch(samples[m], length, run.shape.vocab, train.seed, at::kCPU);
+    const auto rows = static_cast<std::int64_t>(samples[m].size());
+    batch.first_key_bs = at::zeros({rows, length}, at::kInt);
+    batch.position_ids_bs = at::arange(length, at::kLong).repeat({rows, 1});
+    batch.loss_mask_bs = at::ones({rows, length}, loss_type(run.config));
+    for (std::int64_t b = 0; b < rows; ++b) {
+      const std::int64_t cut = 1 + samples[m][static_cast<std::size_t>(b)] * 5 % (length - 1), left = length - cut;
+      batch.first_key_bs[b].narrow(0, cut, left).fill_(static_cast<std::int32_t>(cut));
+      batch.position_ids_bs[b].narrow(0, cut, left).sub_(cut);
+      batch.loss_mask_bs[b].narrow(0, cut - 1, 1).zero_();
+    }
+    return batch;
+  };
+  return engine.step(static_cast<int>(samples.size()), batch_of, run.rates_at(first));
+}
+
 Course course_of(const Layout& layout, const char* dtype, std::int64_t steps) {
   const plan::ResolvedRun run = run_of(layout, dtype, steps);
   const auto& train = run.config.train;
@@ -126,7 +159,8 @@ Course course_of(const Layout& layout, const char* dtype, std::int64_t steps) {
     kernels::configure_thread(1);  // the model is too small to share
     Engine engine(run, world, at::kCPU);
     for (std::int64_t i = 0; i < train.train_iters; ++i) {
-      const auto result = synthetic_step(engine, run, i, run.rates_at(i * train.global_batch_size));
+      const auto result = layout.documents ? documents_step(engine, run, i)
+                                           : synthetic_step(engine, run, i, run.rates_at(i * train.global_batch_size));
       EXPECT_FALSE(result.skipped);
       EXPECT_GT(result.grad_norm, run.config.optimizer.clip_grad) << "clipping was to be on";
       if (world.rank() != 0) continue;
@@ -143,6 +177,15 @@ Course course_of(const Layout& layout, const char* dtype, std::int64_t steps) {
   return course;
 }
 
+/// The options of Layout::with that one rank has too.
+std::string without_recomputation(const std::string& with) {
+  std::string left;
+  std::istringstream words(with);
+  for (std::string word; words >> word;)
+    if (!word.starts_with("train.")) left += (left.empty() ? "" : " ") + word;
+  return left;
+}
+
 /// course_of() of one rank that computes the global batch at once, which many layouts are compared with: once a
 /// process.
 const Course& course_of_one(const Layout& layout, const char* dtype, std::int64_t steps) {
@@ -155,7 +198,8 @@ const Course& course_of_one(const Layout& layout, const char* dtype, std::int64_
                    .t5 = layout.t5,
                    .experts = layout.experts,
                    .muon = layout.muon,
-                   .with = layout.with.find("recompute_partial") == std::string::npos ? layout.with : ""};
+                   .with = without_recomputation(layout.with),
+                   .documents = layout.documents};
   static std::map<std::tuple<std::string, std::string, std::int64_t, std::int64_t>, Course> known;
   const auto [found, is_new] = known.try_emplace({name_of(one), dtype, one.global_batch, steps});
   if (is_new) found->second = course_of(one, dtype, steps);
@@ -237,7 +281,8 @@ std::vector<Layout> emulated_layouts() {
   return {{.tp = 2, .dp = 2, .micro_batch = 2, .sharded = true},
           {.tp = 2, .pp = 2, .micro_batch = 2, .sp = true, .llama = 2},
           {.dp = 2, .micro_batch = 2, .bert = true},
-          {.tp = 2, .micro_batch = 4, .t5 = true}};
+          {.tp = 2, .micro_batch = 4, .t5 = true},
+          {.cp = 2, .micro_batch = 2, .llama = 2, .exchange = "p2p", .documents = true}};
 }
 
 std::vector<Layout> every_fourth(const std::vector<Layout>& all) {
@@ -256,17 +301,23 @@ INSTANTIATE_TEST_SUITE_P(T5Layouts, Parity, ::testing::ValuesIn(t5_layouts()),
                          [](const auto& test) { return name_of(test.param); });
 INSTANTIATE_TEST_SUITE_P(ExpertLayouts, Parity, ::testing::ValuesIn(expert_layouts()),
                          [](const auto& test) { return name_of(test.param); });
+INSTANTIATE_TEST_SUITE_P(SequenceLayouts, Parity, ::testing::ValuesIn(sequence_layouts()),
+                         [](const auto& test) { return name_of(test.param); });
 INSTANTIATE_TEST_SUITE_P(PooledLayouts, Parity, ::testing::ValuesIn(pooled_layouts()),
                          [](const auto& test) { return name_of(test.param); });
 INSTANTIATE_TEST_SUITE_P(MuonLayouts, Parity, ::testing::ValuesIn(muon_layouts()),
                          [](const auto& test) { return name_of(test.param); });
 INSTANTIATE_TEST_SUITE_P(OptionLayouts, Parity, ::testing::ValuesIn(option_layouts()),
                          [](const auto& test) { return name_of(test.param); });
+INSTANTIATE_TEST_SUITE_P(SequenceLayouts, HalfPrecisionParity, ::testing::ValuesIn(every_fourth(sequence_layouts())),
+                         [](const auto& test) { return name_of(test.param); });
 INSTANTIATE_TEST_SUITE_P(PooledLayouts, HalfPrecisionParity, ::testing::ValuesIn(every_fourth(pooled_layouts())),
                          [](const auto& test) { return name_of(test.param); });
 INSTANTIATE_TEST_SUITE_P(SomeLayouts, EmulatedParity, ::testing::ValuesIn(emulated_layouts()),
                          [](const auto& test) { return name_of(test.param); });
 INSTANTIATE_TEST_SUITE_P(Layouts, HalfPrecisionParity, ::testing::ValuesIn(every_fourth(layouts())),
+                         [](const auto& test) { return name_of(test.param); });
+INSTANTIATE_TEST_SUITE_P(SequenceLayouts, SinglePrecisionParity, ::testing::ValuesIn(every_fourth(sequence_layouts())),
                          [](const auto& test) { return name_of(test.param); });
 INSTANTIATE_TEST_SUITE_P(Layouts, SinglePrecisionParity, ::testing::ValuesIn(every_fourth(layouts())),
                          [](const auto& test) { return name_of(test.param); });

@@ -28,7 +28,7 @@ Recomputable attention_of(const std::vector<at::Tensor>& inputs, const std::vect
   for (const at::Tensor& input : inputs) kept.push_back(input.detach());
   const auto attend = [kept, form, heads_in] {
     const Heads heads = heads_in(kept);
-    return kernels::attention(heads.q, heads.k, heads.v, form.options);
+    return shared_attention(form.sequence, heads.q, heads.k, heads.v, form.options);
   };
   const auto made = without_autograd([&] {
     form.rotary.rotate(heads_in(kept));
@@ -49,8 +49,8 @@ Recomputable attention_of(const std::vector<at::Tensor>& inputs, const std::vect
     for (const at::Tensor& input : kept) gradients.push_back(at::empty_like(input));
     const Heads into = heads_in(gradients);
     const auto dbias = form.options.bias.defined() ? at::empty_like(form.options.bias) : at::Tensor();
-    kernels::attention_backward(grads[0].contiguous().view(out.out.sizes()), heads.q, heads.k, heads.v, out,
-                                form.options, into.q, into.k, into.v, dbias);
+    shared_attention_backward(form.sequence, grads[0].contiguous().view(out.out.sizes()), heads.q, heads.k, heads.v,
+                              out, form.options, into.q, into.k, into.v, dbias);
     form.rotary.rotate(into, /*inverse=*/true);
     if (dbias.defined()) form.bias_gradient(dbias);
     return gradients;

@@ -8,6 +8,7 @@
 #include "megatron/kernels/attention.h"
 #include "megatron/kernels/rope.h"
 #include "megatron/model/operators.h"
+#include "megatron/model/sequence/shared_attention.h"
 #include "megatron/plan/layer.h"
 
 // Attention as a layer's description (plan/layer.h) has it: the same for training, scoring and every way of decoding.
@@ -39,14 +40,16 @@ struct Rotary {
 struct AttentionForm {
   std::int64_t groups = 0, head_size = 0;  ///< of this rank
   Rotary rotary;
-  kernels::AttentionOptions options;
+  kernels::AttentionOptions options;  ///< of whole sequences, also where ranks share them
+  SharedSequence sequence = {};
   bool again = false;  ///< the output is computed again in the backward pass, once, rather than kept
   /// Takes the gradient of options.bias, where there is one.
   std::function<void(const at::Tensor& dbias)> bias_gradient = {};
 };
 
 /// Attention of the fused projection qkv (Heads) over its own keys -> [s, b, n * d]. The heads are read where they lie,
-/// rotated there, and their gradients written where they belong. Keeps qkv and the output.
+/// rotated there, and their gradients written where they belong. Keeps qkv and the output. Where ranks share sequences,
+/// over the keys of all of them, and collective over these ranks both ways.
 Recomputable self_attention(const at::Tensor& qkv, const AttentionForm& form);
 
 /// As self_attention(), with queries [s, b, n * d] over keys and values [k, b, g * 2 * d], whose rows are per group its

@@ -93,7 +93,7 @@ struct TransformerStage::Impl {
   /// The dropouts of a block on rows `rows` of the stream.
   Block::Sites sites(const Pass& pass, std::int64_t number, const Block& block, const at::Tensor& rows) const;
   /// What the routers of every layer are asked.
-  static RouterSite router_site(const Batch& batch);
+  RouterSite router_site(const Batch& batch) const;
   /// The dropout of one site on rows `x_sbh` of the stream.
   kernels::Dropout stream_site(const Pass& pass, const std::string& name, const at::Tensor& x_sbh) const;
 
@@ -141,6 +141,7 @@ kernels::Dropout TransformerStage::Impl::stream_site(const Pass& pass, const std
                                                      const at::Tensor& x_sbh) const {
   auto dropout = site(pass.training ? options.hidden_dropout : 0, options.seed, name, pass.sample_ids);
   if (options.sequence_parallel) dropout.position_offset = tp.rank() * x_sbh.size(0);
+  place_rows(dropout, options.sequence, x_sbh.size(0) * (options.sequence_parallel ? tp.size() : 1));
   return dropout;
 }
 
@@ -166,10 +167,12 @@ AttentionForm TransformerStage::Impl::attention_form(const Pass& pass, const Bra
 Attend TransformerStage::Impl::attention(const Pass& pass, std::int64_t number, const Block& block) const {
   return [this, &pass, number, &branch = block.attention()](const at::Tensor& qkv) {
     const auto& spec = std::get<plan::SelfAttention>(branch.spec.inner);
-    AttentionForm form = attention_form(
-        pass, branch, number,
-        attention_options(
-            spec, {.s = qkv.size(0), .b = qkv.size(1), .first_key_bs = pass.first_key_bs, .device = qkv.device()}));
+    AttentionForm form = attention_form(pass, branch, number,
+                                        attention_options(spec, {.s = qkv.size(0) * options.sequence.ranks.size(),
+                                                                 .b = qkv.size(1),
+                                                                 .first_key_bs = pass.first_key_bs,
+                                                                 .device = qkv.device()}));
+    form.sequence = options.sequence;
     form.rotary = {modules.rope_of(spec), pass.position_ids_bs};
     // What pads a T5's decoder comes after all that counts.
     if (!spec.causal || !options.shape.encoder_decoder()) form.options.key_lengths = pass.key_lengths_b;
@@ -255,12 +258,13 @@ parallel::VocabParallelOutput::Labels host_labels(const Batch& batch, at::Scalar
 
 }  // namespace
 
-RouterSite TransformerStage::Impl::router_site(const Batch& batch) {
+RouterSite TransformerStage::Impl::router_site(const Batch& batch) const {
   const at::Tensor& mask = batch.loss_mask_bs;
   const auto tokens = mask.defined() ? mask.sum(1, false, at::kDouble)
                                      : at::full({batch.tokens_bs.size(0)}, static_cast<double>(batch.tokens_bs.size(1)),
                                                 batch.tokens_bs.options().dtype(at::kDouble));
-  return {tokens * batch.auxiliary_scale};
+  options.sequence.ranks.all_reduce(tokens);
+  return {tokens * batch.auxiliary_scale, options.sequence.ranks};
 }
 
 at::Tensor TransformerStage::Impl::embed(const Batch& batch, const Pass& pass) const {

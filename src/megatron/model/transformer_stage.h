@@ -10,6 +10,7 @@
 #include "megatron/kernels/rope.h"
 #include "megatron/model/bert_heads.h"
 #include "megatron/model/recompute.h"
+#include "megatron/model/sequence/shared_attention.h"
 #include "megatron/parallel/parameter.h"
 #include "megatron/plan/parameters/parameters.h"
 #include "megatron/plan/stages.h"
@@ -18,14 +19,16 @@
 namespace megatron::model {
 
 /// What a model computes on: one microbatch. A stage with embedding reads the tokens, the last one labels and mask,
-/// each the rest; every stage may be given all.
+/// each the rest; every stage may be given all. Of ranks that share sequences (TransformerOptions::sequence) s is what
+/// a rank has of them (train::sequence_part): then position_ids_bs say where in the sequence.
 struct Batch {
   at::Tensor tokens_bs;        ///< [b, s] int64
   at::Tensor labels_bs;        ///< [b, s] int64; undefined for generation
   at::Tensor loss_mask_bs;     ///< [b, s] float32 (float64 for a float64 model); undefined: all ones
   at::Tensor position_ids_bs;  ///< [b, s] int64; undefined: 0, 1, 2, …
-  at::Tensor first_key_bs;     ///< [b, s] int32, see kernels::AttentionOptions; undefined: 0
-  at::Tensor sample_ids;       ///< [b] int64 on the CPU: which training samples these are, for dropout
+  /// [b, s] int32, see kernels::AttentionOptions, of ranks that share sequences for all tokens; undefined: 0
+  at::Tensor first_key_bs;
+  at::Tensor sample_ids;  ///< [b] int64 on the CPU: which training samples these are, for dropout
   // A BERT's.
   at::Tensor token_types_bs = {};     ///< [b, s] int64; undefined: 0
   at::Tensor key_lengths_b = {};      ///< [b] int32: tokens before the padding; undefined: s
@@ -68,7 +71,8 @@ struct TransformerOptions {
   /// (parallel/linear.h).
   bool sequence_parallel = false;
   Recompute recompute;
-  comm::Group experts = {};   ///< the ranks that share the experts of each layer
+  comm::Group experts = {};  ///< the ranks that share the experts of each layer
+  SharedSequence sequence = {};
   std::uint64_t seed = 1234;  ///< of dropout
 };
 
@@ -92,15 +96,16 @@ class TransformerStage {
   /// `training` as for loss().
   at::Tensor forward(at::Tensor x, const Batch& batch, bool training) const;
 
-  /// Forward pass of the last stage, with loss. Collective over tp: 2 all-reduces a layer forward, 2 backward, one for
-  /// the embedding forward, one for the gradient of the last hidden state, and two [tokens]-sized ones a chunk of the
-  /// loss; what is computed again in the backward pass is sent again. `training` turns dropout on and records for
-  /// backward (where autograd is on): go backward from loss.sum once, as the sum is; gradients arrive in the
-  /// parameters' buffers times `gradient_scale`, the output layer's already in this call (parallel/output_layer.h).
-  /// Without `training` nothing is kept and nothing written. Throws ConfigError for a token, position or counted label
-  /// outside the model's. With the head of a task the sum and the count are those of its targets (task_head.h). A
-  /// BERT's sentence head adds `sentence_weight` times its sum over samples: with tokens that count / samples, of the
-  /// whole global batch, the mean over tokens is that of the tokens plus that of the samples.
+  /// Forward pass of the last stage, with loss: of ranks that share sequences of their own tokens. Collective over
+  /// these, which exchange keys and values or heads (sequence/shared_attention.h), and over tp: 2 all-reduces a layer
+  /// forward, 2 backward, one for the embedding forward, one for the gradient of the last hidden state, and two
+  /// [tokens]-sized ones a chunk of the loss; what is computed again in the backward pass is sent again. `training`
+  /// turns dropout on and records for backward (where autograd is on): go backward from loss.sum once, as the sum is;
+  /// gradients arrive in the parameters' buffers times `gradient_scale`, the output layer's already in this call
+  /// (parallel/output_layer.h). Without `training` nothing is kept and nothing written. Throws ConfigError for a token,
+  /// position or counted label outside the model's. With the head of a task the sum and the count are those of its
+  /// targets (task_head.h). A BERT's sentence head adds `sentence_weight` times its sum over samples: with tokens that
+  /// count / samples, of the whole global batch, the mean over tokens is that of the tokens plus that of the samples.
   LossSum loss(at::Tensor x, const Batch& batch, bool training, double gradient_scale = 1,
                double sentence_weight = 1) const;
 

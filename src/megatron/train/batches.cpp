@@ -1,5 +1,7 @@
 #include "megatron/train/batches.h"
 
+#include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
@@ -160,6 +162,28 @@ model::Batch DatasetBatches::get(std::span<const std::int64_t> sample_ids) const
   batch.sentence_labels_b = swapped;
   batch.decoder_tokens_bs = decoder;
   batch.sample_ids = id_tensor(sample_ids);
+  return batch;
+}
+
+namespace {
+
+/// Columns of x [b, s].
+at::Tensor columns(const at::Tensor& x, const std::vector<plan::Positions>& pieces) {
+  std::vector<at::Tensor> parts;
+  for (const plan::Positions& piece : pieces) parts.push_back(x.narrow(1, piece.begin, piece.size()));
+  return at::cat(parts, 1);
+}
+
+}  // namespace
+
+model::Batch sequence_part(model::Batch batch, const plan::SequenceShare& share) {
+  if (share.ranks == 1) return batch;
+  const auto pieces = share.pieces(batch.tokens_bs.size(1));
+  if (!batch.position_ids_bs.defined())
+    batch.position_ids_bs = at::arange(batch.tokens_bs.size(1), batch.tokens_bs.options()).expand_as(batch.tokens_bs);
+  for (at::Tensor* tensor : {&batch.tokens_bs, &batch.labels_bs, &batch.loss_mask_bs, &batch.position_ids_bs})
+    if (tensor->defined()) *tensor = columns(*tensor, pieces);
+  if (batch.host) batch.host = std::make_shared<const model::Batch>(sequence_part(*batch.host, share));
   return batch;
 }
 

@@ -8,6 +8,7 @@
 
 #include "megatron/data/dataset.h"
 #include "megatron/model/transformer_stage.h"
+#include "megatron/plan/ranks/sequence_share.h"
 
 namespace megatron::train {
 
@@ -52,6 +53,10 @@ class DatasetBatches {
   std::int64_t vocab_;
   at::ScalarType dtype_;
 };
+
+/// The microbatch as a rank of context parallelism has it: of what has an entry for each token the entries of its own
+/// (plan/ranks/sequence_share.h), with their positions. Batch::first_key_bs stays whole. Of one rank the batch itself.
+model::Batch sequence_part(model::Batch batch, const plan::SequenceShare& share);
 
 /// The microbatch where the model computes: its tensors are moved, its sample ids stay.
 model::Batch on_device(model::Batch batch, at::Device device);

@@ -6,6 +6,7 @@
 #include "megatron/model/options.h"
 #include "megatron/plan/cost/counts.h"
 #include "megatron/plan/cost/rank_buffers.h"
+#include "megatron/plan/cost/sequence_exchange.h"
 #include "megatron/plan/stages.h"
 #include "megatron/plan/steps/batch_plan.h"
 #include "megatron/train/batches.h"
@@ -41,6 +42,7 @@ std::vector<model::TransformerStage> make_stages(const plan::ResolvedRun& run, c
                                                  const parallel::ParameterStore& parameters) {
   model::TransformerOptions options = model::transformer_options(run.config, run.shape);
   options.experts = context.experts();
+  options.sequence = {.ranks = context.sequence(), .exchange = plan::sequence_exchange(run.config, run.shape)};
   std::vector<model::TransformerStage> stages;
   for (const auto& part : plan::parts_of_rank(run.parts, run.placement, context.pipeline().rank()))
     stages.emplace_back(options, part, parameters, context.tensor());

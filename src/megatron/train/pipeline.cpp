@@ -14,6 +14,7 @@
 #include "megatron/plan/cost/memory.h"
 #include "megatron/plan/pipeline_plan.h"
 #include "megatron/schedule/pictures/draw.h"
+#include "megatron/train/batches.h"
 
 namespace megatron::train {
 namespace {
@@ -21,11 +22,13 @@ namespace {
 // The microbatches of one program: each is made once and released when the rank's last stage has had it.
 class Microbatches {
  public:
-  Microbatches(const MicrobatchSource& source, std::size_t num_microbatches, std::size_t num_stages)
-      : source_(source), batches_(num_microbatches), uses_left_(num_microbatches, num_stages) {}
+  /// `share`: which tokens of each sample this rank has.
+  Microbatches(const MicrobatchSource& source, std::size_t num_microbatches, std::size_t num_stages,
+               const plan::SequenceShare& share)
+      : source_(source), batches_(num_microbatches), uses_left_(num_microbatches, num_stages), share_(share) {}
 
   const model::Batch& look_at(std::size_t m) {
-    if (!batches_[m]) batches_[m] = source_(m);
+    if (!batches_[m]) batches_[m] = sequence_part(source_(m), share_);
     return *batches_[m];
   }
   model::Batch take(std::size_t m) {
@@ -37,12 +40,18 @@ class Microbatches {
   const MicrobatchSource& source_;
   std::vector<std::optional<model::Batch>> batches_;
   std::vector<std::size_t> uses_left_;
+  const plan::SequenceShare share_;
 };
 
 // Shape of what goes from stage to stage on one tensor-parallel rank.
 std::vector<std::int64_t> boundary(const plan::ResolvedRun& run, std::int64_t seq_length, std::int64_t micro_batch) {
   const std::int64_t parts = run.config.parallel.sp ? run.grid.size(plan::Axis::Tp) : 1;
   return {seq_length / parts, micro_batch, run.shape.hidden};
+}
+
+// The same of a whole sequence, of which ranks of context parallelism have their shares.
+std::vector<std::int64_t> boundary_of_sequence(const plan::ResolvedRun& run) {
+  return boundary(run, run.config.data.seq_length / run.grid.sequence_shares(), run.config.train.micro_batch_size);
 }
 
 // The same by stage, of a T5: from where the decoder has begun, the encoder's states and the decoder's stream.
@@ -127,7 +136,7 @@ pipeline::Link make_link(const plan::ResolvedRun& run, const parallel::ParallelC
   return {run.placement,
           pp,
           context.tensor(),
-          {.shape = boundary(run, config.data.seq_length, config.train.micro_batch_size),
+          {.shape = boundary_of_sequence(run),
            .shape_of_stage = boundaries(run),
            .tensor = parameters.values().options(),
            .shapes_vary = config.parallel.variable_seq_lengths,
@@ -169,14 +178,15 @@ Pipeline::Pipeline(const plan::ResolvedRun& run, const parallel::ParallelContext
       stages_(stages),
       reducer_(reducer),
       timers_(timers),
-      measures_(!run.config.log.trace.empty() && context.tensor().rank() == 0 && context.samples().rank() == 0),
+      measures_(!run.config.log.trace.empty() && context.tensor().rank() == 0 && context.gradients().rank() == 0),
       is_profiled_(is_profiled_pipeline(run, context)),
       link_(make_link(run, context, parameters)) {}
 
 PassResult Pipeline::execute(const schedule::Program& program, bool training, const MicrobatchSource& microbatch,
                              const LossScale& scale) {
   const int rank = context_.pipeline().rank();
-  Microbatches batches(microbatch, static_cast<std::size_t>(program.num_microbatches), stages_.size());
+  Microbatches batches(microbatch, static_cast<std::size_t>(program.num_microbatches), stages_.size(),
+                       {context_.sequence().size(), context_.sequence().rank()});
   std::vector<PipelineStage> stages;
   std::vector<pipeline::Stage*> pointers;
   stages.reserve(stages_.size());

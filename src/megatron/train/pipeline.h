@@ -26,13 +26,14 @@ struct ForwardStep {
   /// Called on ranks that hold the last stage, for each microbatch in training and validation, in place of
   /// `stage`.loss(): begins with `stage`.logits() or states() of `x`, and returns a scalar sum, differentiable where
   /// `training`, and what it is a sum over (the step divides by it once, over the whole global batch).
-  /// The batch has a mask. LossSum::non_loss may hold what is to be collected. Must give the same on every rank of tp.
-  /// Empty: the model's own loss.
+  /// The batch has a mask; of ranks that share sequences it is each one's own tokens, whose sums add up.
+  /// LossSum::non_loss may hold what is to be collected. Must give the same on every rank of tp. Empty: the model's own
+  /// loss.
   std::function<model::LossSum(const model::TransformerStage& stage, at::Tensor x, const model::Batch& batch,
                                bool training)>
       loss;
-  /// Called after each validation where this rank holds the last stage and is the first of tp, with the non_loss of its
-  /// microbatches, in order: Megatron-LM's process_non_loss_data_func.
+  /// Called after each validation where this rank holds the last stage and is the first of tp (of ranks that share
+  /// sequences each is), with the non_loss of its microbatches, in order: Megatron-LM's process_non_loss_data_func.
   std::function<void(std::int64_t iteration, const std::vector<at::Tensor>& non_loss)> collected;
 };
 

@@ -223,7 +223,7 @@ class ExpertLayer::Backward {
     const bool losses = router.aux_loss != 0 || router.z_loss != 0;
     if (losses && site_.sequence_weights_b.defined() && layer_.tp_.rank() == 0) {
       const auto by_sequence = [&](const at::Tensor& x) { return x.view({-1, batch_, x.size(-1)}); };
-      const RouterLosses of = router_losses(by_sequence(logits), by_sequence(inner.experts), router);
+      const RouterLosses of = router_losses(by_sequence(logits), by_sequence(inner.experts), router, site_.sequence);
       const auto each = of.balance * router.aux_loss + of.z * router.z_loss;
       sum = sum + (each * site_.sequence_weights_b.to(each.options())).sum();
     }

@@ -20,6 +20,7 @@ struct RouterSite {
   /// that count, as those bring the loss that is divided by their number at last, times the loss scale. Undefined:
   /// there are no auxiliary losses.
   at::Tensor sequence_weights_b = {};
+  comm::Group sequence = {};  ///< the ranks that share each sequence
 };
 
 /// A mixture of experts in place of an MLP, split by features over `tp`, its experts over `ep` (plan::Experts). Router

@@ -54,12 +54,14 @@ at::Tensor expert_weights(const at::Tensor& logits, const at::Tensor& experts, c
   return router.scaling == 1 ? weights : weights * router.scaling;
 }
 
-RouterLosses router_losses(const at::Tensor& logits_sbe, const at::Tensor& experts_sbk, const plan::Router& router) {
-  const auto count = static_cast<double>(logits_sbe.size(-1));
+RouterLosses router_losses(const at::Tensor& logits_sbe, const at::Tensor& experts_sbk, const plan::Router& router,
+                           const comm::Group& sequence) {
+  const auto count = static_cast<double>(logits_sbe.size(-1)), ranks = static_cast<double>(sequence.size());
   const auto chosen = at::zeros_like(logits_sbe.detach()).scatter_(-1, experts_sbk, 1.0);
-  const auto load = chosen.mean(0).div(static_cast<double>(experts_sbk.size(-1)));
-  return {.balance = (load * all_scores(logits_sbe, router).mean(0)).sum(-1) * count,
-          .z = at::logsumexp(logits_sbe, -1).square().mean(0)};
+  const auto load = chosen.mean(0).div(static_cast<double>(experts_sbk.size(-1)) * ranks);  // equal parts of a sequence
+  sequence.all_reduce(load);
+  return {.balance = (load * all_scores(logits_sbe, router).mean(0)).sum(-1) * (count / ranks),
+          .z = at::logsumexp(logits_sbe, -1).square().mean(0) / ranks};
 }
 
 Routes::Routes(const at::Tensor& experts, std::int64_t count, comm::Group group)

@@ -18,12 +18,14 @@ at::Tensor chosen_experts(const at::Tensor& logits, std::int64_t top_k);
 at::Tensor expert_weights(const at::Tensor& logits, const at::Tensor& experts, const plan::Router& router);
 
 /// The auxiliary losses of each sequence, of logits [s, b, E] and experts [s, b, k] (docs/decisions/0107): [b].
-/// Differentiable.
+/// Differentiable. Of ranks that share sequences each gets the part of its own tokens, which add up, for one all-reduce
+/// of [b, E] over them.
 struct RouterLosses {
   at::Tensor balance;  ///< E * sum over experts of (share of the choices * mean score): 1 where the load is even
   at::Tensor z;        ///< mean of the square of the logits' log-sum-exp
 };
-RouterLosses router_losses(const at::Tensor& logits_sbe, const at::Tensor& experts_sbk, const plan::Router& router);
+RouterLosses router_losses(const at::Tensor& logits_sbe, const at::Tensor& experts_sbk, const plan::Router& router,
+                           const comm::Group& sequence = {});
 
 /// Sends each token's copies to the ranks and rows of its experts, and what these give back. Rows of one expert follow
 /// one another, by the rank that they come from, then by token. Which tokens an expert sees is the same in every

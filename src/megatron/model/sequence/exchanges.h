@@ -1,0 +1,52 @@
+#pragma once
+#include <vector>
+
+#include "megatron/model/sequence/shared_attention.h"
+
+// The three ways of shared_attention.h, and what they have in common.
+namespace megatron::model::sequence {
+
+using kernels::AttentionOptions;
+using kernels::AttentionOutput;
+
+/// Queries, keys and values of a rank, or their gradients.
+struct Triple {
+  at::Tensor q, k, v;
+};
+
+/// One of the two stretches of a sequence that a rank has: rows [row, row + positions.size()) of its own.
+struct Piece {
+  plan::Positions positions;
+  std::int64_t row = 0;
+
+  at::Tensor rows(const at::Tensor& x) const { return x.narrow(0, row, positions.size()); }
+};
+/// Of rank `rank`, where each has `rows` tokens of a sequence.
+std::vector<Piece> pieces_of(int ranks, int rank, std::int64_t rows);
+
+/// `options` of a whole sequence of `length` tokens for some of its queries and keys: these end where the queries end,
+/// or before the first of them.
+AttentionOptions options_of_part(const AttentionOptions& options, std::int64_t length, const plan::Positions& queries,
+                                 const plan::Positions& keys);
+
+/// Rows [ranks * s, …] that lie rank by rank, each rank's two pieces one after the other, in the order of positions;
+/// and back.
+at::Tensor by_position(const at::Tensor& by_rank, int ranks);
+at::Tensor by_rank(const at::Tensor& by_position, int ranks);
+
+/// [s, b, g, d] twice -> [s, b, g, 2, d], contiguous.
+at::Tensor keys_and_values(const at::Tensor& k, const at::Tensor& v);
+
+AttentionOutput gathered_attention(const comm::Group& ranks, const Triple& in, const AttentionOptions& options);
+void gathered_attention_backward(const comm::Group& ranks, const at::Tensor& dout, const Triple& in,
+                                 const AttentionOutput& forward, const AttentionOptions& options, const Triple& into);
+
+AttentionOutput attention_by_heads(const comm::Group& ranks, const Triple& in, const AttentionOptions& options);
+void attention_by_heads_backward(const comm::Group& ranks, const at::Tensor& dout, const Triple& in,
+                                 const AttentionOutput& forward, const AttentionOptions& options, const Triple& into);
+
+AttentionOutput ring_attention(const comm::Group& ranks, const Triple& in, const AttentionOptions& options);
+void ring_attention_backward(const comm::Group& ranks, const at::Tensor& dout, const Triple& in,
+                             const AttentionOutput& forward, const AttentionOptions& options, const Triple& into);
+
+}  // namespace megatron::model::sequence

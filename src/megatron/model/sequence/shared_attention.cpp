@@ -1,0 +1,113 @@
+#include "megatron/model/sequence/shared_attention.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/stack.h>
+
+#include <stdexcept>
+#include <vector>
+
+#include "megatron/model/sequence/exchanges.h"
+
+namespace megatron::model {
+namespace sequence {
+
+std::vector<Piece> pieces_of(int ranks, int rank, std::int64_t rows) {
+  std::vector<Piece> pieces;
+  for (const plan::Positions& each : plan::SequenceShare{ranks, rank}.pieces(rows * ranks))
+    pieces.push_back({each, static_cast<std::int64_t>(pieces.size()) * each.size()});
+  return pieces;
+}
+
+AttentionOptions options_of_part(const AttentionOptions& options, std::int64_t length, const plan::Positions& queries,
+                                 const plan::Positions& keys) {
+  AttentionOptions part = options;
+  if (keys.end <= queries.begin)
+    part.causal = false;  // all are seen
+  else if (keys.end != queries.end)
+    throw std::logic_error("keys that end within the queries");
+  if (options.first_key.defined()) {
+    part.first_key = options.first_key.narrow(1, queries.begin, queries.size());
+    if (keys.begin > 0) part.first_key = part.first_key.sub(keys.begin).clamp_min_(0);
+  }
+  part.dropout.positions = part.dropout.features = length;
+  part.dropout.position_offset = queries.begin;
+  part.dropout.feature_offset = keys.begin;
+  return part;
+}
+
+at::Tensor by_position(const at::Tensor& by_rank, int ranks) {
+  const std::int64_t chunk = by_rank.size(0) / (2 * ranks);
+  std::vector<at::Tensor> chunks;
+  for (const plan::SequenceShare::Place& place : plan::SequenceShare{ranks, 0}.places())
+    chunks.push_back(by_rank.narrow(0, (2 * place.rank + place.piece) * chunk, chunk));
+  return at::cat(chunks);
+}
+
+at::Tensor by_rank(const at::Tensor& by_position, int ranks) {
+  std::vector<at::Tensor> chunks;
+  for (int rank = 0; rank < ranks; ++rank)
+    for (const plan::Positions& piece : plan::SequenceShare{ranks, rank}.pieces(by_position.size(0)))
+      chunks.push_back(by_position.narrow(0, piece.begin, piece.size()));
+  return at::cat(chunks);
+}
+
+at::Tensor keys_and_values(const at::Tensor& k, const at::Tensor& v) { return at::stack({k, v}, 3); }
+
+}  // namespace sequence
+
+namespace {
+
+void check_shared(const kernels::AttentionOptions& options) {
+  if (!options.causal || options.bias.defined() || options.key_lengths.defined())
+    throw std::logic_error("sequences that ranks share are causal, without biases and padding");
+}
+
+}  // namespace
+
+kernels::AttentionOutput shared_attention(const SharedSequence& sequence, const at::Tensor& q, const at::Tensor& k,
+                                          const at::Tensor& v, const kernels::AttentionOptions& options) {
+  if (sequence.ranks.size() == 1) return kernels::attention(q, k, v, options);
+  check_shared(options);
+  switch (sequence.exchange) {
+    case plan::SequenceExchange::AllToAll:
+      return sequence::attention_by_heads(sequence.ranks, {q, k, v}, options);
+    case plan::SequenceExchange::Ring:
+      return sequence::ring_attention(sequence.ranks, {q, k, v}, options);
+    case plan::SequenceExchange::AllGather:
+      break;
+  }
+  return sequence::gathered_attention(sequence.ranks, {q, k, v}, options);
+}
+
+void shared_attention_backward(const SharedSequence& sequence, const at::Tensor& dout, const at::Tensor& q,
+                               const at::Tensor& k, const at::Tensor& v, const kernels::AttentionOutput& forward,
+                               const kernels::AttentionOptions& options, const at::Tensor& dq, const at::Tensor& dk,
+                               const at::Tensor& dv, const at::Tensor& dbias) {
+  if (sequence.ranks.size() == 1)
+    return kernels::attention_backward(dout, q, k, v, forward, options, dq, dk, dv, dbias);
+  check_shared(options);
+  switch (sequence.exchange) {
+    case plan::SequenceExchange::AllToAll:
+      return sequence::attention_by_heads_backward(sequence.ranks, dout, {q, k, v}, forward, options, {dq, dk, dv});
+    case plan::SequenceExchange::Ring:
+      return sequence::ring_attention_backward(sequence.ranks, dout, {q, k, v}, forward, options, {dq, dk, dv});
+    case plan::SequenceExchange::AllGather:
+      break;
+  }
+  sequence::gathered_attention_backward(sequence.ranks, dout, {q, k, v}, forward, options, {dq, dk, dv});
+}
+
+void place_rows(kernels::Dropout& dropout, const SharedSequence& sequence, std::int64_t rows) {
+  if (sequence.ranks.size() == 1) return;
+  const auto pieces = sequence.share().pieces(rows * sequence.ranks.size());
+  const std::int64_t gap = pieces[1].begin - pieces[0].end;
+  const std::int64_t left = pieces[0].size() - dropout.position_offset;  // rows of the first piece
+  if (left > 0) {
+    dropout.jump_at = left;
+    dropout.jump = gap;
+  }
+  dropout.position_offset += pieces[0].begin + (left > 0 ? 0 : gap);
+}
+
+}  // namespace megatron::model

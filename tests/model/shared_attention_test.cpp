@@ -1,0 +1,125 @@
+#include "megatron/model/sequence/shared_attention.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/randn.h>
+#include <ATen/ops/tensor.h>
+#include <gtest/gtest.h>
+
+#include <vector>
+
+#include "megatron/comm/threads/local_backend.h"
+#include "megatron/model/attention.h"
+#include "tests/testing/tensors.h"
+
+// Attention of ranks that share sequences against attention of one that has all of them.
+namespace megatron::model {
+namespace {
+
+using plan::SequenceExchange;
+
+constexpr std::int64_t kTokens = 24, kBatch = 2, kHeadSize = 8;
+
+struct Model {
+  const char* name;
+  std::int64_t groups = 4, ratio = 1, window = 0;
+  bool documents = false, dropout = false;
+  double soft_cap = 0;
+};
+const Model kModels[] = {{.name = "plain"},
+                         {.name = "dropped", .dropout = true},
+                         {.name = "grouped queries", .ratio = 3, .dropout = true},
+                         {.name = "window", .window = 5, .dropout = true},
+                         {.name = "documents", .documents = true},
+                         {.name = "all", .ratio = 2, .window = 4, .documents = true, .dropout = true, .soft_cap = 2}};
+
+/// Rows of x that a rank has.
+at::Tensor part(const at::Tensor& x, int ranks, int rank) {
+  std::vector<at::Tensor> parts;
+  for (const auto& piece : plan::SequenceShare{ranks, rank}.pieces(x.size(0)))
+    parts.push_back(x.narrow(0, piece.begin, piece.size()));
+  return at::cat(parts);
+}
+
+kernels::AttentionOptions options_of(const Model& model) {
+  at::Tensor first_key;
+  if (model.documents) {  // begin at 0, 7 and 18; at 0 and 13
+    first_key = at::empty({kBatch, kTokens}, at::kInt).zero_();
+    first_key[0].narrow(0, 7, 11).fill_(7);
+    first_key[0].narrow(0, 18, 6).fill_(18);
+    first_key[1].narrow(0, 13, 11).fill_(13);
+  }
+  plan::SelfAttention attention;
+  attention.variant.sliding_window = model.window;
+  attention.variant.attn_logit_softcapping = model.soft_cap;
+  auto options = attention_options(attention, {.s = kTokens, .b = kBatch, .first_key_bs = first_key});
+  if (model.dropout) options.dropout = {.p = 0.3, .key = 77, .sample_ids = at::tensor(std::vector<std::int64_t>{5, 9})};
+  options.head_offset = 3;
+  return options;
+}
+
+void expect_that_of_one_rank(const Model& model, int ranks, SequenceExchange exchange, at::ScalarType dtype,
+                             double tolerance) {
+  SCOPED_TRACE(::testing::Message() << model.name << " on " << ranks << " ranks, " << name_of(exchange));
+  const auto heads = [&](std::int64_t count) {
+    return at::randn({kTokens, kBatch, model.groups, count, kHeadSize}, dtype);
+  };
+  const bool own_keys = model.ratio == 1;
+  const at::Tensor qkv = heads(model.ratio + 2), dout = heads(model.ratio).flatten(2, 3).contiguous(),
+                   dqkv = at::empty_like(qkv);
+  const auto queries = [&](const at::Tensor& x) { return own_keys ? x.select(3, 0) : x.narrow(3, 0, model.ratio); };
+  const auto keys = [&](const at::Tensor& x) { return x.select(3, model.ratio); };
+  const auto values = [&](const at::Tensor& x) { return x.select(3, model.ratio + 1); };
+  const auto options = options_of(model);
+  const auto want = kernels::attention(queries(qkv), keys(qkv), values(qkv), options);
+  kernels::attention_backward(dout, queries(qkv), keys(qkv), values(qkv), want, options, queries(dqkv), keys(dqkv),
+                              values(dqkv));
+  comm::run_ranks(ranks, [&](comm::Group world) {
+    const SharedSequence sequence{world, exchange};
+    const auto own = [&](const at::Tensor& x) { return part(x, ranks, world.rank()); };
+    const at::Tensor mine = own(qkv), dmine = at::empty_like(mine);
+    const auto got = shared_attention(sequence, queries(mine), keys(mine), values(mine), options);
+    EXPECT_NEAR_TENSOR(got.out, own(want.out), tolerance);
+    EXPECT_EQ(got.logsumexp.numel(), want.logsumexp.numel() / ranks) << "what is kept for backward";
+    shared_attention_backward(sequence, own(dout), queries(mine), keys(mine), values(mine), got, options,
+                              queries(dmine), keys(dmine), values(dmine));
+    EXPECT_NEAR_TENSOR(dmine, own(dqkv), tolerance) << "rank " << world.rank();
+  });
+}
+
+TEST(SharedAttention, IsThatOfOneRankThatHasTheWholeSequence) {
+  for (const Model& model : kModels)
+    for (const int ranks : {1, 2, 3, 4})
+      for (const auto exchange : {SequenceExchange::AllGather, SequenceExchange::AllToAll, SequenceExchange::Ring}) {
+        if (exchange == SequenceExchange::AllToAll && model.groups % ranks != 0) continue;
+        expect_that_of_one_rank(model, ranks, exchange, at::kDouble, 1e-13);
+        expect_that_of_one_rank(model, ranks, exchange, at::kFloat, 2e-6);
+      }
+}
+
+TEST(SharedAttention, RoundsHalvesAsOneRankDoes) {
+  for (const auto exchange : {SequenceExchange::AllGather, SequenceExchange::AllToAll, SequenceExchange::Ring})
+    expect_that_of_one_rank(kModels[5], 2, exchange, at::kBFloat16, 2e-2);
+}
+
+TEST(SharedSequence, SaysWhereRowsLie) {
+  for (const int ranks : {1, 2, 3})
+    for (const int tp : {1, 2, 3, 4}) {  // of which each has a part of the rank's rows
+      const std::int64_t rows = 12;
+      comm::run_ranks(ranks, [&](comm::Group world) {
+        const auto positions = part(at::arange(ranks * rows), ranks, world.rank());
+        for (int t = 0; t < tp; ++t) {
+          kernels::Dropout dropout;
+          dropout.position_offset = rows / tp * t;
+          place_rows(dropout, {.ranks = world}, rows);
+          for (std::int64_t row = 0; row < rows / tp; ++row)
+            EXPECT_EQ(dropout.position_of(row), positions[rows / tp * t + row].item<std::int64_t>());
+        }
+      });
+    }
+}
+
+}  // namespace
+}  // namespace megatron::model

@@ -1,0 +1,70 @@
+#pragma once
+#include <string>
+#include <vector>
+
+#include "tests/parity/layouts.h"
+
+namespace megatron::train {
+
+/// Sequences that ranks share, by each way in which they may attend to all of them, in each kind of layout. Samples of
+/// 24 tokens, which 2, 3 and 4 ranks cut in chunks.
+inline std::vector<Layout> sequence_layouts() {
+  // Gradients of more tokens are smaller: clipping stays on.
+  const std::string length = "data.seq_length=24 model.max_position_embeddings=28 optimizer.clip_grad=0.2";
+  std::vector<Layout> all;
+  for (const char* exchange : {"allgather", "p2p", "a2a"}) {
+    std::vector<Layout> some;
+    some.push_back({.cp = 2});
+    some.push_back({.cp = 2, .micro_batch = 2, .documents = true});
+    some.push_back({.cp = 4, .micro_batch = 4});
+    some.push_back({.cp = 2, .dp = 2, .micro_batch = 2, .sharded = true});
+    some.push_back({.tp = 2, .cp = 2, .micro_batch = 2});
+    some.push_back({.tp = 2, .cp = 2, .sp = true, .recompute = "selective"});
+    some.push_back({.tp = 2, .cp = 2, .micro_batch = 4, .sp = true, .recompute = "full", .untied = true});
+    some.push_back({.tp = 2, .pp = 2, .cp = 2, .sp = true, .schedule = "zb-h1", .documents = true});
+    some.push_back({.pp = 2, .vpp = 2, .cp = 2, .schedule = "zb-v", .recompute = "selective"});
+    some.push_back({.pp = 2, .cp = 2, .dp = 2, .sharded = true, .pooled = true});
+    some.push_back({.cp = 2, .dp = 2, .gloo = true});
+    some.push_back({.cp = 2, .micro_batch = 2, .llama = 2, .documents = true});
+    some.push_back({.cp = 2, .dp = 2, .sharded = true, .llama = 2, .muon = true});
+    if (std::string(exchange) != "a2a") {  // which divides heads
+      some.push_back({.cp = 3, .dp = 2, .micro_batch = 2});
+      some.push_back({.pp = 2, .cp = 4, .micro_batch = 2, .llama = 2});
+      some.push_back({.cp = 2, .micro_batch = 2, .llama = 1, .documents = true});  // with a window
+      some.push_back({.tp = 2, .cp = 3, .micro_batch = 2, .sp = true, .llama = 1});
+      some.push_back({.tp = 4, .cp = 2, .sp = true, .recompute = "full", .llama = 2});
+      some.push_back({.tp = 2, .pp = 2, .cp = 2, .dp = 2, .sp = true, .sharded = true, .llama = 2});
+      some.push_back(
+          {.tp = 2, .cp = 2, .recompute = "full", .llama = 1, .with = "train.distribute_saved_activations=true"});
+      some.push_back({.cp = 2,
+                      .micro_batch = 2,
+                      .with = "model.normalization=RMSNorm model.norm_position=both model.attn_logit_softcapping=2 "
+                              "model.position_embedding_type=rope model.sliding_window=5 model.window_attn_skip_freq=2 "
+                              "model.rotary_base_local=100 model.qk_layernorm=true"});
+    }
+    for (Layout& layout : some) {
+      layout.exchange = exchange;
+      layout.with = length + (layout.with.empty() ? "" : " " + layout.with);
+      all.push_back(layout);
+    }
+  }
+  all.push_back({.cp = 2, .with = length, .exchange = "auto"});
+  for (const int kind : {1, 2}) {  // mixtures of experts, whose auxiliary losses are of whole sequences
+    std::vector<Layout> some;
+    some.push_back({.cp = 2, .micro_batch = 2, .documents = true});
+    some.push_back({.cp = 4, .micro_batch = 2, .ep = 2});
+    some.push_back({.cp = 2, .dp = 2, .micro_batch = 2, .sharded = true, .ep = 4});
+    some.push_back({.tp = 2, .cp = 2, .sp = true, .ep = 2});
+    some.push_back({.pp = 2, .cp = 2, .dp = 2, .recompute = "full", .sharded = true, .pooled = true, .ep = 2});
+    for (Layout& layout : some) {
+      layout.experts = kind;
+      layout.llama = 2;
+      layout.with = length;
+      layout.exchange = "allgather";
+      all.push_back(layout);
+    }
+  }
+  return all;
+}
+
+}  // namespace megatron::train
