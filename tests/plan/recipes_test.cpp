@@ -105,6 +105,20 @@ constexpr TableSix kTableSix[] = {{"mnli", 10, {128, 128, 128}, {1e-5, 1e-5, 1e-
                                   {"squad2", 2, {48, 64, 48}, {3e-5, 3e-5, 1e-5}, "span"},
                                   {"race", 3, {32, 16, 32}, {2e-5, 1e-5, 2e-5}, "options"}};
 
+TEST(Recipes, OfTuningFitAModelThatIsNamed) {
+  const config::ModelConfig llama = recipes().at("llama3.2_1b").config.model;
+  const auto tuned = [&](const char* name) {
+    config::RunConfig config;
+    config::load_toml(config, concat(tests_folder() + "/../configs/tuning/", name, ".toml"));
+    config.model = llama;
+    return config;
+  };
+  config::RunConfig adapters = tuned("lora_sft"), preferences = tuned("dpo");
+  adapters.lora.base = preferences.checkpoint.load = "model";
+  EXPECT_EQ(resolve(adapters).shape.lora->rank, 16);
+  EXPECT_EQ(resolve(preferences).config.dpo.beta, 0.1);
+}
+
 TEST(Recipes, OfFineTuningAreThoseOfTableSixForEachOfThePapersBerts) {
   const auto berts = recipes();
   for (const TableSix& row : kTableSix) {

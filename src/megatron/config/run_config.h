@@ -7,6 +7,7 @@
 #include "megatron/config/optimizer_config.h"
 #include "megatron/config/parallel_config.h"
 #include "megatron/config/train_config.h"
+#include "megatron/config/tuning_config.h"
 
 // Every option of a training run, declared once: field, default, help text, and Megatron-LM's flag where it has one.
 // Flags, TOML, --help, docs/config.md and the saved recipe are visitors over `visit` (options.h). Sections with many
@@ -20,6 +21,9 @@ struct RunConfig {
   ParallelConfig parallel;
   DataConfig data;
   FimConfig fim;
+  LoraConfig lora;
+  DpoConfig dpo;
+  DistillConfig distill;
   OptimizerConfig optimizer;
   ScheduleConfig schedule;
   TrainConfig train;
@@ -38,6 +42,9 @@ void RunConfig::visit(Visitor& v) {
   v("data", data, "Text, tokenizer, samples.");
   v("fim", fim, "Fill-in-the-middle, where data.fim_data is on.", Affects::Samples, when("data.fim_data"),
     OnlyInTraining());
+  v("lora", lora, "Adapters that are trained in place of the weights, where lora.rank is above 0.", OnlyInTraining());
+  v("dpo", dpo, "Training on preferences, where dpo.beta is above 0.", OnlyInTraining());
+  v("distill", distill, "A teacher, where distill.teacher names one.", OnlyInTraining());
   v("optimizer", optimizer, "Update rule, precision, clipping, gradient reduction.");
   v("schedule", schedule, "Learning rate and batch size over the run.");
   v("train", train, "Length, batch, precision, evaluation.");

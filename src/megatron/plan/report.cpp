@@ -7,6 +7,7 @@
 #include "megatron/plan/cost/memory.h"
 #include "megatron/plan/cost/rank_buffers.h"
 #include "megatron/plan/cost/sequence_exchange.h"
+#include "megatron/plan/parameters/adapters.h"
 #include "megatron/plan/parameters/buffer_layout.h"
 #include "megatron/plan/parameters/shards.h"
 #include "megatron/plan/pipeline_plan.h"
@@ -75,7 +76,9 @@ json parameters_of(const ResolvedRun& run) {
   const int tp = run.grid.size(Axis::Tp);
   json all = json::array();
   for (int tp_rank = 0; tp_rank < tp; ++tp_rank) {
-    const std::vector<ParameterSpec> specs = model_parameters(run.shape, tp, tp_rank, run.parts);
+    std::vector<ParameterSpec> specs = model_parameters(run.shape, tp, tp_rank, run.parts);
+    for (ParameterSpec& adapter : adapter_parameters(run.shape, tp, tp_rank, run.parts))
+      specs.push_back(std::move(adapter));
     for (std::size_t i = 0; i < specs.size(); ++i) {
       const ParameterSpec& spec = specs[i];
       if (tp_rank == 0)
@@ -118,8 +121,9 @@ json shards_of(const ResolvedRun& run, const BufferLayout& layout, const auto& n
 
 /// The buffer of a rank of a pipeline rank; they are alike, since all slices of a parameter have one size.
 json gradient_buffer_of(const ResolvedRun& run, int pp_rank) {
-  const auto specs = model_parameters(run.shape, run.grid.size(Axis::Tp), 0,
-                                      parts_of_rank(run.parts, run.placement, pp_rank), {.ep = run.config.parallel.ep});
+  const auto specs =
+      trained_parameters(run.shape, run.grid.size(Axis::Tp), 0, parts_of_rank(run.parts, run.placement, pp_rank),
+                         {.ep = run.config.parallel.ep});
   const BufferLayout layout = rank_layout(run, specs);
   const auto name_of = [&](int parameter) { return specs[static_cast<std::size_t>(parameter)].name; };
   json slots = json::array(), buckets = json::array();

@@ -15,6 +15,7 @@
 #include "megatron/plan/cost/memory.h"
 #include "megatron/plan/mend.h"
 #include "megatron/plan/model_kind.h"
+#include "megatron/plan/parameters/adapters.h"
 #include "megatron/plan/parameters/parameter_groups.h"
 #include "megatron/plan/pipeline_plan.h"
 #include "megatron/plan/ranks/heads.h"
@@ -539,6 +540,9 @@ ResolvedRun resolve_as_given(config::RunConfig config, const Facts& facts) {
   check_train(config.train, config.data, rules);
   check_guard(config.guard, rules);
   check_saving(config.checkpoint, config.log, config.parallel.device, rules);
+  check_lora(config, rules);
+  check_dpo(config, rules);
+  check_distillation(config, rules);
   RankGrid grid;
   std::vector<BatchStep> steps;
   if (config.parallel.tp >= 1 && config.parallel.pp >= 1) {
@@ -554,9 +558,10 @@ ResolvedRun resolve_as_given(config::RunConfig config, const Facts& facts) {
   Pipeline pipeline = resolve_pipeline(config, facts, rules);
   const Samples samples = resolve_samples(config, grid.sample_shares(), steps, facts, rules);
   rules.finish();
-  const ModelShape shape = model_shape(config);
+  ModelShape shape = model_shape(config);
+  shape.lora = lora_of(config.lora);
   if (!config.optimizer.lr_mult.empty() || !config.optimizer.wd_mult.empty())
-    check_patterns(config.optimizer, model_parameters(shape, /*tp=*/1, /*tp_rank=*/0));
+    check_patterns(config.optimizer, trained_parameters(shape, 1, 0, {whole_model(shape.num_layers)}));
   ResolvedRun run{.config = std::move(config),
                   .grid = grid,
                   .shape = shape,

@@ -8,6 +8,7 @@
 #include "megatron/plan/cost/memory.h"
 #include "megatron/plan/cost/rank_buffers.h"
 #include "megatron/plan/cost/sequence_exchange.h"
+#include "megatron/plan/parameters/adapters.h"
 #include "megatron/plan/pipeline_plan.h"
 #include "megatron/plan/ranks/rank_roles.h"
 
@@ -286,8 +287,9 @@ double exposed_s(const Hardware& hardware, double collective, double buckets, do
 
 /// Update, and what data-parallel ranks exchange for it, of the rank whose stages are `stages`.
 StepParts update_cost(const ResolvedRun& run, const Hardware& hardware, int pp_rank, double forward, double backward) {
-  const auto specs = model_parameters(run.shape, run.grid.size(Axis::Tp), 0,
-                                      parts_of_rank(run.parts, run.placement, pp_rank), {.ep = run.config.parallel.ep});
+  const auto specs =
+      trained_parameters(run.shape, run.grid.size(Axis::Tp), 0, parts_of_rank(run.parts, run.placement, pp_rank),
+                         {.ep = run.config.parallel.ep});
   const BufferLayout layout = rank_layout(run, specs);
   const ElementBytes element = element_bytes_of(run.config);
   const config::OptimizerConfig& optimizer = run.config.optimizer;

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "megatron/plan/parameters/adapters.h"
+
 namespace megatron::plan {
 
 std::int64_t parameter_count(const ModelShape& shape) {
@@ -56,13 +58,17 @@ double output_flops(const ModelShape& shape, std::int64_t tokens) {
 
 double training_flops(const ModelShape& shape, std::int64_t sequences, std::int64_t seq_length,
                       std::int64_t decoder_length) {
-  double forward = output_flops(shape, sequences * (shape.encoder_decoder() ? decoder_length : seq_length));
+  double matrices = output_flops(shape, sequences * (shape.encoder_decoder() ? decoder_length : seq_length));
+  double others = 0;
   for (std::int64_t l = 0; l < shape.num_layers; ++l) {
     const LayerSpec layer = shape.layer(l);
     const LayerFlops flops = layer_flops(layer, tokens_of(layer, sequences, seq_length, decoder_length));
-    forward += flops.matrices + flops.attention;
+    matrices += flops.matrices;
+    others += flops.attention;
   }
-  return 3 * forward;
+  // Of weights that are not trained the gradient is not computed.
+  if (shape.lora) return 2 * matrices + 3 * (others + adapter_flops(shape, sequences * seq_length));
+  return 3 * (matrices + others);
 }
 
 double paper_activation_bytes(double s, double b, double h, double a, double t, bool sequence_parallel,

@@ -4,6 +4,7 @@
 
 #include "megatron/plan/cost/counts.h"
 #include "megatron/plan/cost/rank_buffers.h"
+#include "megatron/plan/parameters/adapters.h"
 #include "megatron/plan/pipeline_plan.h"
 
 namespace megatron::plan {
@@ -252,7 +253,8 @@ MemoryPlan memory_plan(const ResolvedRun& run, int tp_rank, int pp_rank, const R
   const config::RunConfig& config = run.config;
   const int tp = config.parallel.tp;
   const std::vector<StagePart> parts = parts_of_rank(run.parts, run.placement, pp_rank);
-  const std::vector<ParameterSpec> specs = model_parameters(run.shape, tp, tp_rank, parts, {.ep = config.parallel.ep});
+  const std::vector<ParameterSpec> specs =
+      trained_parameters(run.shape, tp, tp_rank, parts, {.ep = config.parallel.ep});
   const BufferLayout layout = rank_layout(run, specs);
   const std::optional<GradientPool> pool = rank_gradient_pool(run, specs, layout);
   const std::int64_t elements = layout.size, owned = owned_elements(layout, owners_of(run));
@@ -261,7 +263,11 @@ MemoryPlan memory_plan(const ResolvedRun& run, int tp_rank, int pp_rank, const R
   memory.parameters = elements * element.value;
   memory.gradients = (pool ? pool->size + owned : elements) * element.gradient;
   memory.optimizer_state = optimizer_bytes(run, specs, layout);
-  if (packs_weights(config, processor)) memory.packed_weights = packed_weight_bytes(config.train, specs);
+  const std::vector<ParameterSpec> frozen =
+      run.shape.lora ? model_parameters(run.shape, tp, tp_rank, parts) : std::vector<ParameterSpec>();
+  memory.parameters += buffer_layout(frozen, 0).size * element.value;
+  if (packs_weights(config, processor))
+    memory.packed_weights = packed_weight_bytes(config.train, run.shape.lora ? frozen : specs);
   std::int64_t recomputed = 0;
   for (const StagePart& part : parts)
     recomputed = std::max(recomputed,

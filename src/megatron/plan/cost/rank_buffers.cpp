@@ -5,6 +5,7 @@
 #include "megatron/base/error.h"
 #include "megatron/base/progress.h"
 #include "megatron/plan/cost/counts.h"
+#include "megatron/plan/parameters/adapters.h"
 #include "megatron/plan/parameters/shards.h"
 #include "megatron/plan/pipeline_plan.h"
 #include "megatron/plan/ranks/rank_roles.h"
@@ -119,8 +120,8 @@ std::vector<std::string> gradient_warnings(const ResolvedRun& run) {
   if (!shares_gradients(run)) return lines;
   for (int pp_rank = 0; pp_rank < run.placement.num_ranks(); ++pp_rank) {
     const auto specs =
-        model_parameters(run.shape, run.grid.size(Axis::Tp), 0, parts_of_rank(run.parts, run.placement, pp_rank),
-                         {.ep = run.config.parallel.ep});
+        trained_parameters(run.shape, run.grid.size(Axis::Tp), 0, parts_of_rank(run.parts, run.placement, pp_rank),
+                           {.ep = run.config.parallel.ep});
     const BufferLayout layout = rank_layout(run, specs);
     const std::int64_t held = held_elements(run, pool_of(run, specs, layout), layout);
     if (held < layout.size) continue;

@@ -10,7 +10,7 @@
 namespace megatron::plan {
 
 /// How a parameter's first value is drawn, as a function of its name and of each element's index in the full tensor.
-enum class Init : std::uint8_t { Zero, One, Normal };
+enum class Init : std::uint8_t { Zero, One, Normal, Uniform };
 
 inline constexpr const char* kWordEmbedding = "embedding.word_embeddings.weight";
 inline constexpr const char* kOutputMatrix = "output_layer.weight";
@@ -35,7 +35,7 @@ struct ParameterSpec {
   /// ranks that share a group queries of their own and copies of its key and value.
   std::vector<ShardSlice> pieces = {};
   Init init = Init::Zero;
-  double init_std = 0;
+  double init_std = 0;       ///< of Init::Uniform: the bound, from -init_std to init_std
   bool weight_decay = true;  ///< false for biases and for one-dimensional parameters
   int gradient_uses = 1;     ///< contributions to its gradient a microbatch (2: tied embedding, both uses on this rank)
   int stage = 0;             ///< the pipeline stage it belongs to; what several stages use to the first that does
@@ -61,8 +61,10 @@ struct ParameterSpec {
   std::int64_t local_size() const;  ///< elements of the slice
   std::int64_t size() const;        ///< elements of the full tensor
   bool replicated() const { return split_dim < 0; }
-  /// A linear layer's weight within the stack of layers: no embedding, head, bias or norm.
-  bool is_layer_matrix() const { return shape.size() == 2 && name.find(".layers.") != std::string::npos; }
+  /// A linear layer's weight within the stack of layers: no embedding, head, bias, norm or adapter.
+  bool is_layer_matrix() const {
+    return shape.size() == 2 && name.find(".layers.") != std::string::npos && name.find(".lora_") == std::string::npos;
+  }
   /// The word embedding, or the matrix of an output layer of its own.
   bool is_word_matrix() const { return name == kWordEmbedding || name == kOutputMatrix; }
   /// First index along split_dim of a slice in one piece; 0 where it is whole.
@@ -75,6 +77,17 @@ struct ParameterSpec {
 /// of a sample; Options: one number, of each of a question's options; Span: two of each token, of an answer's first and
 /// last.
 enum class Head : std::uint8_t { Tokens, Classes, Options, Span };
+
+/// Low-rank adapters of linear layers (adapters.h), which are trained while the weights stay as they are.
+struct Lora {
+  std::int64_t rank = 0;
+  double alpha = 0, dropout = 0;
+  bool rslora = false;
+  std::vector<std::string> targets = {};  ///< names of parts (LinearPart), or "all-linear"
+
+  double scale() const;                        ///< what adapters count
+  bool adapts(const std::string& part) const;  ///< whether a part of that name has an adapter
+};
 
 /// The sizes that decide the parameters of a model, and what it is besides its layers.
 struct ModelShape {
@@ -122,6 +135,7 @@ struct ModelShape {
   std::int64_t position_buckets = 0;       ///< of relative positions: rows of each stack's table of biases; 0: none
   std::int64_t position_max_distance = 0;  ///< from which on all share the last bucket
 
+  std::optional<Lora> lora = {};        ///< adapters that are trained: parameters besides model_parameters()
   std::optional<Experts> experts = {};  ///< in place of an MLP, in every layer whose number moe_layer_freq divides
   std::int64_t moe_layer_freq = 1;
 

@@ -1,0 +1,149 @@
+#include "megatron/plan/parameters/adapters.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "megatron/base/error.h"
+
+namespace megatron::plan {
+namespace {
+
+using Split = Linear::Split;
+
+/// Every part of every layer of the model that has an adapter, on each of `tp` ranks.
+template <class Visit>
+void for_each_adapter(const ModelShape& shape, std::int64_t first, std::int64_t count, int tp, const Visit& visit) {
+  if (!shape.lora) return;
+  for (std::int64_t number = first; number < first + count; ++number) {
+    const LayerSpec layer = shape.layer(number);
+    for (const Branch& branch : layer.branches)
+      for (const Linear& linear : branch.linears(layer.hidden))
+        for (const LinearPart& part : linear_parts(layer, linear, tp))
+          if (shape.lora->adapts(part.name)) visit(number, layer, linear, part);
+  }
+}
+
+std::vector<ShardSlice> even(std::int64_t size, int tp, int tp_rank) {
+  return {{.offset = size / tp * tp_rank, .length = size / tp}};
+}
+
+/// The rows of B that a rank has, of a part of a column-parallel layer.
+std::vector<ShardSlice> rows_of(const LayerSpec& layer, const Linear& linear, const LinearPart& whole, int tp,
+                                int tp_rank) {
+  const std::int64_t groups = linear.split == Split::Groups ? layer.attention().groups : 0;
+  // Ranks that share a group have its key and value all.
+  if (groups == 0 || groups % tp == 0 || whole.offset == 0) return even(whole.outputs(), tp, tp_rank);
+  const int sharing = tp / static_cast<int>(groups);
+  return {{.offset = tp_rank / sharing * whole.length,
+           .length = whole.length,
+           .copies = sharing,
+           .copy = tp_rank % sharing}};
+}
+
+}  // namespace
+
+double Lora::scale() const {
+  const double r = static_cast<double>(rank);
+  return alpha / (rslora ? std::sqrt(r) : r);
+}
+
+bool Lora::adapts(const std::string& part) const {
+  return std::ranges::any_of(targets,
+                             [&](const std::string& target) { return target == "all-linear" || target == part; });
+}
+
+std::optional<Lora> lora_of(const config::LoraConfig& config) {
+  if (config.rank <= 0) return std::nullopt;
+  return Lora{.rank = config.rank,
+              .alpha = config.alpha,
+              .dropout = config.dropout,
+              .rslora = config.rslora,
+              .targets = config.targets};
+}
+
+std::vector<LinearPart> linear_parts(const LayerSpec& layer, const Linear& linear, int tp) {
+  const std::int64_t outputs = linear.outputs;
+  if (linear.expert >= 0 || layer.experts() != nullptr || layer.cross_attention()) return {};
+  switch (linear.split) {
+    case Split::Groups: {
+      const SelfAttention& attention = layer.attention();
+      const std::int64_t groups = std::max<std::int64_t>(attention.groups / tp, 1), size = attention.head_size,
+                         queries = attention.query_rows() / tp / groups, all = queries + 2 * size;
+      return {{"q_proj", groups, all, 0, queries},
+              {"k_proj", groups, all, queries, size},
+              {"v_proj", groups, all, queries + size, size}};
+    }
+    case Split::Halves: {
+      const std::int64_t half = outputs / 2 / tp;
+      return {{"gate_proj", 1, 2 * half, 0, half}, {"up_proj", 1, 2 * half, half, half}};
+    }
+    case Split::Outputs:
+      return {{"up_proj", 1, outputs / tp, 0, outputs / tp}};
+    case Split::Inputs:
+      return {{linear.name.ends_with("linear_proj") ? "o_proj" : "down_proj", 1, outputs, 0, outputs}};
+    case Split::Pairs:
+    case Split::Whole:
+      break;
+  }
+  return {};
+}
+
+std::string adapter_name(const LayerSpec& layer, const Linear& linear, const LinearPart& part, const char* matrix) {
+  return concat(layer.prefix, linear.name, ".", part.name, ".lora_", matrix, ".weight");
+}
+
+std::vector<ParameterSpec> adapter_parameters(const ModelShape& shape, int tp, int tp_rank,
+                                              const std::vector<StagePart>& parts) {
+  std::vector<ParameterSpec> specs;
+  for (const StagePart& stage : parts) {
+    for_each_adapter(shape, stage.first_layer, stage.num_layers, 1,
+                     [&](std::int64_t number, const LayerSpec& layer, const Linear& linear, const LinearPart& part) {
+                       const bool row = linear.split == Split::Inputs;
+                       const std::int64_t rank = shape.lora->rank;
+                       const auto add = [&](const char* matrix, std::int64_t rows,
+                                            std::int64_t columns) -> ParameterSpec& {
+                         return specs.emplace_back(ParameterSpec{.name = adapter_name(layer, linear, part, matrix),
+                                                                 .shape = {rows, columns},
+                                                                 .stage = stage.stage,
+                                                                 .depth = 1 + number});
+                       };
+                       ParameterSpec& a = add("A", rank, linear.inputs);
+                       a.init = Init::Uniform;
+                       a.init_std = 1 / std::sqrt(static_cast<double>(linear.inputs));
+                       a.heads_partial = !row;
+                       if (row) {
+                         a.split_dim = 1;
+                         a.pieces = even(linear.inputs, tp, tp_rank);
+                       }
+                       ParameterSpec& b = add("B", part.outputs(), rank);
+                       b.heads_partial = row;
+                       if (row) return;
+                       b.split_dim = 0;
+                       b.pieces = rows_of(layer, linear, part, tp, tp_rank);
+                     });
+  }
+  return specs;
+}
+
+std::vector<ParameterSpec> trained_parameters(const ModelShape& shape, int tp, int tp_rank,
+                                              const std::vector<StagePart>& parts, const ExpertShare& experts) {
+  return shape.lora ? adapter_parameters(shape, tp, tp_rank, parts)
+                    : model_parameters(shape, tp, tp_rank, parts, experts);
+}
+
+ModelShape without_adapters(ModelShape shape) {
+  shape.lora.reset();
+  return shape;
+}
+
+double adapter_flops(const ModelShape& shape, std::int64_t tokens) {
+  double flops = 0;
+  for_each_adapter(shape, 0, shape.num_layers, 1,
+                   [&](std::int64_t, const LayerSpec&, const Linear& linear, const LinearPart& part) {
+                     flops += 2 * static_cast<double>(tokens * shape.lora->rank * (linear.inputs + part.outputs()));
+                   });
+  return flops;
+}
+
+}  // namespace megatron::plan

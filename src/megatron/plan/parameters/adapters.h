@@ -1,0 +1,52 @@
+#pragma once
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "megatron/config/tuning_config.h"
+#include "megatron/plan/layer.h"
+#include "megatron/plan/parameters/parameters.h"
+
+// Low-rank adapters (Hu et al. 2021) as parameters: of each part of a linear layer that PEFT knows as a layer of its
+// own a matrix A [rank, inputs] and a matrix B [outputs of the part, rank]. The part's output is W x + scale B A x.
+namespace megatron::plan {
+
+/// A part of a linear layer: of its outputs, seen as [groups, group_outputs], those from `offset` on, `length` of each
+/// group. The part's own outputs are these, group after group: rows of PEFT's matrix in their order.
+struct LinearPart {
+  std::string name;  ///< PEFT's: "q_proj"
+  std::int64_t groups = 1, group_outputs = 0, offset = 0, length = 0;
+
+  std::int64_t outputs() const { return groups * length; }
+};
+
+/// The parts of `linear` on each of `tp` ranks: queries, keys and values; gate and up; or the layer itself. Empty for
+/// layers that have no adapters: of cross attention and of experts.
+std::vector<LinearPart> linear_parts(const LayerSpec& layer, const Linear& linear, int tp);
+
+/// What `part` of the layer `linear` calls its matrices:
+/// "decoder.layers.0.self_attention.linear_qkv.q_proj.lora_A.weight".
+std::string adapter_name(const LayerSpec& layer, const Linear& linear, const LinearPart& part, const char* matrix);
+
+/// The adapters that options describe; nothing with lora.rank 0.
+std::optional<Lora> lora_of(const config::LoraConfig& config);
+
+/// The parameters of the adapters that one rank holds, in forward order; arguments as those of model_parameters(). A is
+/// drawn evenly from -1/sqrt(inputs) to 1/sqrt(inputs), as torch.nn.Linear draws a weight and PEFT an A; B is zero. Of
+/// column-parallel layers B is split as the layer and A is whole; of row-parallel ones A is split and B is whole. What
+/// is whole gets a part of its gradient on each rank (ParameterSpec::heads_partial).
+std::vector<ParameterSpec> adapter_parameters(const ModelShape& shape, int tp, int tp_rank,
+                                              const std::vector<StagePart>& parts);
+
+/// What one rank trains: the adapters, where the model has some, else all of model_parameters().
+std::vector<ParameterSpec> trained_parameters(const ModelShape& shape, int tp, int tp_rank,
+                                              const std::vector<StagePart>& parts, const ExpertShare& experts = {});
+
+/// The model without its adapters: the weights that they belong to.
+ModelShape without_adapters(ModelShape shape);
+
+/// Floating-point operations of the adapters' products in a forward pass over so many tokens.
+double adapter_flops(const ModelShape& shape, std::int64_t tokens);
+
+}  // namespace megatron::plan

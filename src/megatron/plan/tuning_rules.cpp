@@ -1,0 +1,114 @@
+#include <algorithm>
+
+#include "megatron/plan/parameters/adapters.h"
+#include "megatron/plan/rule_list.h"
+#include "megatron/plan/rules.h"
+
+namespace megatron::plan {
+namespace {
+
+/// Whether a layer of the model has a part of that name.
+bool has_part(const config::ModelConfig& model, const std::string& target) {
+  const bool gated_alone = target == "gate_proj";
+  return !gated_alone || model.gated_linear_unit;
+}
+
+}  // namespace
+
+void check_lora(const config::RunConfig& config, Rules& rules) {
+  const config::LoraConfig& lora = config.lora;
+  constexpr const char* kOff = "--lora.rank 0 (the default)";
+  rules.range<std::int64_t>("lora.rank", lora.rank, 0, kMaxWidth);
+  if (lora.rank <= 0) {
+    rules.require(lora.base.empty(), "lora.base needs lora.rank: without adapters nothing would be trained on it.",
+                  lora.base, "--lora.rank 8; or --load with --finetune, which trains the weights");
+    return;
+  }
+  rules.choices("lora", lora);
+  rules.range("lora.alpha", lora.alpha, 1e-6, 1e6);
+  rules.option("lora.dropout", lora.dropout >= 0 && lora.dropout < 1, "must be from 0 to below 1.",
+               concat(lora.dropout));
+  rules.require(!lora.targets.empty(), "lora.targets must name the layers that get adapters.", "none",
+                "--lora.targets all-linear (the default)");
+  const config::ModelConfig& model = config.model;
+  const config::ModelTraits& traits = config::model_traits(model.architecture);
+  rules.require(traits.causal && !traits.encoder_decoder,
+                concat("lora.rank is for model.architecture ", config::names_with(&config::ModelTraits::causal, " or "),
+                       ": adapters are of one causal stack."),
+                model.architecture, kOff);
+  rules.require(model.num_experts == 0, "Experts have no adapters: lora.rank excludes model.num_experts.",
+                concat("num_experts ", model.num_experts), kOff);
+  rules.require(model.head == "tokens", "lora.rank needs model.head tokens: the head of a task would stay as drawn.",
+                model.head, kOff);
+  rules.require(!model.use_mup, "lora.rank excludes model.use_mup, whose rates are for weights.", "use_mup true", kOff);
+  rules.require(config.optimizer.name != "muon",
+                "lora.rank needs an optimizer that updates elements: muon sees whole weights.", config.optimizer.name,
+                "--optimizer adam");
+  for (const std::string& target : lora.targets)
+    rules.require(has_part(model, target), "lora.targets must name layers that the model has.",
+                  concat(target, ", without model.gated_linear_unit"), "--lora.targets up_proj down_proj");
+  const config::CheckpointConfig& checkpoint = config.checkpoint;
+  rules.require(!checkpoint.use_checkpoint_args || !lora.base.empty(),
+                "With lora.rank checkpoint.use_checkpoint_args takes the network from lora.base.", "no lora.base",
+                "--lora.base FOLDER");
+}
+
+void check_dpo(const config::RunConfig& config, Rules& rules) {
+  const config::DpoConfig& dpo = config.dpo;
+  constexpr const char* kOff = "--dpo.beta 0 (the default)";
+  rules.range("dpo.beta", dpo.beta, 0.0, 1e6);
+  rules.option("dpo.label_smoothing", dpo.label_smoothing >= 0 && dpo.label_smoothing < 0.5,
+               "must be from 0 to below 0.5.", concat(dpo.label_smoothing));
+  if (dpo.beta <= 0) return;
+  const config::ModelConfig& model = config.model;
+  const config::ModelTraits& traits = config::model_traits(model.architecture);
+  rules.require(traits.causal && !traits.encoder_decoder,
+                concat("dpo.beta is for model.architecture ", config::names_with(&config::ModelTraits::causal, " or "),
+                       ", which gives answers their probability."),
+                model.architecture, kOff);
+  rules.require(model.num_experts == 0, "dpo.beta excludes model.num_experts, whose routers have losses of their own.",
+                concat("num_experts ", model.num_experts), kOff);
+  rules.require(model.head == "tokens", "dpo.beta needs model.head tokens.", model.head, kOff);
+  const config::DataConfig& data = config.data;
+  for (const auto& [option, on] : {std::pair{"data.sft", data.sft},
+                                   {"data.packed", data.packed},
+                                   {"data.fim_data", data.fim_data},
+                                   {"data.mock_data", data.mock_data},
+                                   {"data.reset_position_ids", data.reset_position_ids},
+                                   {"data.reset_attention_mask", data.reset_attention_mask},
+                                   {"data.eod_mask_loss", data.eod_mask_loss}})
+    rules.require(!on, "dpo.beta reads preferences: one text a sample, whose answer alone counts.", option,
+                  concat("--", option, " false"));
+  rules.require(config.train.micro_batch_size % 2 == 0,
+                "With dpo.beta train.micro_batch_size counts both texts of a pair: it must be even.",
+                concat(config.train.micro_batch_size),
+                concat("--micro-batch-size ", config.train.micro_batch_size + 1));
+  rules.require(config.train.label_smoothing == 0, "dpo.beta excludes train.label_smoothing.",
+                concat(config.train.label_smoothing), "--train.label_smoothing 0 (the default)");
+}
+
+void check_distillation(const config::RunConfig& config, Rules& rules) {
+  const config::DistillConfig& distill = config.distill;
+  rules.range("distill.alpha", distill.alpha, 0.0, 1.0);
+  rules.range("distill.temperature", distill.temperature, 1e-3, 1e3);
+  if (distill.teacher.empty()) return;
+  const std::string off = "leave --distill.teacher out";
+  const config::ModelConfig& model = config.model;
+  const config::ModelTraits& traits = config::model_traits(model.architecture);
+  rules.require(traits.causal && !traits.encoder_decoder,
+                concat("distill.teacher is for model.architecture ",
+                       config::names_with(&config::ModelTraits::causal, " or "), "."),
+                model.architecture, off);
+  rules.require(model.num_experts == 0, "distill.teacher excludes model.num_experts of the student.",
+                concat("num_experts ", model.num_experts), off);
+  rules.require(model.head == "tokens", "distill.teacher needs model.head tokens.", model.head, off);
+  rules.require(config.parallel.pp == 1,
+                "distill.teacher needs all layers on each rank: a teacher has no stages of its own.",
+                concat("pp ", config.parallel.pp), "--pp 1");
+  rules.require(config.dpo.beta == 0, "distill.teacher excludes dpo.beta: each is a loss of its own.",
+                concat("dpo.beta ", config.dpo.beta), "--dpo.beta 0 (the default)");
+  rules.require(config.train.label_smoothing == 0, "distill.teacher excludes train.label_smoothing.",
+                concat(config.train.label_smoothing), "--train.label_smoothing 0 (the default)");
+}
+
+}  // namespace megatron::plan

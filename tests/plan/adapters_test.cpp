@@ -1,0 +1,173 @@
+#include "megatron/plan/parameters/adapters.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <functional>
+#include <map>
+#include <vector>
+
+#include "megatron/base/error.h"
+#include "megatron/plan/cost/counts.h"
+#include "megatron/plan/cost/memory.h"
+#include "megatron/plan/pipeline_plan.h"
+#include "megatron/plan/rules.h"
+
+namespace megatron::plan {
+namespace {
+
+using ::testing::HasSubstr;
+
+config::RunConfig llama(std::int64_t groups, int tp) {
+  config::RunConfig config;
+  config.model.num_layers = 2;
+  config.model.hidden_size = 32;
+  config.model.num_attention_heads = 8;
+  config.model.num_query_groups = groups;
+  config.model.ffn_hidden_size = 48;
+  config.model.vocab_size = 64;
+  config.model.normalization = "RMSNorm";
+  config.model.gated_linear_unit = true;
+  config.model.add_bias_linear = false;
+  config.model.position_embedding_type = "rope";
+  config.parallel.tp = config.parallel.world_size = tp;
+  config.train.global_batch_size = 4;
+  config.lora.rank = 4;
+  config.lora.alpha = 12;
+  return config;
+}
+
+// What PEFT makes of a LlamaForCausalLM: of a module with `in` inputs and `out` outputs A [r, in] and B [out, r].
+TEST(Adapters, HaveTheShapesThatPeftGivesThem) {
+  const ResolvedRun run = resolve(llama(2, 1));
+  std::map<std::string, std::vector<std::int64_t>> shapes;
+  for (const ParameterSpec& spec : trained_parameters(run.shape, 1, 0, run.parts)) shapes[spec.name] = spec.shape;
+  EXPECT_EQ(shapes.size(), 2u * 7 * 2);
+  const auto expect = [&](const std::string& module, std::int64_t in, std::int64_t out) {
+    EXPECT_EQ(shapes["decoder.layers.1." + module + ".lora_A.weight"], (std::vector<std::int64_t>{4, in})) << module;
+    EXPECT_EQ(shapes["decoder.layers.1." + module + ".lora_B.weight"], (std::vector<std::int64_t>{out, 4})) << module;
+  };
+  expect("self_attention.linear_qkv.q_proj", 32, 32);
+  expect("self_attention.linear_qkv.k_proj", 32, 8);
+  expect("self_attention.linear_qkv.v_proj", 32, 8);
+  expect("self_attention.linear_proj.o_proj", 32, 32);
+  expect("mlp.linear_fc1.gate_proj", 32, 48);
+  expect("mlp.linear_fc1.up_proj", 32, 48);
+  expect("mlp.linear_fc2.down_proj", 48, 32);
+}
+
+TEST(Adapters, AreHeldByTheRanksOnceOrInCopiesThatAreCounted) {
+  for (const std::int64_t groups : {1, 2, 4, 8})
+    for (const int tp : {1, 2, 4, 8}) {
+      const ResolvedRun run = resolve(llama(groups, tp));
+      std::map<std::string, std::map<std::int64_t, int>> held;  // by name: how often each index is somebody's own
+      for (int rank = 0; rank < tp; ++rank)
+        for (const ParameterSpec& spec : trained_parameters(run.shape, tp, rank, run.parts)) {
+          if (spec.replicated()) {
+            EXPECT_TRUE(spec.heads_partial) << spec.name;
+            continue;
+          }
+          EXPECT_FALSE(spec.heads_partial) << spec.name;
+          EXPECT_FALSE(spec.sequence_partial) << spec.name;
+          for (const ShardSlice& piece : spec.pieces)
+            for (std::int64_t i = 0; i < piece.length; ++i)
+              if (piece.copy == 0) ++held[spec.name][piece.offset + i];
+        }
+      for (const ParameterSpec& spec : trained_parameters(run.shape, 1, 0, run.parts)) {
+        if (!held.contains(spec.name)) continue;
+        const bool row =
+            spec.name.find("linear_proj") != std::string::npos || spec.name.find("fc2") != std::string::npos;
+        EXPECT_EQ(std::ssize(held[spec.name]), spec.shape[row ? 1 : 0]) << spec.name;
+        for (const auto& [index, times] : held[spec.name]) EXPECT_EQ(times, 1) << spec.name << " " << index;
+      }
+    }
+}
+
+TEST(Adapters, PartsOfALayerOnARankAreItsOutputsOnce) {
+  for (const std::int64_t groups : {1, 2, 8})
+    for (const int tp : {1, 2, 4}) {
+      const ModelShape shape = resolve(llama(groups, tp)).shape;
+      const LayerSpec layer = shape.layer(0);
+      for (const Branch& branch : layer.branches)
+        for (const Linear& linear : branch.linears(layer.hidden)) {
+          std::map<std::int64_t, int> rows;
+          std::int64_t all = 0;
+          for (const LinearPart& part : linear_parts(layer, linear, tp)) {
+            all = part.groups * part.group_outputs;
+            for (std::int64_t group = 0; group < part.groups; ++group)
+              for (std::int64_t i = 0; i < part.length; ++i) ++rows[group * part.group_outputs + part.offset + i];
+          }
+          EXPECT_EQ(std::ssize(rows), all) << linear.name;
+          for (const auto& [row, times] : rows) EXPECT_EQ(times, 1) << linear.name << " " << row;
+        }
+    }
+}
+
+TEST(Adapters, CountAlphaOverTheRankOrItsRoot) {
+  config::LoraConfig config;
+  EXPECT_FALSE(lora_of(config).has_value());
+  config.rank = 16;
+  config.alpha = 8;
+  EXPECT_DOUBLE_EQ(lora_of(config)->scale(), 0.5);
+  config.rslora = true;
+  EXPECT_DOUBLE_EQ(lora_of(config)->scale(), 2);
+}
+
+MemoryPlan memory_of(const ResolvedRun& run) {
+  const auto timeline = schedule::simulate(pipeline_program(run, run.microbatches_per_step),
+                                           stage_costs(run.config, run.shape, run.parts));
+  return memory_plan(run, 0, 0, timeline.peak_bytes[0]);
+}
+
+TEST(Adapters, AloneHaveGradientsAndStateInThePlannedMemory) {
+  config::RunConfig config = llama(8, 1);
+  const MemoryPlan adapted = memory_of(resolve(config));
+  config.lora.rank = 0;
+  const ResolvedRun plain = resolve(config);
+  // r (in + out) of seven modules and two layers: 4 times 32 + 32, 3 times 32 + 48; all multiples of 16 elements.
+  const std::int64_t elements = 2 * 4 * (4 * 64 + 3 * 80);
+  EXPECT_EQ(adapted.gradients, 4 * elements);
+  EXPECT_EQ(adapted.optimizer_state, 8 * elements);
+  EXPECT_EQ(adapted.parameters, memory_of(plain).parameters + 4 * elements);
+  config.lora.rank = 4;
+  config.train.dtype = "bf16";
+  EXPECT_EQ(memory_of(resolve(config)).optimizer_state, 12 * elements) << "with float32 masters";
+}
+
+TEST(Adapters, TakeTwoThirdsOfTheMatricesOperations) {
+  config::RunConfig config = llama(8, 1);
+  const ResolvedRun run = resolve(config);
+  const double adapters = 2.0 * 128 * 2 * 4 * (4 * 64 + 3 * 80), attention = 4.0 * 128 * 128 * 0.5 * 32 * 2;
+  const double matrices = 2.0 * 128 * (2 * (4 * 32 * 32 + 3 * 32 * 48) + 64 * 32);
+  ModelShape shape = run.shape;
+  shape.padded_vocab = 64;
+  EXPECT_DOUBLE_EQ(training_flops(shape, 1, 128), 2 * matrices + 3 * (adapters + attention));
+}
+
+std::string error_after(const std::function<void(config::RunConfig&)>& change) {
+  config::RunConfig config = llama(2, 1);
+  change(config);
+  return broken_rules(config);
+}
+
+TEST(AdapterRules, RefuseModelsAndOptimizersWithoutAdapters) {
+  EXPECT_EQ(error_after([](auto&) {}), "");
+  EXPECT_THAT(error_after([](auto& c) { c.model.num_experts = 4; }), HasSubstr("Experts have no adapters"));
+  EXPECT_THAT(error_after([](auto& c) { c.optimizer.name = "muon"; }), HasSubstr("muon sees whole weights"));
+  EXPECT_THAT(error_after([](auto& c) { c.model.head = "classes", c.model.num_classes = 2; }),
+              HasSubstr("lora.rank needs model.head tokens"));
+  EXPECT_THAT(error_after([](auto& c) { c.lora.targets = {"q_proj", "fc1"}; }), HasSubstr("lora.targets"));
+  EXPECT_THAT(error_after([](auto& c) {
+                c.lora.targets = {"gate_proj"};
+                c.model.gated_linear_unit = false;
+              }),
+              HasSubstr("lora.targets must name layers that the model has"));
+  EXPECT_THAT(error_after([](auto& c) { c.lora.dropout = 1; }), HasSubstr("lora.dropout"));
+  EXPECT_THAT(error_after([](auto& c) { c.lora.rank = 0, c.lora.base = "model"; }),
+              HasSubstr("lora.base needs lora.rank"));
+  EXPECT_THAT(error_after([](auto& c) { c.model.architecture = "bert"; }), HasSubstr("adapters are of one causal"));
+}
+
+}  // namespace
+}  // namespace megatron::plan
