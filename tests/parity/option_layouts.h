@@ -57,4 +57,42 @@ inline std::vector<Layout> option_layouts() {
   return all;
 }
 
+/// Adapters that are trained in place of the weights: of every part of every kind of layer.
+inline std::vector<Layout> lora_layouts() {
+  const std::string all_linear = "lora.rank=3 lora.alpha=9 lora.dropout=0.1 optimizer.clip_grad=0.001",
+                    some =
+                        "lora.rank=4 lora.rslora=true lora.targets=k_proj lora.targets=v_proj lora.targets=down_proj "
+                        "optimizer.clip_grad=0.001";
+  std::vector<Layout> all;
+  for (const std::string& with : {all_linear, some}) {
+    std::vector<Layout> these;
+    these.push_back({.dp = 4, .micro_batch = 2, .llama = 2});
+    for (const int groups : {1, 2, 4}) {  // on four ranks: four, two or one with the same key and value
+      these.push_back({.tp = 4, .micro_batch = 2, .llama = groups});
+      these.push_back({.tp = 4, .sp = true, .llama = groups});
+    }
+    these.push_back({.tp = 2, .dp = 2, .sp = true});  // GPT-2's layers
+    these.push_back({.tp = 2, .pp = 2, .dp = 2, .sp = true, .schedule = "zb-h1", .sharded = true, .llama = 2});
+    these.push_back({.tp = 2, .pp = 2, .dp = 2, .sp = true, .schedule = "zb-h1", .sharded = true, .pooled = true});
+    these.push_back({.pp = 2, .vpp = 2, .dp = 2, .schedule = "zb-v", .untied = true, .sharded = true, .llama = 1});
+    these.push_back({.pp = 2, .vpp = 2, .dp = 2, .untied = true, .sharded = true, .pooled = true, .llama = 4});
+    these.push_back({.pp = 4, .dp = 2, .stages = "E|tt|t|tL", .sharded = true, .llama = 2});  // the embedding alone
+    for (const char* recompute : {"selective", "full"}) {
+      these.push_back({.tp = 4, .pp = 2, .sp = true, .recompute = recompute, .llama = 2});
+      these.push_back({.tp = 2, .pp = 2, .schedule = "zb-h1", .recompute = recompute});
+    }
+    these.push_back({.tp = 2, .pp = 2, .gloo = true, .llama = 2});
+    for (Layout& layout : these) {
+      layout.with = with;
+      all.push_back(layout);
+    }
+  }
+  all.push_back({.tp = 2,
+                 .sp = true,
+                 .recompute = "selective",
+                 .llama = 2,
+                 .with = all_linear + " train.recompute_modules=core_attn,mlp"});
+  return all;
+}
+
 }  // namespace megatron::train

@@ -79,4 +79,21 @@ void fill_normal_(const at::Tensor& out, std::uint64_t key, double std, const st
   if (!in_place) out.copy_(buffer);
 }
 
+void fill_uniform_(const at::Tensor& out, std::uint64_t key, double bound, const std::vector<std::int64_t>& full_shape,
+                   int dim, std::int64_t offset) {
+  const c10::NoGradGuard no_grad;
+  const Runs runs = runs_of(out, full_shape, dim, offset);
+  const at::Tensor drawn = at::empty(out.sizes(), at::TensorOptions().dtype(at::kFloat));
+  auto* const data = drawn.mutable_data_ptr<float>();
+  std::vector<std::uint32_t> scratch(static_cast<std::size_t>(cpu::num_threads() * kBlock));  // a block for each thread
+  in_pieces(runs, [&](std::uint64_t first, std::size_t count, std::int64_t at, int thread) {
+    std::uint32_t* const words = scratch.data() + thread * kBlock;
+    cpu::random_words(key, 0, first, count, words);
+    std::transform(words, words + count, data + at, [bound](std::uint32_t word) {
+      return static_cast<float>(bound * ((static_cast<double>(word >> 8) + 0.5) * 0x1p-23 - 1));
+    });
+  });
+  out.copy_(drawn);
+}
+
 }  // namespace megatron::kernels

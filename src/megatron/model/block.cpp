@@ -7,6 +7,8 @@
 #include <utility>
 #include <variant>
 
+#include "megatron/base/error.h"
+#include "megatron/base/philox.h"
 #include "megatron/model/attention.h"
 #include "megatron/model/layer_walk.h"
 #include "megatron/model/recomputed_once.h"
@@ -20,6 +22,23 @@ using parallel::RowParallelLinear;
 /// `prefix`bias, or null.
 parallel::ParameterPtr bias_of(const parallel::ParameterStore& p, const std::string& prefix, bool has_bias) {
   return has_bias ? p.get(prefix + "bias") : nullptr;
+}
+
+/// Of the parts of a linear layer that have some; null: none has. `first`: of what the rank reads.
+parallel::AdapterPtr adapter_of(const parallel::ParameterStore& p, const plan::LayerSpec& layer,
+                                const plan::Linear& linear, const Block::Options& options, const comm::Group& tp) {
+  if (!options.lora) return nullptr;
+  std::vector<parallel::Adapter::Part> parts;
+  for (const plan::LinearPart& part : plan::linear_parts(layer, linear, tp.size())) {
+    if (!options.lora->adapts(part.name)) continue;
+    const auto matrix = [&](const char* which) { return p.get(plan::adapter_name(layer, linear, part, which)); };
+    parts.push_back({part, matrix("A"), matrix("B"),
+                     stream_key(options.seed, concat("dropout/", layer.prefix, linear.name, ".", part.name))});
+  }
+  if (parts.empty()) return nullptr;
+  const bool row = linear.split == plan::Linear::Split::Inputs;
+  return std::make_shared<const parallel::Adapter>(std::move(parts), options.lora->scale(), options.lora->dropout,
+                                                   linear.inputs, row ? linear.inputs / tp.size() * tp.rank() : 0);
 }
 
 ColumnParallelLinear column(const parallel::ParameterStore& p, const std::string& prefix, const plan::Linear& linear,
@@ -72,8 +91,11 @@ BranchModules branch_of(const parallel::ParameterStore& parameters, const plan::
                        .norm = layer.norms.before ? norm(spec.norm()) : Norm{},
                        .in = {},
                        .out = row(parameters, layer.prefix, linears.back(), tp, split)};
-  for (std::size_t i = 0; i + 1 < linears.size(); ++i)
+  branch.out.adapt(adapter_of(parameters, layer, linears.back(), options, tp));
+  for (std::size_t i = 0; i + 1 < linears.size(); ++i) {
     branch.in.push_back(column(parameters, layer.prefix, linears[i], tp, split));
+    branch.in.back().adapt(adapter_of(parameters, layer, linears[i], options, tp));
+  }
   for (const std::string& name : linears.front().head_norms) branch.head_norms.push_back(norm(name));
   if (layer.norms.behind) branch.out_norm = norm(spec.out_norm());
   std::visit([&](const auto& inner) { set_heads(branch, inner, tp.size()); }, spec.inner);
@@ -94,7 +116,9 @@ class RowSteps {
         encoder_output_(encoder_output),
         recomputes_mlp_(block.options().recompute_mlp && !partial) {}
 
-  void project(const ColumnParallelLinear& linear) { x_ = linear.forward(stream_.y, std::move(stream_.recompute_fn)); }
+  void project(const ColumnParallelLinear& linear) {
+    x_ = linear.forward(stream_.y, std::move(stream_.recompute_fn), sites_.adapted_samples);
+  }
   void normalize_heads(const BranchModules& branch) { x_ = normalized_queries_and_keys(x_, branch, block_.tp()); }
   void attend(const plan::SelfAttention& /*attention*/, const BranchModules& /*branch*/) { take(attend_(x_)); }
   void attend_across(const plan::CrossAttention& /*attention*/, const BranchModules& branch) {
@@ -106,10 +130,12 @@ class RowSteps {
     inner_ = {.form = block_.options().activation, .gated = mlp.gated, .dropout = sites_.mlp_inner};
     if (recomputes_mlp_) {
       const auto both = std::make_shared<RecomputedOnce<parallel::Activated>>(
-          [fc1, inner = inner_, norm = stream_.recompute_fn] { return fc1.forward(norm(), inner, {}); });
+          [fc1, inner = inner_, norm = stream_.recompute_fn, samples = sites_.adapted_samples] {
+            return fc1.forward(norm(), inner, {}, samples);
+          });
       again_ = {[both] { return std::move(both->value().u); }, [both] { return std::move(both->value().y); }};
     }
-    activated_ = fc1.forward(stream_.y, inner_, std::move(stream_.recompute_fn));
+    activated_ = fc1.forward(stream_.y, inner_, std::move(stream_.recompute_fn), sites_.adapted_samples);
     if (block_.options().keep_activation && !recomputes_mlp_) again_.y_fn = [y = activated_->y] { return y; };
   }
   void route(const plan::Experts& /*experts*/, const BranchModules& /*branch*/) {}  // leave() computes them at once
@@ -119,10 +145,10 @@ class RowSteps {
     if (branch.experts) {
       x_ = branch.experts->forward(stream_.y, std::move(stream_.recompute_fn), sites_.router, given);
     } else if (activated_) {
-      x_ = branch.out.forward(*activated_, inner_, std::exchange(again_, {}), given);
+      x_ = branch.out.forward(*activated_, inner_, std::exchange(again_, {}), given, sites_.adapted_samples);
       activated_.reset();
     } else {
-      x_ = branch.out.forward(x_, std::move(recompute_fn_), given);
+      x_ = branch.out.forward(x_, std::move(recompute_fn_), given, sites_.adapted_samples);
     }
     parallel::ParameterPtr bias = branch.out.bias();
     if (branch.out_norm) {

@@ -52,10 +52,12 @@ class Block {
   struct Options {
     double epsilon = 1e-5;
     kernels::Activation activation = kernels::Activation::GeluTanh;
-    bool sequence_parallel = false;  ///< the stream is this rank's part of the sequence, [s/t, b, h]
-    bool keep_activation = false;    ///< the activation's output is kept rather than computed again
-    bool recompute_mlp = false;      ///< both are, from the stream
-    comm::Group experts = {};        ///< the ranks that share a layer's experts
+    bool sequence_parallel = false;       ///< the stream is this rank's part of the sequence, [s/t, b, h]
+    bool keep_activation = false;         ///< the activation's output is kept rather than computed again
+    bool recompute_mlp = false;           ///< both are, from the stream
+    comm::Group experts = {};             ///< the ranks that share a layer's experts
+    std::optional<plan::Lora> lora = {};  ///< adapters of its linear layers, among the parameters
+    std::uint64_t seed = 0;               ///< of their dropout
   };
 
   Block(const parallel::ParameterStore& parameters, const plan::LayerSpec& layer, const Options& options,
@@ -78,6 +80,7 @@ class Block {
     std::vector<kernels::Dropout> outputs = {};  ///< of each branch; empty: none
     kernels::Dropout mlp_inner = {};             ///< on this rank's features
     RouterSite router = {};
+    at::Tensor adapted_samples = {};  ///< [b] int64: of a pass that drops what adapters read; undefined: none does
   };
   /// `in`: the stream and input_norm() of it -> the stream after the block and, where not null, `next` of it.
   /// `value`: whether the stream after the block is read; where it is not, `next` is null. `encoder_output`: of a block

@@ -56,7 +56,7 @@ at::Tensor norm_backward(const Norm& norm, const Gradients& grads, const at::Ten
 
 /// Adds dx, the gradient of what `bias` was added to, to the bias's.
 void bias_backward(const parallel::ParameterPtr& bias, const at::Tensor& dx) {
-  if (!bias) return;
+  if (!bias || bias->frozen()) return;
   parallel::Contribution own(bias, kWithTheRest);
   kernels::accumulate_bias_gradient(own.target(), dx, own.beta());
   own.written();

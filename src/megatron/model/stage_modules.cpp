@@ -51,7 +51,9 @@ StageModules::StageModules(const TransformerOptions& options, const plan::StageP
                              .sequence_parallel = split,
                              .keep_activation = !options.recompute.gelu,
                              .recompute_mlp = options.recompute.mlp,
-                             .experts = options.experts};
+                             .experts = options.experts,
+                             .lora = shape.lora,
+                             .seed = options.seed};
   for (std::int64_t l = part.first_layer; l < part.first_layer + part.num_layers; ++l) {
     blocks.emplace_back(parameters, shape.layer(l), block, tp);
     if (l + 1 == shape.encoder_layers)

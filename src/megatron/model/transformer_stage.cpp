@@ -199,6 +199,7 @@ Block::Sites TransformerStage::Impl::sites(const Pass& pass, std::int64_t number
                                            const at::Tensor& rows) const {
   Block::Sites sites;
   sites.router = pass.router;
+  if (pass.training && options.shape.lora && options.shape.lora->dropout > 0) sites.adapted_samples = pass.sample_ids;
   for (const BranchModules& branch : block.branches()) {
     const std::string name = concat("layer ", number, "/", branch.spec.site());
     sites.outputs.push_back(stream_site(pass, name + " output", rows));
@@ -320,6 +321,9 @@ at::Tensor TransformerStage::Impl::hidden(at::Tensor x, const Batch& batch, bool
             .partial = batch.partial_recomputation};
   if (has_routers && training && options.shape.predicts_tokens()) pass.router = router_site(batch);
   if (part.embedding) x = embed(batch, pass);
+  // Embeddings that are not trained begin no graph, in which layers could go back to their adapters.
+  if (part.embedding && training && options.shape.lora && c10::GradMode::is_enabled())
+    x = parallel::GraphLeaf(x).take();
   const std::int64_t cut = options.shape.encoder_layers - part.first_layer;  // where a T5's decoder begins
   at::Tensor states;
   if (options.shape.encoder_decoder() && cut < 0) {

@@ -37,6 +37,7 @@ struct Batch {
   /// A T5's: what its decoder reads [b, s_decoder] int64; labels and mask are shaped as these, tokens_bs is the
   /// encoder's, and key_lengths_b are those of the encoder.
   at::Tensor decoder_tokens_bs = {};
+  at::Tensor reference_b = {};  ///< [b] float64: of preferences, each text's log-probability under the reference
   /// Backward recomputes of it what Recompute says of partial microbatches. Changes no result.
   bool partial_recomputation = false;
   double auxiliary_scale = 1;  ///< of the gradients of routers' auxiliary losses: loss()'s gradient_scale

@@ -64,10 +64,11 @@ struct InputAgain {
 class LinearBackward {
  public:
   /// `bias_at_once`: the bias's gradient does not wait with a weight's that is put off.
-  LinearBackward(bool needs_dx, ParameterPtr weight, ParameterPtr bias, Links links, InputAgain input,
-                 bool bias_at_once)
+  LinearBackward(bool needs_dx, ParameterPtr weight, ParameterPtr bias, Adaptation adaptation, Links links,
+                 InputAgain input, bool bias_at_once)
       : weight_(std::move(weight)),
         bias_(std::move(bias)),
+        adaptation_(std::move(adaptation)),
         links_(std::move(links)),
         input_(std::move(input)),
         needs_dx_(needs_dx),
@@ -76,10 +77,11 @@ class LinearBackward {
   std::vector<at::Tensor> operator()(const std::vector<at::Tensor>& grads) const {
     const at::Tensor dy_part = grads[0].contiguous();
     const at::Tensor dy = links_.scatter_y.all_gather(dy_part);
-    const bool later = weight_->deferring();
+    const bool reads_x = !weight_->frozen() || adaptation_.adapter;
+    const bool later = adaptation_.adapter ? adaptation_.adapter->deferring() : weight_->deferring();
     // The input comes while the product for dx is computed, and dx goes while that for the weight is.
     std::optional<Gathering> gathered;
-    if (!later && links_.gather_x.size() > 1) gathered.emplace(input_.x_fn(), links_.gather_x);
+    if (reads_x && !later && links_.gather_x.size() > 1) gathered.emplace(input_.x_fn(), links_.gather_x);
     at::Tensor dx, dx_whole, x;
     comm::WorkHandle reduced;
     if (needs_dx_) {
@@ -87,13 +89,16 @@ class LinearBackward {
       reduced = reduce(dx_whole, dx);
     }
     if (bias_at_once_) write_bias_gradient(dy_part, Contribution::When::WithTheRest);
-    if (later)
-      weight_->contribute([self = for_later(), dy_part] {
+    if (!reads_x) {
+      if (!bias_at_once_) write_bias_gradient(dy_part, Contribution::When::Now);
+    } else if (later) {
+      contribute([self = for_later(), dy_part] {
         const at::Tensor all = self.links_.scatter_y.all_gather(dy_part);
         self.write_gradients(all, dy_part, Gathering(self.input_.x_fn(), self.links_.gather_x).wait());
       });
-    else
+    } else {
       write_gradients(dy, dy_part, gathered ? gathered->wait() : x.defined() ? x : input_.x_fn());
+    }
     if (reduced) reduced->wait();
     return {dx};
   }
@@ -103,14 +108,20 @@ class LinearBackward {
   /// wanted now and not kept.
   at::Tensor input_gradient(const at::Tensor& dy, bool later, at::Tensor& x) const {
     const at::Tensor& w = weight_->value;
-    if (!input_.u_fn) return kernels::linear_input_gradient(dy, w, &weight_->packed);
+    const AdapterPtr& adapter = adaptation_.adapter;
+    const auto product = [&] {
+      at::Tensor dx = kernels::linear_input_gradient(dy, w, &weight_->packed);
+      if (adapter) adapter->add_input_gradient(dx, dy, adaptation_.samples);
+      return dx;
+    };
+    if (!input_.u_fn) return product();
     const auto& [form, gated, dropout] = input_.inner;
     const at::Tensor u = input_.u_fn();
-    if (dropout.p > 0) {
-      const at::Tensor d = dropped(kernels::linear_input_gradient(dy, w, &weight_->packed), dropout);
+    if (dropout.p > 0 || adapter) {
+      const at::Tensor d = dropped(product(), dropout);
       return gated ? kernels::gated_activation_backward(d, u, form) : kernels::activation_backward(d, u, form);
     }
-    const bool again = !later && input_.beside_gradient;
+    const bool again = !later && input_.beside_gradient && !weight_->frozen();
     const kernels::ActivatedOutput out =
         kernels::linear_activation_gradient(dy, w, u, form, gated, again, &weight_->packed);
     x = out.y;
@@ -126,15 +137,23 @@ class LinearBackward {
     return links_.gather_x.reduce_scatter_async(dx, dx_whole);
   }
 
+  void contribute(GradientQueue::Work write) const {
+    if (adaptation_.adapter) return adaptation_.adapter->contribute(std::move(write));
+    weight_->contribute(std::move(write));
+  }
+
   /// The weight's gradient from all positions, that of a bias (where not null) from those it was added to here.
   void write_gradients(const at::Tensor& dy, const at::Tensor& dy_part, const at::Tensor& x) const {
-    Contribution weight(weight_);
-    kernels::linear_weight_gradient(weight.target(), dy, x, weight.beta());
-    weight.written();
+    if (!weight_->frozen()) {
+      Contribution weight(weight_);
+      kernels::linear_weight_gradient(weight.target(), dy, x, weight.beta());
+      weight.written();
+    }
+    if (adaptation_.adapter) adaptation_.adapter->write_gradients(dy, x, adaptation_.samples);
     if (!bias_at_once_) write_bias_gradient(dy_part, Contribution::When::Now);
   }
   void write_bias_gradient(const at::Tensor& dy_part, Contribution::When when) const {
-    if (!bias_) return;
+    if (!bias_ || bias_->frozen()) return;
     Contribution bias(bias_, when);
     kernels::accumulate_bias_gradient(bias.target(), dy_part, bias.beta());
     bias.written();
@@ -147,16 +166,19 @@ class LinearBackward {
   }
 
   ParameterPtr weight_, bias_;
+  Adaptation adaptation_;
   Links links_;
   InputAgain input_;
   bool needs_dx_, bias_at_once_;
 };
 
 /// y = x W^T (+ b, added to the sum over ranks).
-at::Tensor product(const at::Tensor& x, const ParameterPtr& weight, const ParameterPtr& bias, const Links& links) {
-  const at::Tensor b = bias ? bias->arrived() : at::Tensor();
+at::Tensor product(const at::Tensor& x, const ParameterPtr& weight, const ParameterPtr& bias,
+                   const Adaptation& adaptation, const Links& links) {
+  const at::Tensor b = bias ? bias->arrived() : at::Tensor(), whole = links.gather_x.all_gather(x);
   const bool summed = links.sum_y.size() > 1 || links.scatter_y.size() > 1;
-  auto y = kernels::linear(links.gather_x.all_gather(x), weight->arrived(), &weight->packed, summed ? at::Tensor() : b);
+  auto y = kernels::linear(whole, weight->arrived(), &weight->packed, summed ? at::Tensor() : b);
+  if (adaptation.adapter) adaptation.adapter->add_to(y, whole, adaptation.samples);
   links.sum_y.all_reduce(y);
   y = links.scatter_y.reduce_scatter(y);
   return summed && bias ? y.add_(b) : y;
@@ -164,12 +186,14 @@ at::Tensor product(const at::Tensor& x, const ParameterPtr& weight, const Parame
 
 /// Tells autograd that y is the layer's value for x.
 at::Tensor with_linear_backward(const at::Tensor& x, const at::Tensor& y, const ParameterPtr& weight,
-                                const ParameterPtr& bias, const Links& links, InputAgain input,
-                                bool bias_at_once = false) {
+                                const ParameterPtr& bias, const Adaptation& adaptation, const Links& links,
+                                InputAgain input, bool bias_at_once = false) {
   std::vector<at::Tensor> inputs{x, weight->value};
   if (bias) inputs.push_back(bias->value);
-  return with_backward(inputs, y,
-                       LinearBackward(x.requires_grad(), weight, bias, links, std::move(input), bias_at_once));
+  if (adaptation.adapter) adaptation.adapter->append_values(inputs);
+  if (weight->frozen() && !adaptation.adapter) input.x_fn = nullptr;  // and what it holds goes
+  return with_backward(
+      inputs, y, LinearBackward(x.requires_grad(), weight, bias, adaptation, links, std::move(input), bias_at_once));
 }
 
 /// The input as it is kept, unless it is made again.
@@ -185,10 +209,10 @@ InputAgain activated_input(const Activated& x, const InnerActivation& inner, con
 }
 
 /// A row-parallel layer's value, or memory of its shape.
-at::Tensor row_product(const at::Tensor& x, const ParameterPtr& weight, const ParameterPtr& bias, const Links& links,
-                       Value value) {
+at::Tensor row_product(const at::Tensor& x, const ParameterPtr& weight, const ParameterPtr& bias,
+                       const Adaptation& adaptation, const Links& links, Value value) {
   return without_autograd([&] {
-    if (value == Value::Needed) return product(x, weight, bias, links);
+    if (value == Value::Needed) return product(x, weight, bias, adaptation, links);
     auto shape = x.sizes().vec();
     shape.front() /= links.scatter_y.size();
     shape.back() = weight->value.size(0);
@@ -201,27 +225,35 @@ at::Tensor row_product(const at::Tensor& x, const ParameterPtr& weight, const Pa
 ColumnParallelLinear::ColumnParallelLinear(ParameterPtr weight, ParameterPtr bias, comm::Group tp, Options options)
     : weight_(std::move(weight)), bias_(std::move(bias)), tp_(std::move(tp)), options_(options) {}
 
-at::Tensor ColumnParallelLinear::forward(const at::Tensor& x, RecomputeFunction recompute_fn) const {
+at::Tensor ColumnParallelLinear::forward(const at::Tensor& x, RecomputeFunction recompute_fn,
+                                         const at::Tensor& samples) const {
   Links links;
   (options_.sequence_parallel ? links.gather_x : links.sum_dx) = tp_;
   const ParameterPtr bias = options_.skip_bias_add ? nullptr : bias_;
-  auto y = without_autograd([&] { return product(x, weight_, bias, links); });
-  y = with_linear_backward(x, y, weight_, bias, links, kept_or(x, std::move(recompute_fn)));
+  const Adaptation adaptation{adapter_, samples};
+  auto y = without_autograd([&] { return product(x, weight_, bias, adaptation, links); });
+  y = with_linear_backward(x, y, weight_, bias, adaptation, links, kept_or(x, std::move(recompute_fn)));
   return options_.gather_output ? comm::gather_from_group(y, tp_, -1) : y;
 }
 
 Activated ColumnParallelLinear::forward(const at::Tensor& x, const InnerActivation& inner,
-                                        RecomputeFunction recompute_fn) const {
+                                        RecomputeFunction recompute_fn, const at::Tensor& samples) const {
   Links links;
   (options_.sequence_parallel ? links.gather_x : links.sum_dx) = tp_;
-  const auto out = without_autograd([&] {
+  const Adaptation adaptation{adapter_, samples};
+  const auto out = without_autograd([&]() -> kernels::ActivatedOutput {
+    if (adapter_) {
+      const at::Tensor u = product(x, weight_, bias_, adaptation, links);
+      return {u, activate(u, inner)};
+    }
     const at::Tensor bias = bias_ ? bias_->arrived() : at::Tensor();
     auto both = kernels::linear_activation(links.gather_x.all_gather(x), weight_->arrived(), bias, inner.form,
                                            inner.gated, &weight_->packed);
     both.y = dropped(both.y, inner.dropout);
     return both;
   });
-  return {with_linear_backward(x, out.u, weight_, bias_, links, kept_or(x, std::move(recompute_fn)), true), out.y};
+  return {with_linear_backward(x, out.u, weight_, bias_, adaptation, links, kept_or(x, std::move(recompute_fn)), true),
+          out.y};
 }
 
 RowParallelLinear::RowParallelLinear(ParameterPtr weight, ParameterPtr bias, comm::Group tp, Options options)
@@ -230,22 +262,25 @@ RowParallelLinear::RowParallelLinear(ParameterPtr weight, ParameterPtr bias, com
     throw std::invalid_argument("RowParallelLinear: with sequence_parallel the input is split by features already");
 }
 
-at::Tensor RowParallelLinear::forward(const at::Tensor& x, RecomputeFunction recompute_fn, Value value) const {
+at::Tensor RowParallelLinear::forward(const at::Tensor& x, RecomputeFunction recompute_fn, Value value,
+                                      const at::Tensor& samples) const {
   const auto part = options_.input_is_parallel ? x : comm::scatter_to_group(x, tp_, -1).contiguous();
   Links links;
   (options_.sequence_parallel ? links.scatter_y : links.sum_y) = tp_;
   const ParameterPtr bias = options_.skip_bias_add ? nullptr : bias_;
-  const auto y = row_product(part, weight_, bias, links, value);
-  return with_linear_backward(part, y, weight_, bias, links, kept_or(part, std::move(recompute_fn)));
+  const Adaptation adaptation{adapter_, samples};
+  const auto y = row_product(part, weight_, bias, adaptation, links, value);
+  return with_linear_backward(part, y, weight_, bias, adaptation, links, kept_or(part, std::move(recompute_fn)));
 }
 
 at::Tensor RowParallelLinear::forward(const Activated& x, const InnerActivation& inner, const ActivatedAgain& again,
-                                      Value value) const {
+                                      Value value, const at::Tensor& samples) const {
   Links links;
   (options_.sequence_parallel ? links.scatter_y : links.sum_y) = tp_;
   const ParameterPtr bias = options_.skip_bias_add ? nullptr : bias_;
-  const auto y = row_product(x.y, weight_, bias, links, value);
-  return with_linear_backward(x.u, y, weight_, bias, links, activated_input(x, inner, again));
+  const Adaptation adaptation{adapter_, samples};
+  const auto y = row_product(x.y, weight_, bias, adaptation, links, value);
+  return with_linear_backward(x.u, y, weight_, bias, adaptation, links, activated_input(x, inner, again));
 }
 
 }  // namespace megatron::parallel

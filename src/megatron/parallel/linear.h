@@ -3,10 +3,12 @@
 
 #include <cstdint>
 #include <functional>
+#include <utility>
 
 #include "megatron/comm/group.h"
 #include "megatron/kernels/activation.h"
 #include "megatron/kernels/dropout.h"
+#include "megatron/parallel/adapter.h"
 #include "megatron/parallel/parameter.h"
 
 // Linear layers whose matrix is split over a tensor-parallel group (Shoeybi et al. 2019, section 3), t = tp.size(),
@@ -47,6 +49,13 @@ struct ActivatedAgain {
   RecomputeFunction u_fn = {}, y_fn = {};
 };
 
+/// The low-rank adapters of a layer, and the samples of a pass that drops what they read (adapter.h). A weight that is
+/// frozen gets no gradient: without adapters its input is then not kept.
+struct Adaptation {
+  AdapterPtr adapter = {};  ///< null: none
+  at::Tensor samples = {};
+};
+
 /// y = x W^T + b with W split by output rows.
 ///
 ///   weight  [out/t, in]       rows k*out/t … of the full weight on rank k
@@ -68,14 +77,18 @@ class ColumnParallelLinear {
   };
 
   ColumnParallelLinear(ParameterPtr weight, ParameterPtr bias, comm::Group tp, Options options = {false, false, false});
-  at::Tensor forward(const at::Tensor& x, RecomputeFunction recompute_fn = {}) const;
+  /// `samples`: see Adaptation.
+  at::Tensor forward(const at::Tensor& x, RecomputeFunction recompute_fn = {}, const at::Tensor& samples = {}) const;
   /// The layer, bias included, as u, and what `inner` makes of it. Not with gather_output.
-  Activated forward(const at::Tensor& x, const InnerActivation& inner, RecomputeFunction recompute_fn) const;
+  Activated forward(const at::Tensor& x, const InnerActivation& inner, RecomputeFunction recompute_fn,
+                    const at::Tensor& samples = {}) const;
+  void adapt(AdapterPtr adapter) { adapter_ = std::move(adapter); }
   const ParameterPtr& weight() const { return weight_; }
   const ParameterPtr& bias() const { return bias_; }
 
  private:
   ParameterPtr weight_, bias_;
+  AdapterPtr adapter_;
   comm::Group tp_;
   Options options_;
 };
@@ -101,15 +114,19 @@ class RowParallelLinear {
   };
 
   RowParallelLinear(ParameterPtr weight, ParameterPtr bias, comm::Group tp, Options options = {true, false, false});
-  at::Tensor forward(const at::Tensor& x, RecomputeFunction recompute_fn = {}, Value value = Value::Needed) const;
+  /// `samples`: see Adaptation.
+  at::Tensor forward(const at::Tensor& x, RecomputeFunction recompute_fn = {}, Value value = Value::Needed,
+                     const at::Tensor& samples = {}) const;
   /// Of x.y, which `inner` made of x.u: the gradient is that of u. With input_is_parallel.
   at::Tensor forward(const Activated& x, const InnerActivation& inner, const ActivatedAgain& again,
-                     Value value = Value::Needed) const;
+                     Value value = Value::Needed, const at::Tensor& samples = {}) const;
+  void adapt(AdapterPtr adapter) { adapter_ = std::move(adapter); }
   const ParameterPtr& weight() const { return weight_; }
   const ParameterPtr& bias() const { return bias_; }
 
  private:
   ParameterPtr weight_, bias_;
+  AdapterPtr adapter_;
   comm::Group tp_;
   Options options_;
 };

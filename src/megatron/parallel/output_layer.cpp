@@ -127,8 +127,10 @@ void LossPass::chunk(const at::Tensor& hidden_nh, const at::Tensor& labels, cons
     dhidden.narrow(0, begin, count).copy_(dx);
   // All of d hidden is there with the last chunk: its sum over ranks overlaps the last product for the weight.
   const auto reduced = last ? reduce_dhidden() : nullptr;
-  kernels::linear_weight_gradient(weight->gradient_to_write(), logits, hidden, begin == 0 ? weight->beta() : 1.0);
-  if (bias) kernels::accumulate_bias_gradient(bias->gradient_to_write(), logits, begin == 0 ? bias->beta() : 1.0);
+  if (!weight->frozen())
+    kernels::linear_weight_gradient(weight->gradient_to_write(), logits, hidden, begin == 0 ? weight->beta() : 1.0);
+  if (bias && !bias->frozen())
+    kernels::accumulate_bias_gradient(bias->gradient_to_write(), logits, begin == 0 ? bias->beta() : 1.0);
   if (reduced) reduced->wait();
 }
 
@@ -200,7 +202,7 @@ at::Tensor VocabParallelOutput::loss_sum(const at::Tensor& hidden, const at::Ten
                              : pass.dhidden;
     }
     pass.run(hidden_nh, labels.reshape({-1}), mask.reshape({-1}), seen.mask.reshape({-1}));
-    if (!with_gradient) return;
+    if (!with_gradient || weight_->frozen()) return;
     weight_->gradient_written();
     if (bias_) bias_->gradient_written();
   });

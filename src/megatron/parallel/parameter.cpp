@@ -26,14 +26,16 @@ void initialize(const at::Tensor& value, const plan::ParameterSpec& spec, std::u
       value.fill_(1);
       return;
     case plan::Init::Normal:
+    case plan::Init::Uniform:
       break;
   }
   const std::uint64_t key = stream_key(seed, spec.name);
-  if (spec.replicated()) kernels::fill_normal_(value, key, spec.init_std, spec.shape, -1, 0);
+  const auto fill = spec.init == plan::Init::Uniform ? kernels::fill_uniform_ : kernels::fill_normal_;
+  if (spec.replicated()) fill(value, key, spec.init_std, spec.shape, -1, 0);
   std::int64_t begin = 0;
   for (const plan::ShardSlice& piece : spec.pieces) {
     const auto part = value.narrow(spec.split_dim, begin, piece.length);
-    kernels::fill_normal_(part, key, spec.init_std, spec.shape, spec.split_dim, piece.offset);
+    fill(part, key, spec.init_std, spec.shape, spec.split_dim, piece.offset);
     begin += piece.length;
   }
 }
@@ -76,6 +78,10 @@ std::int64_t Parameter::value_bytes() const {
 
 Contribution::Contribution(ParameterPtr parameter, When when) : parameter_(std::move(parameter)) {
   if (!parameter_) return;
+  if (parameter_->frozen()) {
+    target_ = at::empty_like(std::exchange(parameter_, nullptr)->value);
+    return;
+  }
   kept_ = when == When::WithTheRest && parameter_->pooled && parameter_->deferring();
   target_ = kept_ ? at::empty_like(parameter_->grad) : parameter_->gradient_to_write();
 }
@@ -167,6 +173,7 @@ at::Tensor ParameterStore::first_values(std::size_t index) const {
 
 const ParameterPtr& ParameterStore::get(const std::string& name) const {
   const auto found = by_name_.find(name);
+  if (found == by_name_.end() && frozen_) return frozen_->get(name);
   if (found == by_name_.end()) throw std::out_of_range("no parameter is named " + name);
   return found->second;
 }

@@ -64,6 +64,9 @@ class Parameter {
   bool pooled = false;                   ///< its gradient is in a plan::GradientPool
   bool in_blocks = false;  ///< `packed` alone has the values; `value` is NaN of their shape, without memory
 
+  /// Whether it is not trained: then it has no gradient, and backward passes write none.
+  bool frozen() const { return !grad.defined(); }
+
   /// The value, for a forward pass: waits for it where it is on its way.
   const at::Tensor& arrived() const {
     if (arrival) arrival->wait();
@@ -109,7 +112,8 @@ class Contribution {
   /// `parameter` may be null: then there is nothing to write.
   explicit Contribution(ParameterPtr parameter, When when = When::Now);
 
-  const at::Tensor& target() const { return target_; }  ///< [local_shape], to be written, or by beta() added to
+  /// [local_shape], to be written, or by beta() added to; of a frozen parameter memory that nobody reads.
+  const at::Tensor& target() const { return target_; }
   double beta() const { return kept_ || !parameter_ ? 0 : parameter_->beta(); }
   void written();
 
@@ -154,6 +158,10 @@ class ParameterStore {
   /// Adds a parameter whose values are not in the buffer but, once they are read, in fewer bits in `packed`: a matrix
   /// of whole blocks (plan/parameters/blocks.h), for models that only compute forward on the CPU.
   void add_in_blocks(plan::ParameterSpec spec);
+  /// From now on get() also finds the parameters of `frozen`, a store with Gradients::None: the weights of a model
+  /// whose adapters are in this one.
+  void put_beside(std::shared_ptr<const ParameterStore> frozen) { frozen_ = std::move(frozen); }
+  const std::shared_ptr<const ParameterStore>& frozen() const { return frozen_; }  ///< may be null
 
   const ParameterPtr& get(const std::string& name) const;  ///< throws std::out_of_range naming the parameter
   const std::vector<ParameterPtr>& all() const { return parameters_; }  ///< in the order of the specs
@@ -177,6 +185,7 @@ class ParameterStore {
   plan::BufferLayout layout_;
   std::uint64_t seed_;
   std::optional<PooledGradients> pooled_;
+  std::shared_ptr<const ParameterStore> frozen_;
   at::Tensor values_, gradients_;
   at::Tensor sums_;  ///< of the shards, one after the other, where gradients are pooled; else empty
   std::vector<std::shared_ptr<Arrival>> arrivals_;  ///< by bucket
