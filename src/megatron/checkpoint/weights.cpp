@@ -13,16 +13,17 @@
 #include "megatron/checkpoint/reader.h"
 #include "megatron/kernels/matmul.h"
 #include "megatron/kernels/quantized/q8_0.h"
+#include "megatron/plan/parameters/adapters.h"
 
 namespace megatron::checkpoint {
 namespace {
 
 constexpr const char* kOtherModel = "give the model the options that the weights were made with";
 
-/// The global shapes of a model's parameters, by name.
+/// The global shapes of what is trained of a model, by name.
 std::map<std::string, std::vector<std::int64_t>> shapes_of(const plan::ModelShape& shape) {
   std::map<std::string, std::vector<std::int64_t>> shapes;
-  for (const plan::ParameterSpec& spec : plan::model_parameters(shape, 1, 0))
+  for (const plan::ParameterSpec& spec : plan::trained_parameters(shape, 1, 0, {plan::whole_model(shape.num_layers)}))
     shapes[spec.name] = true_shape(spec, shape);
   return shapes;
 }

@@ -46,8 +46,9 @@ struct WeightReport {
   std::vector<std::string> lines() const;
 };
 
-/// Compares names and shapes; reads no weights. Throws ConfigError that lists the tensors whose shapes differ, and
-/// where `strict` also what is missing and unexpected.
+/// Compares names and shapes with plan::trained_parameters(): of a shape with adapters theirs alone. Reads no weights.
+/// Throws ConfigError that lists the tensors whose shapes differ, and where `strict` also what is missing and
+/// unexpected.
 WeightReport compare_weights(const WeightSource& source, const plan::ModelShape& shape, bool strict);
 
 /// Fills the parameters of this rank, split in any way, in any dtype, with the weights of `source`: those that it has;

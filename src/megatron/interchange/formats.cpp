@@ -18,6 +18,7 @@ WeightFormat hugging_face_format();
 WeightFormat megatron_format();
 WeightFormat torch_dist_format();
 WeightFormat gguf_format();
+WeightFormat peft_format();
 
 namespace {
 
@@ -60,8 +61,8 @@ std::string holders() {
 }  // namespace
 
 std::span<const WeightFormat> weight_formats() {
-  static const std::array formats = {native_format(), hugging_face_format(), megatron_format(), torch_dist_format(),
-                                     gguf_format()};
+  static const std::array formats = {native_format(),     hugging_face_format(), megatron_format(),
+                                     torch_dist_format(), gguf_format(),         peft_format()};
   return formats;
 }
 

@@ -11,10 +11,12 @@
 #include "megatron/checkpoint/model_state.h"
 #include "megatron/config/run_config.h"
 #include "megatron/data/samples/masking_vocabulary.h"
+#include "megatron/interchange/adapters/adapters.h"
 #include "megatron/interchange/formats.h"
 #include "megatron/interchange/hugging_face/companions.h"
 #include "megatron/interchange/hugging_face/hf_family.h"
 #include "megatron/interchange/hugging_face/labels.h"
+#include "megatron/interchange/import.h"
 #include "megatron/text/tokenizer.h"
 
 namespace megatron::interchange {
@@ -56,8 +58,18 @@ TokenIds token_ids_beside(const fs::path& folder, bool encoder_decoder) {
   return ids;
 }
 
+/// The weights, or those of the base with the adapters that the checkpoint holds.
+std::unique_ptr<checkpoint::WeightSource> open_native(const fs::path& folder) {
+  if (holds_adapter(folder)) return open_adapted(folder, checkpoint::saved_recipe(folder).lora.base);
+  return checkpoint::open_checkpoint(folder);
+}
+
 FolderConfig config_of(const fs::path& folder) {
   FolderConfig config;
+  if (holds_adapter(folder)) {
+    open_native(folder);  // says what is wrong with the base
+    return export_config(checkpoint::saved_recipe(folder).lora.base);
+  }
   const fs::path found = checkpoint::find_checkpoint(folder);
   if (auto imported = imported_config(found)) return *std::move(imported);
   config.model = checkpoint::saved_recipe(folder).model;
@@ -104,7 +116,7 @@ bool is_resumable(const fs::path& folder) {
 std::optional<TrainingState> training_in(const fs::path& folder, bool with_optimizer) {
   const fs::path found = checkpoint::find_checkpoint(folder);
   const checkpoint::Manifest manifest = checkpoint::read_manifest(found);
-  if (!manifest.metadata.contains("consumed_samples")) return std::nullopt;
+  if (!manifest.metadata.contains("consumed_samples") || holds_adapter(folder)) return std::nullopt;
   const auto read = [&](const char* name) { return counter(manifest.metadata, name, found); };
   TrainingState state{.iteration = manifest.iteration,
                       .consumed_samples = read("consumed_samples"),
@@ -141,7 +153,7 @@ WeightFormat native_format() {
           .detect = is_native,
           .model = [](const fs::path& folder) { return checkpoint::saved_recipe(folder).model; },
           .config = config_of,
-          .weights = checkpoint::open_checkpoint,
+          .weights = open_native,
           .training = training_in,
           .resumable = is_resumable,
           .companions = companions_of,

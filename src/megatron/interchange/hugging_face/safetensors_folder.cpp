@@ -50,14 +50,14 @@ std::map<std::string, std::string> parse_index(std::string_view text, const std:
   return files;
 }
 
-SafetensorsFolder::SafetensorsFolder(const std::filesystem::path& folder) : folder_(folder) {
+SafetensorsFolder::SafetensorsFolder(const std::filesystem::path& folder, const std::string& single) : folder_(folder) {
   const auto index_path = folder_ / "model.safetensors.index.json";
   if (!std::filesystem::exists(index_path)) {
-    if (!std::filesystem::exists(folder_ / "model.safetensors"))
+    if (!std::filesystem::exists(folder_ / single))
       throw ConfigError(rule_got_fix(
-          concat(folder_.string(), ": must hold model.safetensors, or its shards and model.safetensors.index.json."),
+          concat(folder_.string(), ": must hold ", single, ", or its shards and model.safetensors.index.json."),
           "neither", "convert other files (pytorch_model.bin) with transformers' save_pretrained"));
-    add_file("model.safetensors");
+    add_file(single);
     return;
   }
   const auto index = parse_index(read_file(index_path, kMaxIndexBytes), index_path.string());

@@ -19,7 +19,8 @@ std::map<std::string, std::string> parse_index(std::string_view json, const std:
 class SafetensorsFolder : public checkpoint::WeightSource {
  public:
   /// Maps the files and checks their headers and the index. Throws ConfigError naming the file.
-  explicit SafetensorsFolder(const std::filesystem::path& folder);
+  /// `single`: the file that holds them all, where there is no index.
+  explicit SafetensorsFolder(const std::filesystem::path& folder, const std::string& single = "model.safetensors");
 
   std::string name() const override { return folder_.string(); }
   std::vector<std::string> tensors() const override;

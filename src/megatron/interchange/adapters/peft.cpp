@@ -1,0 +1,296 @@
+#include "megatron/interchange/adapters/peft.h"
+
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <utility>
+
+#include "megatron/base/error.h"
+#include "megatron/base/files/atomic_folder.h"
+#include "megatron/base/files/file.h"
+#include "megatron/base/text/printable.h"
+#include "megatron/checkpoint/files/dtypes.h"
+#include "megatron/checkpoint/files/folder.h"
+#include "megatron/checkpoint/files/safetensors.h"
+#include "megatron/interchange/formats.h"
+#include "megatron/interchange/hugging_face/companions.h"
+#include "megatron/interchange/hugging_face/hf_family.h"
+#include "megatron/interchange/hugging_face/json.h"
+#include "megatron/interchange/hugging_face/json_fields.h"
+#include "megatron/interchange/hugging_face/safetensors_folder.h"
+#include "megatron/interchange/stored_tensor.h"
+#include "megatron/interchange/weights.h"
+
+namespace megatron::interchange {
+namespace fs = std::filesystem;
+namespace {
+
+using nlohmann::json;
+
+constexpr const char *kConfig = "adapter_config.json", *kMatrices = "adapter_model.safetensors";
+constexpr const char* kPrefix = "base_model.model.";
+constexpr std::uint64_t kMaxConfigBytes = std::uint64_t{1} << 20;
+constexpr std::int64_t kMaxRank = 1 << 16;
+
+json read_peft_config(const fs::path& folder) {
+  return parse_json_object(read_file(folder / kConfig, kMaxConfigBytes), (folder / kConfig).string(),
+                           "save the adapter again");
+}
+
+/// What changes no result where a folder has it.
+const std::set<std::string>& known_fields() {
+  static const std::set<std::string> known = {"peft_type",      "r",
+                                              "lora_alpha",     "lora_dropout",
+                                              "use_rslora",     "bias",
+                                              "task_type",      "auto_mapping",
+                                              "peft_version",   "base_model_name_or_path",
+                                              "revision",       "inference_mode",
+                                              "target_modules", "exclude_modules",
+                                              "fan_in_fan_out", "init_lora_weights",
+                                              "megatron_core",  "qalora_group_size",
+                                              "runtime_config"};
+  return known;
+}
+
+bool is_unset(const json& value) {
+  return value.is_null() || value == false || ((value.is_object() || value.is_array()) && value.empty());
+}
+
+plan::Lora read_lora(const fs::path& folder) {
+  const json object = read_peft_config(folder);
+  JsonFields fields(object, (folder / kConfig).string());
+  fields.must_be("peft_type", "LORA");
+  fields.must_be("bias", "none");
+  for (const auto& [key, value] : object.items())
+    if (!known_fields().contains(key) && !is_unset(value))
+      fields.refuse(key, "null: adapters of this program are A and B of one rank, and nothing else is trained");
+  plan::Lora lora{.rank = fields.size("r", kMaxRank),
+                  .alpha = fields.number("lora_alpha", 8),
+                  .dropout = fields.number("lora_dropout", 0),
+                  .rslora = fields.flag("use_rslora", false)};
+  if (!(lora.alpha > 0)) fields.refuse("lora_alpha", "above 0");
+  return lora;
+}
+
+/// The folder of the model that the adapters belong to, as it is or within the adapters' folder.
+std::string base_of(const fs::path& folder) {
+  constexpr const char* kKey = "base_model_name_or_path";
+  const json name = read_peft_config(folder).value(kKey, json());
+  const fs::path named = name.is_string() ? name.get<std::string>() : "";
+  for (const fs::path& base : {named, folder / named})
+    if (!named.empty() && find_format(base) != nullptr && !is_peft(base)) return base.string();
+  throw ConfigError(rule_got_fix(
+      concat((folder / kConfig).string(), ": ", kKey, " must name the folder of the model that was adapted."),
+      name.is_string() ? printable(name.get<std::string>()) + ", which is no model on this machine" : "no name",
+      concat("download the model and set ", kKey, " to its folder; or train on: --lora.base MODEL --load ",
+             folder.string())));
+}
+
+/// The matrices of a folder under our names.
+class PeftMatrices final : public checkpoint::WeightSource {
+ public:
+  PeftMatrices(const fs::path& folder, const config::ModelConfig& model, plan::Lora& lora, AdapterUse use)
+      : raw_(folder, kMatrices) {
+    std::set<std::string> used;
+    for (const PeftPart& part : peft_parts(model)) {
+      const std::string a = concat(kPrefix, part.module, ".lora_A.weight"),
+                        b = concat(kPrefix, part.module, ".lora_B.weight");
+      const auto *a_shape = raw_.shape(a), *b_shape = raw_.shape(b);
+      if (a_shape == nullptr || b_shape == nullptr || a_shape->size() != 2 || b_shape->size() != 2) continue;
+      if (use == AdapterUse::Training && !used.insert(a).second)
+        throw ConfigError(rule_got_fix(
+            concat(name(), ": an adapter to be trained must be of one part of a layer here."),
+            concat(printable(part.module), ", which holds several"), "merge it: megatron checkpoint export --load"));
+      used.insert(a);
+      used.insert(b);
+      const std::int64_t last = part.rows.empty() ? -1 : *std::ranges::max_element(part.rows);
+      if (last >= b_shape->at(0))
+        throw ConfigError(
+            rule_got_fix(concat(name(), ": \"", b, "\" must have the rows of its layer."), concat(b_shape->at(0))));
+      entries_[part.a] = {a, *a_shape, {}};
+      entries_[part.b] = {b, *b_shape, part.rows};
+      if (!part.rows.empty()) entries_[part.b].shape[0] = static_cast<std::int64_t>(part.rows.size());
+      if (std::ranges::find(lora.targets, part.part.name) == lora.targets.end()) lora.targets.push_back(part.part.name);
+    }
+    for (const std::string& tensor : raw_.tensors())
+      if (!used.contains(tensor))
+        throw ConfigError(rule_got_fix(concat(name(), ": every tensor must be an adapter of a layer of the model."),
+                                       concat("\"", printable(tensor), "\""),
+                                       "name the folder of the model that it was trained on"));
+  }
+
+  std::string name() const override { return raw_.name(); }
+  std::vector<std::string> tensors() const override {
+    std::vector<std::string> names;
+    for (const auto& [name, entry] : entries_) names.push_back(name);
+    return names;
+  }
+  const std::vector<std::int64_t>* shape(const std::string& tensor) const override {
+    const auto found = entries_.find(tensor);
+    return found == entries_.end() ? nullptr : &found->second.shape;
+  }
+  std::string dtype(const std::string& tensor) const override { return raw_.dtype(entries_.at(tensor).theirs); }
+  void read(const std::string& tensor, const checkpoint::Box& box, const at::Tensor& into) const override {
+    const Entry& entry = entries_.at(tensor);
+    if (entry.rows.empty()) return raw_.read(entry.theirs, box, into);
+    for (std::int64_t i = 0; i < box.shape[0]; ++i)
+      raw_.read(entry.theirs,
+                {{entry.rows.at(static_cast<std::size_t>(box.offset[0] + i)), box.offset[1]}, {1, box.shape[1]}},
+                into.narrow(0, i, 1));
+  }
+
+ private:
+  struct Entry {
+    std::string theirs;
+    std::vector<std::int64_t> shape, rows;
+  };
+  SafetensorsFolder raw_;
+  std::map<std::string, Entry> entries_;
+};
+
+/// The shortest names by which PEFT finds the modules and no others.
+json target_modules(const std::vector<PeftPart>& all, const std::vector<PeftPart>& adapted) {
+  const auto ends = [](const std::string& module, int parts) {
+    std::size_t at = module.size();
+    for (int i = 0; i < parts && at != std::string::npos && at > 0; ++i) at = module.rfind('.', at - 1);
+    return at == std::string::npos ? module : module.substr(at + 1);
+  };
+  for (const int parts : {1, 2}) {
+    std::set<std::string> names;
+    for (const PeftPart& part : adapted) names.insert(ends(part.module, parts));
+    const auto count =
+        std::ranges::count_if(all, [&](const PeftPart& part) { return names.contains(ends(part.module, parts)); });
+    if (parts == 2 || count == std::ssize(adapted)) return names;
+  }
+  return {};
+}
+
+void write_peft(const checkpoint::WeightSource& weights, const FolderConfig& config, const fs::path& folder,
+                const ExportOptions& options) {
+  const auto* const adapted = dynamic_cast<const AdaptedWeights*>(&weights);
+  if (adapted == nullptr)
+    throw ConfigError(rule_got_fix("--format peft writes adapters, of a run with lora.rank.",
+                                   concat(weights.name(), ", a whole model"), "--format huggingface"));
+  AtomicFolder::check(folder);
+  const checkpoint::WeightSource& matrices = *adapted->adapter().matrices;
+  const plan::Lora& lora = adapted->adapter().lora;
+  const std::vector<PeftPart> all = peft_parts(config.model);
+  std::vector<PeftPart> written;
+  for (const PeftPart& part : all) {
+    if (matrices.shape(part.a) == nullptr) continue;
+    if (!part.rows.empty())
+      throw ConfigError(rule_got_fix(concat("PEFT has one adapter for all of ", part.module,
+                                            ", which are several here: such adapters cannot be "
+                                            "written."),
+                                     concat(part.part.name, " of its rows"),
+                                     "--format huggingface, which merges them"));
+    written.push_back(part);
+  }
+  std::vector<checkpoint::SafetensorsEntry> entries;
+  std::map<std::string, std::string> ours;
+  for (const PeftPart& part : written)
+    for (const auto& [name, matrix] : {std::pair{part.a, ".lora_A.weight"}, {part.b, ".lora_B.weight"}}) {
+      const std::string theirs = concat(kPrefix, part.module, matrix);
+      const at::ScalarType type = scalar_type(options.dtype.empty() ? matrices.dtype(name) : options.dtype, "--dtype");
+      entries.push_back({.name = theirs, .dtype = checkpoint::dtype_name(type), .shape = *matrices.shape(name)});
+      ours[theirs] = name;
+    }
+  AtomicFolder output(folder);
+  std::string header;
+  const auto placed = checkpoint::make_safetensors(entries, {{"format", "pt"}}, header);
+  AtomicFile file(output.temporary_path() / kMatrices);
+  file.write(header);
+  for (const auto& entry : placed.tensors) {
+    const at::Tensor tensor = at::empty(entry.shape, scalar_type(entry.dtype, entry.name));
+    matrices.read(ours.at(entry.name), {{0, 0}, entry.shape}, tensor);
+    file.write({static_cast<const std::byte*>(tensor.const_data_ptr()), static_cast<std::size_t>(tensor.nbytes())});
+  }
+  file.commit();
+  const json object = {{"peft_type", "LORA"},
+                       {"task_type", "CAUSAL_LM"},
+                       {"base_model_name_or_path", adapted->base_folder()},
+                       {"r", lora.rank},
+                       {"lora_alpha", lora.alpha},
+                       {"lora_dropout", lora.dropout},
+                       {"use_rslora", lora.rslora},
+                       {"use_dora", false},
+                       {"bias", "none"},
+                       {"fan_in_fan_out", std::ranges::any_of(written, &PeftPart::transposed)},
+                       {"init_lora_weights", true},
+                       {"inference_mode", true},
+                       {"modules_to_save", nullptr},
+                       {"target_modules", target_modules(all, written)}};
+  write_file(output.temporary_path() / kConfig, object.dump(2) + "\n");
+  output.commit();
+}
+
+}  // namespace
+
+std::vector<PeftPart> peft_parts(const config::ModelConfig& model) {
+  const plan::ModelShape shape = shape_of(model);
+  const Mapping mapping = family_of(model).written_table(shape, [](const std::string&) { return true; });
+  const auto theirs = source_shapes(mapping);
+  std::vector<PeftPart> parts;
+  for (std::int64_t number = 0; number < shape.num_layers; ++number) {
+    const plan::LayerSpec layer = shape.layer(number);
+    for (const plan::Branch& branch : layer.branches)
+      for (const plan::Linear& linear : branch.linears(layer.hidden))
+        for (const plan::LinearPart& part : plan::linear_parts(layer, linear, 1)) {
+          const MappedTensor& weight = mapping.at(layer.prefix + linear.name + ".weight");
+          const std::size_t outputs = weight.transposed ? 1 : 0;
+          PeftPart own{.part = part,
+                       .a = plan::adapter_name(layer, linear, part, "A"),
+                       .b = plan::adapter_name(layer, linear, part, "B"),
+                       .module = {},
+                       .transposed = weight.transposed};
+          std::string source;
+          for (const MappedSlice& piece : weight.pieces)
+            for (std::int64_t group = 0; group < part.groups; ++group) {
+              const std::int64_t begin = group * part.group_outputs + part.offset;
+              const std::int64_t from = std::max(begin, piece.to[0]),
+                                 to = std::min(begin + part.length, piece.to[0] + piece.shape[0]);
+              for (std::int64_t row = from; row < to; ++row)
+                own.rows.push_back(piece.from[outputs] + row - piece.to[0]);
+              if (from < to) source = piece.source;
+            }
+          bool in_order = std::ssize(own.rows) == theirs.at(source)[outputs];
+          for (std::size_t i = 0; in_order && i < own.rows.size(); ++i)
+            in_order = own.rows[i] == static_cast<std::int64_t>(i);
+          if (in_order) own.rows.clear();
+          own.module = source.substr(0, source.rfind(".weight"));
+          parts.push_back(std::move(own));
+        }
+  }
+  return parts;
+}
+
+bool is_peft(const fs::path& folder) {
+  return fs::is_regular_file(folder / kConfig) && !fs::exists(folder / "config.json") &&
+         !checkpoint::has_checkpoint(folder);
+}
+
+OpenedAdapter open_peft(const fs::path& folder, const config::ModelConfig& model, AdapterUse use) {
+  plan::Lora lora = read_lora(folder);
+  auto matrices = std::make_shared<const PeftMatrices>(folder, model, lora, use);
+  return {std::move(matrices), std::move(lora)};
+}
+
+WeightFormat peft_format() {
+  return {.name = "peft",
+          .holder = "PEFT's folder of an adapter (adapter_config.json) whose model is on this machine",
+          .models = "LoRA of any model that can be read, merged into it",
+          .detect = is_peft,
+          .model = [](const fs::path& folder) { return model_config_of(base_of(folder)); },
+          .config = [](const fs::path& folder) { return format_of(base_of(folder)).config(base_of(folder)); },
+          .weights = [](const fs::path& folder) { return open_adapted(folder, base_of(folder)); },
+          .knows_training = false,
+          .companions =
+              [](const fs::path& folder) { return has_tokenizer(folder) ? folder : companion_folder(base_of(folder)); },
+          .output = "folder to write: the adapters alone",
+          .write = write_peft};
+}
+
+}  // namespace megatron::interchange
