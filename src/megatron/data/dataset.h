@@ -48,6 +48,11 @@ class Dataset {
 
   /// What messages call sample `i`: its file and its number there.
   virtual std::string name_of(std::int64_t i) const = 0;
+
+  /// Of samples that are documents each: which of documents() sample `i` is, from 0 on; the first documents() samples
+  /// are all of them, in some order. Of other samples documents() is 0.
+  virtual std::int64_t document_of(std::int64_t i) const { return i; }
+  virtual std::int64_t documents() const { return 0; }
 };
 
 /// Throws std::logic_error unless each span of `out` is empty or has `seq_length` elements.

@@ -6,8 +6,9 @@
 #include "megatron/base/error.h"
 #include "megatron/base/philox.h"
 #include "megatron/data/samples/blended_dataset.h"
+#include "megatron/data/samples/chats/preferences.h"
+#include "megatron/data/samples/chats/sft.h"
 #include "megatron/data/samples/packed_dataset.h"
-#include "megatron/data/samples/sft.h"
 
 namespace megatron::data {
 namespace {
@@ -19,6 +20,7 @@ std::uint64_t fill_in_middle_key(const PartSpec& spec, std::size_t i) {
 
 /// The pair that a prefix of the blend stands for: itself, or the conversations' in the cache.
 std::string pair_of(const PartSpec& spec, const std::string& prefix, const WaitMessage& say) {
+  if (spec.preferences) return build_preference_pair(prefix, spec.tokenizer.value(), spec.chat, spec.cache_folder, say);
   return spec.chat ? build_chat_pair(prefix, spec.tokenizer.value(), *spec.chat, spec.cache_folder, say) : prefix;
 }
 
@@ -47,6 +49,7 @@ std::unique_ptr<const Dataset> open_set(const PartSpec& spec, std::size_t i, std
     return spec.masked->open(sentence_source(spec, spec.blend.prefixes[i], samples), spec.index.seq_length,
                              spec.tokenizer.value(), say);
   const GptDatasetSpec set = set_spec(spec, pair_of(spec, spec.blend.prefixes[i], say), samples);
+  if (spec.preferences) return std::make_unique<PreferenceDataset>(set);
   if (spec.chat || spec.packed)
     return std::make_unique<PackedDataset>(set, spec.packed ? Packing::BestFit : Packing::Alone, say);
   GptSampleOptions options = spec.options;
@@ -145,6 +148,11 @@ void check_part(const PartSpec& spec, const std::function<void(const IndexedData
     }
     const GptDatasetSpec set = set_spec(spec, pair_of(spec, spec.blend.prefixes[i], say), requests[i]);
     const IndexedDataset pair(set.prefix);
+    if (spec.preferences) {
+      check_preferences(spec.blend.prefixes[i], set, say);
+      look_at(pair);
+      continue;
+    }
     const SequenceRange range = split_ranges(set.split, pair.size())[static_cast<std::size_t>(set.part)];
     GptIndexSpec index = set.index;
     if (!index.num_samples) index.num_samples = 1;  // a set that is taken whole must hold something

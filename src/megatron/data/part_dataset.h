@@ -23,13 +23,14 @@ struct PartSpec {
   std::size_t place = 0;           ///< of the blend's first prefix among all that the run reads for the part
   std::string split = "969,30,1";  ///< of each pair
   SplitPart part = SplitPart::Train;
-  GptIndexSpec index = {};                                 ///< the number of samples is that of the blend
-  std::string cache_folder = "";                           ///< empty: beside the data
-  bool packed = false;                                     ///< whole documents, best fit
-  GptSampleOptions options = {};                           ///< where not packed
-  std::optional<text::Tokenizer> tokenizer = {};           ///< needed by the next three
-  std::shared_ptr<const MaskedSamples> masked = {};        ///< the blend names sentences, which make such samples
-  std::optional<text::ChatTemplate> chat = {};             ///< the blend names conversations (sft.h)
+  GptIndexSpec index = {};                           ///< the number of samples is that of the blend
+  std::string cache_folder = "";                     ///< empty: beside the data
+  bool packed = false;                               ///< whole documents, best fit
+  GptSampleOptions options = {};                     ///< where not packed
+  std::optional<text::Tokenizer> tokenizer = {};     ///< needed by the next three
+  std::shared_ptr<const MaskedSamples> masked = {};  ///< the blend names sentences, which make such samples
+  std::optional<text::ChatTemplate> chat = {};       ///< the blend names conversations (sft.h)
+  bool preferences = false;  ///< the blend names preferences (preferences.h), of strings or for `chat`
   std::optional<FillInMiddleOptions> fill_in_middle = {};  ///< where not packed
   /// With a vocabulary: samples of no blend, of this kind; lengths, number and key follow from the rest.
   MockDatasetSpec mock = {};

@@ -1,4 +1,4 @@
-#include "megatron/data/samples/sft.h"
+#include "megatron/data/samples/chats/sft.h"
 
 #include <simdjson.h>
 
