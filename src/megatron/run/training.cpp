@@ -28,16 +28,21 @@
 namespace megatron::run {
 namespace {
 
+/// The folder of the model that the run begins with: of a run of adapters what they are trained on.
+const std::string& model_folder(const config::RunConfig& config) {
+  return config.lora.rank > 0 && !config.lora.base.empty() ? config.lora.base : config.checkpoint.load;
+}
+
 // With load_strict off a network that differs is taken as meant, and said.
 void warn_of_differences(const config::RunConfig& config) {
-  if (!train::takes_weights_alone(config) || config.checkpoint.load_strict) return;
+  if (!train::takes_weights_alone(config) || config.checkpoint.load_strict || config.lora.rank > 0) return;
   for (const std::string& line : interchange::differences(config.model, config.checkpoint.load))
     write_line(stderr, concat("warning: the network differs from that of ", config.checkpoint.load, ": ", line));
 }
 
 /// The tokenizer that lies with the weights to begin with is meant where none is named.
 void take_tokenizer_of_weights(config::RunConfig& config) {
-  const std::string& load = config.checkpoint.load;
+  const std::string& load = model_folder(config);
   if (!config.data.tokenizer.empty() || load.empty() || !std::filesystem::exists(load)) return;
   try {
     config.data.tokenizer = interchange::companion_folder(load).string();
@@ -49,7 +54,8 @@ void take_tokenizer_of_weights(config::RunConfig& config) {
 /// first weights) come from checkpoints that know them; rows of padding are a matter of the layout.
 std::vector<std::string> take_network_of_checkpoint(config::RunConfig& config) {
   if (!config.checkpoint.use_checkpoint_args) return {};
-  const auto folder = train::checkpoint_to_load(config);
+  auto folder = train::checkpoint_to_load(config);
+  if (config.lora.rank > 0) folder = config.lora.base;
   if (!folder || !std::filesystem::exists(*folder))
     return {"note: checkpoint.use_checkpoint_args: there is no checkpoint yet; the options hold as given"};
   const interchange::WeightFormat& format = interchange::format_of(*folder);
@@ -109,6 +115,8 @@ const char* name_of(train::Outcome outcome) {
 
 TrainingJob open_training(config::RunConfig& config) {
   auto place = comm::place_from(comm::process_environment());
+  if (!config.lora.base.empty())  // which checkpoints of the adapters will look for from elsewhere
+    config.lora.base = std::filesystem::absolute(config.lora.base).lexically_normal().string();
   take_tokenizer_of_weights(config);
   std::vector<std::string> notes = take_network_of_checkpoint(config);
   for (std::string& note : take_padded_vocabulary(config)) notes.push_back(std::move(note));
@@ -156,8 +164,9 @@ int train(const TrainingJob& job, const TrainingOptions& options) {
         [&] {
           if (world.rank() != 0) return;
           folders.emplace(run.config);
-          interchange::keep_tokenizer(job.tokenizer, run.config.train.out,
-                                      train::takes_weights_alone(run.config) ? run.config.checkpoint.load : "");
+          interchange::keep_tokenizer(
+              job.tokenizer, run.config.train.out,
+              train::takes_weights_alone(run.config) || run.config.lora.rank > 0 ? model_folder(run.config) : "");
           warn_of_differences(run.config);
         },
         beat);

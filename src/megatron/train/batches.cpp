@@ -162,6 +162,13 @@ model::Batch DatasetBatches::get(std::span<const std::int64_t> sample_ids) const
   batch.sentence_labels_b = swapped;
   batch.decoder_tokens_bs = decoder;
   batch.sample_ids = id_tensor(sample_ids);
+  if (references_) {
+    batch.reference_b = at::zeros({samples}, at::kDouble);
+    for (std::int64_t b = 0; b < samples; ++b)
+      if (const std::int64_t id = sample_ids[static_cast<std::size_t>(b)]; id != kNoSample)
+        batch.reference_b.mutable_data_ptr<double>()[b] =
+            references_->at(static_cast<std::size_t>(dataset_->document_of(id % dataset_->size())));
+  }
   return batch;
 }
 
@@ -197,7 +204,7 @@ model::Batch on_device(model::Batch batch, at::Device device) {
   batch.host = std::make_shared<const model::Batch>(batch);
   for (at::Tensor* tensor : {&batch.tokens_bs, &batch.labels_bs, &batch.loss_mask_bs, &batch.position_ids_bs,
                              &batch.first_key_bs, &batch.token_types_bs, &batch.key_lengths_b, &batch.sentence_labels_b,
-                             &batch.targets, &batch.decoder_tokens_bs})
+                             &batch.targets, &batch.decoder_tokens_bs, &batch.reference_b})
     if (tensor->defined()) *tensor = on_device(*tensor, device);
   return batch;
 }

@@ -5,6 +5,8 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "megatron/data/dataset.h"
 #include "megatron/model/transformer_stage.h"
@@ -41,6 +43,11 @@ class DatasetBatches {
   DatasetBatches(std::unique_ptr<const data::Dataset> dataset, std::int64_t vocab, at::ScalarType dtype);
 
   std::int64_t size() const { return dataset_->size(); }
+  const data::Dataset& dataset() const { return *dataset_; }
+
+  /// From now on batches have reference_b: numbers of documents (data::Dataset::document_of). Before get() is called
+  /// from several threads.
+  void refer_to(std::shared_ptr<const std::vector<double>> references) { references_ = std::move(references); }
 
   /// A microbatch in the host's memory. Throws ConfigError naming the data and the sample for a token outside the
   /// vocabulary, besides what data::Dataset::get throws.
@@ -50,6 +57,7 @@ class DatasetBatches {
   void check_tokens(std::int64_t sample, std::span<const std::int64_t> tokens) const;
 
   std::unique_ptr<const data::Dataset> dataset_;
+  std::shared_ptr<const std::vector<double>> references_;
   std::int64_t vocab_;
   at::ScalarType dtype_;
 };

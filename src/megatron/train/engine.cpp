@@ -1,12 +1,14 @@
 #include "megatron/train/engine.h"
 
 #include <algorithm>
+#include <memory>
 
 #include "megatron/base/machine/out_of_memory.h"
 #include "megatron/model/options.h"
 #include "megatron/plan/cost/counts.h"
 #include "megatron/plan/cost/rank_buffers.h"
 #include "megatron/plan/cost/sequence_exchange.h"
+#include "megatron/plan/parameters/adapters.h"
 #include "megatron/plan/stages.h"
 #include "megatron/plan/steps/batch_plan.h"
 #include "megatron/train/batches.h"
@@ -24,18 +26,28 @@ comm::Group of_one_recipe(const plan::ResolvedRun& run, comm::Group world) {
 
 parallel::ParameterStore make_parameters(const plan::ResolvedRun& run, const parallel::ParallelContext& context) {
   const config::RunConfig& config = run.config;
-  auto specs = plan::model_parameters(run.shape, context.grid().size(plan::Axis::Tp), context.tensor().rank(),
-                                      plan::parts_of_rank(run.parts, run.placement, context.pipeline().rank()),
-                                      {.ep = context.experts().size(), .rank = context.experts().rank()});
+  const int tp = context.grid().size(plan::Axis::Tp), tp_rank = context.tensor().rank();
+  const auto parts = plan::parts_of_rank(run.parts, run.placement, context.pipeline().rank());
+  auto specs = plan::trained_parameters(run.shape, tp, tp_rank, parts,
+                                        {.ep = context.experts().size(), .rank = context.experts().rank()});
   auto layout = plan::rank_layout(run, specs);
   std::optional<parallel::PooledGradients> pooled;
   if (auto pool = plan::rank_gradient_pool(run, specs, layout))
     pooled = {std::move(*pool), plan::shards(layout, plan::owners_of(run, context.rank()))};
   const parallel::Precision precision(scalar_type(config));
   const auto gradients = config.optimizer.grad_dtype == "fp32" ? precision.gradients : precision.values;
-  return {std::move(specs), std::move(layout), {precision.values, gradients},
-          context.device(), config.train.seed, parallel::ParameterStore::Gradients::Hold,
-          std::move(pooled)};
+  parallel::ParameterStore parameters(std::move(specs), std::move(layout), {precision.values, gradients},
+                                      context.device(), config.train.seed, parallel::ParameterStore::Gradients::Hold,
+                                      std::move(pooled));
+  if (!run.shape.lora) return parameters;
+  auto weights = plan::model_parameters(run.shape, tp, tp_rank, parts);
+  if (!config.lora.base.empty())  // they are read: drawing them would be in vain
+    for (plan::ParameterSpec& spec : weights) spec.init = plan::Init::Zero;
+  auto buffer = plan::buffer_layout(weights, 0);
+  parameters.put_beside(std::make_shared<const parallel::ParameterStore>(
+      std::move(weights), std::move(buffer), precision.values, context.device(), config.train.seed,
+      parallel::ParameterStore::Gradients::None));
+  return parameters;
 }
 
 std::vector<model::TransformerStage> make_stages(const plan::ResolvedRun& run, const parallel::ParallelContext& context,
@@ -66,7 +78,9 @@ optim::SharedGradients make_shared_gradients(const plan::ResolvedRun& run, const
                                              const parallel::ParameterStore& parameters,
                                              const std::vector<plan::Shard>& owned) {
   std::vector<optim::SharedParameter> shared;
-  for (const plan::SharedCopies& copies : plan::shared_copies(run.shape, run.parts, run.placement)) {
+  const auto copied = run.shape.lora ? std::vector<plan::SharedCopies>()  // of weights, which are not trained
+                                     : plan::shared_copies(run.shape, run.parts, run.placement);
+  for (const plan::SharedCopies& copies : copied) {
     const auto holders = optim::holders_group(context.pipeline(), copies.pipeline_ranks);
     if (holders.size() > 1) shared.push_back({parameters.get(copies.name), holders});
   }

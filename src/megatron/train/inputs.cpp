@@ -17,8 +17,10 @@
 #include "megatron/interchange/formats.h"
 #include "megatron/interchange/import.h"
 #include "megatron/interchange/weights.h"
+#include "megatron/plan/parameters/adapters.h"
 #include "megatron/plan/parameters/parameters.h"
 #include "megatron/train/batches.h"
+#include "megatron/train/distillation.h"
 #include "megatron/train/model_samples.h"
 #include "megatron/train/resume/run_state.h"
 
@@ -47,7 +49,7 @@ class Values {
   config::Fields fields_;  // points into config_
 };
 
-// Tokens that are stored as ~id take no part in the loss (data/samples/sft.h).
+// Tokens that are stored as ~id take no part in the loss (data/samples/chats/sft.h).
 void check_tokens(const data::IndexedDataset& data, std::int64_t vocab, bool marks) {
   data.verify();
   std::int64_t left = kTokensLookedAt;
@@ -116,6 +118,11 @@ std::vector<std::string> changed_options(const Values& saved, const Values& want
 void check_start(const fs::path& folder, const plan::ResolvedRun& run) {
   if (takes_weights_alone(run.config)) {
     if (interchange::format_of(folder).native) checkpoint::check_structure(checkpoint::find_checkpoint(folder));
+    if (run.shape.lora) {
+      checkpoint::compare_weights(*adapters_to_begin_with(folder, run).matrices, run.shape,
+                                  run.config.checkpoint.load_strict);
+      return;
+    }
     const std::string theirs = interchange::model_config_of(folder).architecture;
     if (theirs != run.config.model.architecture)
       throw ConfigError(rule_got_fix("model.architecture must be that of the weights.",
@@ -166,13 +173,17 @@ std::int64_t samples_of_a_validation(const config::RunConfig& config) {
 
 SampleTools load_tools(const config::RunConfig& config) {
   SampleTools tools;
-  if (config.data.sft || config.data.fim_data ||
+  if (config.data.sft || config.data.fim_data || config.dpo.beta > 0 ||
       (model_samples(config.model.architecture).needs_tokenizer && !config.data.mock_data))
     tools.tokenizer =
         text::Tokenizer::load(config.data.tokenizer, config.data.tokenizer_type, config.data.vocab_extra_ids);
-  if (config.data.sft) {
-    const fs::path tokenizer = config.data.tokenizer;
-    tools.chat = text::ChatTemplate::load(fs::is_directory(tokenizer) ? tokenizer : tokenizer.parent_path());
+  const fs::path named = config.data.tokenizer, folder = fs::is_directory(named) ? named : named.parent_path();
+  if (config.data.sft) tools.chat = text::ChatTemplate::load(folder);
+  if (config.dpo.beta > 0) {
+    try {
+      tools.chat = text::ChatTemplate::load(folder);
+    } catch (const ConfigError&) {  // preferences of strings need none
+    }
   }
   return tools;
 }
@@ -202,7 +213,12 @@ std::vector<data::PartSpec> part_specs(const plan::ResolvedRun& run, data::Split
                                   .reset_attention_mask = config.data.reset_attention_mask,
                                   .eod_mask_loss = config.data.eod_mask_loss},
                       .tokenizer = tools.tokenizer,
-                      .chat = tools.chat};
+                      .chat = tools.chat,
+                      .preferences = config.dpo.beta > 0};
+  if (spec.preferences && (blend->prefixes.size() > 1 || blend->weights) &&
+      !(part == data::SplitPart::Valid && config.data.multiple_validation_sets))
+    throw ConfigError(rule_got_fix("With dpo.beta each part is read from one file of preferences.",
+                                   concat(blend->prefixes.size(), " files"), "join them: cat A.jsonl B.jsonl"));
   if (config.data.mock_data) spec.mock.vocab = run.shape.vocab;
   if (trains)
     spec.index.num_samples = std::max(run.train_samples, config.data.index_samples);
@@ -307,7 +323,7 @@ std::vector<std::string> check_checkpoint(const fs::path& folder, const plan::Re
     add(rule_got_fix(concat(path, " must be ", saved[path], ", as in the checkpoint ", found.string(), "."),
                      wanted[path], fix_of_difference(path, saved, wanted)));
   }
-  const auto specs = plan::model_parameters(run.shape, 1, 0);
+  const auto specs = plan::trained_parameters(run.shape, 1, 0, {plan::whole_model(run.shape.num_layers)});
   for (const auto& [name, tensor] : checkpoint::read_manifest(found).tensors)
     if (!name.starts_with("optimizer.") &&
         std::none_of(specs.begin(), specs.end(), [&n = name](const auto& spec) { return spec.name == n; }))
@@ -328,6 +344,34 @@ std::vector<std::string> check_checkpoint(const interchange::TrainingState& trai
   return changed_options(Values(saved), Values(run.config), run);
 }
 
+interchange::OpenedAdapter adapters_to_begin_with(const fs::path& folder, const plan::ResolvedRun& run) {
+  auto opened = interchange::open_adapter(folder, run.config.model, interchange::AdapterUse::Training);
+  const plan::Lora &theirs = opened.lora, &ours = *run.shape.lora;
+  if (theirs.rank != ours.rank || theirs.alpha != ours.alpha || theirs.rslora != ours.rslora)
+    throw ConfigError(rule_got_fix(
+        concat("lora.rank, lora.alpha and lora.rslora must be those of the adapters in ", folder.string(), "."),
+        concat("rank ", ours.rank, ", alpha ", ours.alpha, ", rslora ", ours.rslora ? "true" : "false"),
+        concat("--lora.rank ", theirs.rank, " --lora.alpha ", theirs.alpha, " --lora.rslora ",
+               theirs.rslora ? "true" : "false")));
+  return opened;
+}
+
+namespace {
+
+/// The weights that adapters are trained on, as far as files say it.
+void check_base(const plan::ResolvedRun& run) {
+  const std::string& base = run.config.lora.base;
+  if (!run.shape.lora || base.empty()) return;
+  interchange::format_of(base);  // says what it has looked for where nothing of it is there
+  if (interchange::holds_adapter(base))
+    throw ConfigError(rule_got_fix("lora.base must hold the weights of a whole model.", base + ", which holds adapters",
+                                   "--lora.base the folder that they were trained on, and --load this one"));
+  checkpoint::compare_weights(*interchange::open_weights(base), plan::without_adapters(run.shape), /*strict=*/true);
+  interchange::check_same_network(run.config.model, base);
+}
+
+}  // namespace
+
 void check_inputs(const plan::ResolvedRun& run, const data::WaitMessage& say) {
   if (!run.shape.predicts_tokens())
     throw ConfigError(rule_got_fix("A run that reads text must have model.head tokens.", run.config.model.head,
@@ -336,9 +380,12 @@ void check_inputs(const plan::ResolvedRun& run, const data::WaitMessage& say) {
   for (const auto part : {data::SplitPart::Train, data::SplitPart::Valid, data::SplitPart::Test})
     for (const data::PartSpec& spec : part_specs(run, part, /*eod=*/0, tools))
       data::check_part(
-          spec, [&](const data::IndexedDataset& pair) { check_tokens(pair, run.shape.vocab, spec.chat.has_value()); },
+          spec,
+          [&](const data::IndexedDataset& pair) { check_tokens(pair, run.shape.vocab, spec.chat || spec.preferences); },
           say);
   check_load_strict(run.config.checkpoint);
+  check_base(run);
+  check_teacher(run);
   if (const auto folder = checkpoint_to_load(run.config)) check_start(*folder, run);
   if (begins_where_it_saves(run.config) && say)
     say(concat("note: ", run.config.checkpoint.load,

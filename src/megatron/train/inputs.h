@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "megatron/data/part_dataset.h"
+#include "megatron/interchange/adapters/adapters.h"
 #include "megatron/interchange/training_state.h"
 #include "megatron/plan/rules.h"
 
@@ -13,8 +14,8 @@ namespace megatron::train {
 
 /// What samples are made with, as the options ask for it.
 struct SampleTools {
-  std::optional<text::Tokenizer> tokenizer = {};  ///< data.sft, data.fim_data, a BERT's or T5's masks
-  std::optional<text::ChatTemplate> chat = {};    ///< data.sft
+  std::optional<text::Tokenizer> tokenizer = {};  ///< data.sft, data.fim_data, dpo.beta, a BERT's or T5's masks
+  std::optional<text::ChatTemplate> chat = {};    ///< data.sft; with dpo.beta where there is one
 };
 
 /// Loads them from data.tokenizer. Throws ConfigError where it is missing or is not what the options need.
@@ -76,6 +77,10 @@ std::vector<std::string> check_checkpoint(const std::filesystem::path& folder, c
 /// As above, for the run that another program has saved in `folder`.
 std::vector<std::string> check_checkpoint(const interchange::TrainingState& training,
                                           const std::filesystem::path& folder, const plan::ResolvedRun& run);
+
+/// The adapters in `folder` with which a run with lora.rank begins. Throws ConfigError where there are none, or they
+/// are not those that the options describe.
+interchange::OpenedAdapter adapters_to_begin_with(const std::filesystem::path& folder, const plan::ResolvedRun& run);
 
 /// Finds out before ranks start what train() would stumble over: an empty split, tokens that the model does not know
 /// (among the first few million), conversations without anything to learn, a checkpoint of another model. Changes

@@ -26,12 +26,14 @@
 #include "megatron/schedule/text.h"
 #include "megatron/supervise/events.h"
 #include "megatron/train/batches.h"
+#include "megatron/train/distillation.h"
 #include "megatron/train/engine.h"
 #include "megatron/train/guard.h"
 #include "megatron/train/inputs.h"
 #include "megatron/train/iteration.h"
 #include "megatron/train/log/progress_file.h"
 #include "megatron/train/log/run_log.h"
+#include "megatron/train/preference.h"
 #include "megatron/train/prefetch.h"
 #include "megatron/train/resume/agreement.h"
 #include "megatron/train/resume/resume.h"
@@ -107,10 +109,13 @@ class TrainingRun {
         engine_(run, world, device),
         saver_(save_folder(config_), world, saver_options(config_)),
         guard_(config_, world.rank()) {
-    engine_.pipeline.use(forward_step);
+    engine_.pipeline.use(config_.dpo.beta > 0               ? preference_step(config_.dpo)
+                         : !config_.distill.teacher.empty() ? distillation_step(run, engine_)
+                                                            : forward_step);
     engine_.pipeline.report_to(outside_.activity);
     begin_phase("loading");
     start_ = start_run(run, engine_);
+    if (config_.dpo.beta > 0) find_references();
     begin_at(start_.state);
     engine_.step.before_update([this] { saver_.before_change(); });
     engine_.step.judge([this](StepResult& result) { guard_.judge(state_.iteration + 1, result); });
@@ -155,6 +160,21 @@ class TrainingRun {
 
   void begin_phase(const char* phase) const {
     if (outside_.activity != nullptr) outside_.activity->begin_phase(phase, state_.iteration + 1);
+  }
+
+  // Of preferences. Collective over the world.
+  void find_references() {
+    begin_phase("reference");
+    const fs::path folder = fs::path(config_.train.out) / "reference";
+    const auto of = [&](std::vector<NamedData>& sets, const char* name) {
+      for (std::size_t i = 0; i < sets.size(); ++i)
+        sets[i].batches.refer_to(reference_log_probabilities(
+            run_, engine_, sets[i].batches, folder / concat(name, i == 0 ? "" : concat("_", i), ".safetensors"),
+            start_.state.iteration > 0));
+    };
+    of(data_.train, "train");
+    of(data_.valid, "valid");
+    of(data_.test, "test");
   }
 
   // The next iteration is the one after `state`.

@@ -50,7 +50,7 @@ std::string joined(const data::Blend& blend) {
   return text;
 }
 
-void add_data(const config::DataConfig& config, comm::Facts& facts) {
+void add_data(const config::DataConfig& config, bool conversations, comm::Facts& facts) {
   const data::RunBlends blends = data::read_blends(config);
   constexpr const char* kParts[] = {"training data", "validation data", "test data"};
   std::vector<std::string> prefixes;
@@ -61,7 +61,7 @@ void add_data(const config::DataConfig& config, comm::Facts& facts) {
       if (std::ranges::find(prefixes, prefix) == prefixes.end()) prefixes.push_back(prefix);
   }
   for (const std::string& prefix : prefixes) {
-    if (config.sft) {
+    if (conversations) {
       facts.push_back({"file " + prefix, digest_of(prefix)});
     } else {
       facts.push_back({"file " + prefix + ".idx", digest_of(prefix + ".idx")});
@@ -141,7 +141,7 @@ comm::Facts input_facts(const config::RunConfig& config) {
            return text::Tokenizer::load(data.tokenizer, data.tokenizer_type, data.vocab_extra_ids).fingerprint();
          })});
   const std::string problem = fact_of([&] {
-    add_data(data, facts);
+    add_data(data, data.sft || config.dpo.beta > 0, facts);
     return std::string();
   });
   if (!problem.empty()) facts.push_back({"data", problem});
@@ -175,6 +175,9 @@ void require_equal_runs(const plan::ResolvedRun& run, const comm::Group& world) 
   if (world.size() == 1) return;
   comm::require_agreement(world, recipe_facts(run));
   comm::require_agreement(world, input_facts(run.config));
+  for (const auto& [option, folder] :
+       {std::pair{"lora.base ", run.config.lora.base}, {"distill.teacher ", run.config.distill.teacher}})
+    if (!folder.empty()) comm::require_agreement(world, {{option + folder, model_digest(folder)}});
   // Rank 0 says where the run begins: what `latest` says elsewhere may be older for a while, on a shared file system.
   const std::string start = comm::gather_texts(world, fact_of([&] { return start_of(run.config); }))[0];
   if (start.empty())

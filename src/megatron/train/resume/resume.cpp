@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
+#include <memory>
 #include <stdexcept>
 #include <string_view>
 #include <utility>
@@ -14,6 +15,7 @@
 #include "megatron/checkpoint/weights.h"
 #include "megatron/interchange/formats.h"
 #include "megatron/interchange/weights.h"
+#include "megatron/plan/parameters/adapters.h"
 #include "megatron/train/inputs.h"
 
 namespace megatron::train {
@@ -107,6 +109,7 @@ class Attempts {
       : run_(run), engine_(engine), messages_(engine.context.world(), engine.context.device()) {}
 
   Start start() {
+    load_base();
     const Decision decision = decision_of_rank_0();
     if (decision.kind == Decision::Kind::Weights) return begin_with_weights(decision);
     if (decision.kind == Decision::Kind::Checkpoint) return resume(decision);
@@ -125,10 +128,23 @@ class Attempts {
     return Decision::of_text(from_rank_0(decision.to_text()));
   }
 
+  /// The weights that adapters are trained on.
+  void load_base() const {
+    if (!run_.shape.lora || run_.config.lora.base.empty()) return;
+    throw_if_any(agree(attempt_in(run_.config.lora.base, [&](const fs::path& folder) {
+      checkpoint::load_weights(*interchange::open_weights(folder), *engine_.parameters.frozen(),
+                               plan::without_adapters(run_.shape));
+    })));
+  }
+
   Start begin_with_weights(const Decision& decision) const {
     Start start{.from = decision.folder, .weights_only = true};
     throw_if_any(agree(attempt_in(decision.candidates.at(0), [&](const fs::path& folder) {
-      const auto source = interchange::open_weights(folder);
+      std::shared_ptr<const checkpoint::WeightSource> source;
+      if (run_.shape.lora)
+        source = adapters_to_begin_with(folder, run_).matrices;
+      else
+        source = interchange::open_weights(folder);
       const auto report = load_weights(*source, engine_, run_.shape, run_.config.checkpoint.load_strict);
       for (const std::string& line : report.lines()) start.messages.push_back("warning: " + line);
     })));

@@ -1,0 +1,19 @@
+#pragma once
+#include "megatron/train/engine.h"
+
+// Distillation (Hinton et al. 2015): a student learns the probabilities that a teacher gives each token, besides the
+// tokens themselves. With P and Q the distributions of student and teacher, their logits divided by the temperature T:
+//
+//   loss of a token = (1 - alpha) cross entropy + alpha T^2 KL(Q || P)
+namespace megatron::train {
+
+/// The loss of distillation in place of the model's, with the teacher that the run's section distill names: loaded here
+/// by each rank, its slices, split over tp as the student is. A validation's loss is the model's own. All logits of a
+/// microbatch, the student's and the teacher's, exist at once on every rank of tp. Keeps a reference to the engine.
+/// Collective over the world. Throws ConfigError on every rank where the teacher does not fit.
+ForwardStep distillation_step(const plan::ResolvedRun& run, Engine& engine);
+
+/// Throws ConfigError where the teacher is not there, or not a model of the student's tokens. Reads no weights.
+void check_teacher(const plan::ResolvedRun& run);
+
+}  // namespace megatron::train

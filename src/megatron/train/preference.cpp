@@ -1,0 +1,141 @@
+#include "megatron/train/preference.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/log_sigmoid.h>
+#include <ATen/ops/logsumexp.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <span>
+#include <utility>
+
+#include "megatron/base/error.h"
+#include "megatron/base/files/file.h"
+#include "megatron/checkpoint/files/safetensors.h"
+#include "megatron/comm/first_rank.h"
+#include "megatron/interchange/hugging_face/safetensors_folder.h"
+#include "megatron/train/iteration.h"
+
+namespace megatron::train {
+namespace {
+
+constexpr const char* kTensor = "log_probabilities";
+constexpr std::int64_t kLast = -1;  // dimension
+
+/// [b]: of each text the sum of the log-probabilities of its counted labels, in float32 or wider.
+at::Tensor log_probabilities(const model::TransformerStage& stage, at::Tensor x, const model::Batch& batch,
+                             bool training) {
+  at::Tensor logits_sbv = stage.logits(std::move(x), batch, training);
+  if (logits_sbv.scalar_type() != at::kDouble) logits_sbv = logits_sbv.to(at::kFloat);
+  const at::Tensor labels_sb = batch.labels_bs.t();
+  const at::Tensor chosen = logits_sbv.gather(-1, labels_sb.unsqueeze(-1)).squeeze(-1);
+  return ((chosen - at::logsumexp(logits_sbv, at::IntArrayRef(kLast))) * batch.loss_mask_bs.t()).sum(0);
+}
+
+/// Every other element, from `first` on.
+at::Tensor of_pairs(const at::Tensor& x, std::int64_t first) { return x.slice(0, first, x.size(0), 2); }
+
+/// Collects log-probabilities and has no loss.
+model::LossSum reference_pass(const model::TransformerStage& stage, at::Tensor x, const model::Batch& batch,
+                              bool training) {
+  model::LossSum loss;
+  loss.non_loss = log_probabilities(stage, std::move(x), batch, training).to(at::kCPU, at::kDouble);
+  loss.sum = at::zeros({}, loss.non_loss.options());
+  return loss;
+}
+
+std::vector<double> compute_references(const plan::ResolvedRun& run, Engine& engine, const DatasetBatches& batches) {
+  const std::int64_t documents = batches.dataset().documents(),
+                     unit = run.config.train.micro_batch_size * run.grid.sample_shares();
+  auto samples = microbatches(run, engine.context, 0, (documents + unit - 1) / unit * unit);
+  for (auto& ids : samples)
+    for (std::int64_t& id : ids) id = id < documents ? id : DatasetBatches::kNoSample;
+  const ForwardStep own = engine.pipeline.forward_step();
+  engine.pipeline.use({.loss = reference_pass, .collected = {}});
+  const Evaluation evaluation = evaluate(
+      engine.pipeline, engine.context, samples.size(),
+      [&](std::size_t m) { return on_device(batches.get(samples[m]), engine.context.device()); }, false);
+  engine.pipeline.use(own);
+  std::vector<double> references(static_cast<std::size_t>(documents), 0.0);
+  // Ranks of the last stage alone have them; of those of tp each has all.
+  if (engine.context.tensor().rank() == 0)
+    for (std::size_t m = 0; m < evaluation.non_loss.size(); ++m)
+      for (std::size_t i = 0; i < samples[m].size(); ++i)
+        if (samples[m][i] != DatasetBatches::kNoSample)
+          references[static_cast<std::size_t>(batches.dataset().document_of(samples[m][i]))] =
+              evaluation.non_loss[m].const_data_ptr<double>()[i];
+  const at::Tensor all = at::from_blob(references.data(), {documents}, at::kDouble).clone().to(engine.context.device());
+  engine.context.world().all_reduce(all);  // others have zeros where one has a number
+  const at::Tensor sum = all.cpu();
+  std::copy_n(sum.const_data_ptr<double>(), documents, references.begin());
+  return references;
+}
+
+void write_references(const std::filesystem::path& path, const std::vector<double>& references) {
+  std::string header;
+  checkpoint::make_safetensors({{.name = kTensor, .dtype = "F64", .shape = {std::ssize(references)}}},
+                               {{"format", "pt"}}, header);
+  make_folder(path.parent_path());
+  AtomicFile file(path);
+  file.write(header);
+  file.write(std::as_bytes(std::span(references)));
+  file.commit();
+}
+
+std::vector<double> read_references(const std::filesystem::path& path, std::int64_t documents) {
+  if (!std::filesystem::exists(path))
+    throw ConfigError(rule_got_fix(
+        "A run of preferences resumes with the log-probabilities of the model that it began with.",
+        path.string() + " is not there",
+        "bring the file back; or begin from the weights alone: --finetune --load, and another --train.out"));
+  const interchange::SafetensorsFolder folder(path.parent_path(), path.filename().string());
+  const auto* const shape = folder.shape(kTensor);
+  if (shape == nullptr || *shape != std::vector<std::int64_t>{documents})
+    throw ConfigError(rule_got_fix(concat(path.string(), " must be of the run's preferences."),
+                                   concat("not of ", documents, " answers"),
+                                   "the data with which the run began; or another --train.out"));
+  std::vector<double> references(static_cast<std::size_t>(documents));
+  folder.read(kTensor, {{0}, {documents}}, at::from_blob(references.data(), {documents}, at::kDouble));
+  return references;
+}
+
+}  // namespace
+
+ForwardStep preference_step(const config::DpoConfig& dpo) {
+  const double beta = dpo.beta, smoothing = dpo.label_smoothing;
+  const auto loss = [beta, smoothing](const model::TransformerStage& stage, at::Tensor x, const model::Batch& batch,
+                                      bool training) {
+    const at::Tensor p = log_probabilities(stage, std::move(x), batch, training),
+                     ratio = p - batch.reference_b.to(p.scalar_type());
+    const at::Tensor margin = (of_pairs(ratio, 0) - of_pairs(ratio, 1)) * beta;
+    const at::Tensor counts = of_pairs(batch.loss_mask_bs.sum(1), 0).gt(0).to(p.scalar_type());
+    at::Tensor losses = -at::log_sigmoid(margin);
+    if (smoothing > 0) losses = losses * (1 - smoothing) - at::log_sigmoid(-margin) * smoothing;
+    model::LossSum sum;
+    sum.sum = (losses * counts).sum();
+    sum.count = counts.sum().item<double>();
+    return sum;
+  };
+  return {.loss = loss, .collected = {}};
+}
+
+References reference_log_probabilities(const plan::ResolvedRun& run, Engine& engine, const DatasetBatches& batches,
+                                       const std::filesystem::path& file, bool resumes) {
+  std::vector<double> references;
+  if (!resumes) references = compute_references(run, engine, batches);
+  const comm::Group& world = engine.context.world();
+  comm::run_on_every_rank(
+      world,
+      [&] {
+        if (resumes)
+          references = read_references(file, batches.dataset().documents());
+        else if (world.rank() == 0)
+          write_references(file, references);
+      },
+      beat_of(run.config));
+  return std::make_shared<const std::vector<double>>(std::move(references));
+}
+
+}  // namespace megatron::train

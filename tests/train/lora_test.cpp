@@ -1,0 +1,95 @@
+#include <ATen/ops/equal.h>
+#include <ATen/ops/matmul.h>
+#include <gtest/gtest.h>
+
+#include <vector>
+
+#include "megatron/comm/threads/local_backend.h"
+#include "megatron/kernels/matmul.h"
+#include "megatron/kernels/runtime.h"
+#include "megatron/plan/cost/memory.h"
+#include "megatron/plan/parameters/adapters.h"
+#include "tests/train/tiny_run.h"
+
+namespace megatron::train {
+namespace {
+
+config::RunConfig adapted_config(int tp, int dp, const char* dtype) {
+  config::RunConfig config = testing::tiny_config(tp, dp, dtype);
+  config.model.hidden_dropout = config.model.attention_dropout = 0;
+  config.model.num_query_groups = 3;
+  config.model.gated_linear_unit = true;
+  config.model.activation = "silu";
+  config.model.ffn_hidden_size = 36;
+  config.lora.rank = 3;
+  config.lora.alpha = 12;
+  return config;
+}
+
+/// Every weight of `model` gets scale B A of `adapted` added, as matrices of a whole model.
+void merge(const Engine& adapted, const Engine& model, const plan::ModelShape& shape) {
+  for (std::int64_t number = 0; number < shape.num_layers; ++number) {
+    const plan::LayerSpec layer = shape.layer(number);
+    for (const plan::Branch& branch : layer.branches)
+      for (const plan::Linear& linear : branch.linears(layer.hidden)) {
+        const at::Tensor weight = model.parameters.get(layer.prefix + linear.name + ".weight")->value.detach();
+        for (const plan::LinearPart& part : plan::linear_parts(layer, linear, 1)) {
+          const auto matrix = [&](const char* which) {
+            return adapted.parameters.get(plan::adapter_name(layer, linear, part, which))->value.detach();
+          };
+          weight.view({part.groups, part.group_outputs, linear.inputs})
+              .narrow(1, part.offset, part.length)
+              .add_(at::matmul(matrix("B"), matrix("A")).view({part.groups, part.length, linear.inputs}),
+                    shape.lora->scale());
+        }
+        kernels::written_to(weight);
+      }
+  }
+}
+
+TEST(Lora, TrainsTheModelThatItsMergedWeightsAre) {
+  const plan::ResolvedRun run = plan::resolve(adapted_config(1, 1, "fp64"));
+  config::RunConfig plain_config = run.config;
+  plain_config.lora.rank = 0;
+  const plan::ResolvedRun plain = plan::resolve(plain_config);
+  comm::run_ranks(1, [&](const comm::Group& world) {
+    kernels::configure_thread(1);
+    Engine adapted(run, world, at::kCPU), model(plain, world, at::kCPU);
+    const double before = testing::take_step(run, adapted, 0).loss;
+    EXPECT_NEAR(before, testing::take_step(plain, model, 0).loss, 1e-12) << "B is zero at first";
+    testing::take_step(run, adapted, 1);
+    Engine merged(plain, world, at::kCPU);
+    merge(adapted, merged, run.shape);
+    const double want = testing::take_step(plain, merged, 2).loss;
+    EXPECT_NEAR(testing::take_step(run, adapted, 2).loss, want, 1e-12);
+    EXPECT_GT(std::abs(want - before), 1e-6);
+  });
+}
+
+TEST(Lora, LeavesTheWeightsAndHoldsWhatIsPlanned) {
+  for (const char* dtype : {"fp64", "bf16"})
+    for (const int tp : {1, 2}) {
+      config::RunConfig config = adapted_config(tp, 2, dtype);
+      config.optimizer.use_distributed_optimizer = true;
+      const plan::ResolvedRun run = plan::resolve(config);
+      const plan::MemoryPlan planned = plan::memory_plan(run, 0, 0, 0);
+      comm::run_ranks(run.grid.world_size(), [&](const comm::Group& world) {
+        kernels::configure_thread(1);
+        Engine engine(run, world, at::kCPU);
+        const auto& frozen = engine.parameters.frozen();
+        ASSERT_NE(frozen, nullptr);
+        const at::Tensor before = frozen->values().clone(), adapters = engine.parameters.values().clone();
+        for (int i = 0; i < 2; ++i) testing::take_step(run, engine, i);
+        EXPECT_TRUE(at::equal(frozen->values(), before));
+        EXPECT_FALSE(at::equal(engine.parameters.values(), adapters));
+        EXPECT_EQ(frozen->gradient_bytes(), 0);
+        EXPECT_EQ(engine.parameters.gradient_bytes(), planned.gradients);
+        EXPECT_EQ(engine.optimizer.bytes(), planned.optimizer_state);
+        EXPECT_EQ(static_cast<std::int64_t>(frozen->values().nbytes() + engine.parameters.values().nbytes()),
+                  planned.parameters);
+      });
+    }
+}
+
+}  // namespace
+}  // namespace megatron::train
