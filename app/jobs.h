@@ -55,6 +55,7 @@ int finetune(const Args& args);
 int generate(const Args& args);
 int run_supervised(const Args& args);
 int serve(const Args& args);
+int sweep(const Args& args);
 int chat(const Args& args);
 int operators(const Args& args);
 int plan(const Args& args);

@@ -15,6 +15,7 @@ const std::vector<app::Job> kJobs = {
     {"pretrain_t5", "Trains with the arguments of Megatron-LM's pretrain_t5.py.", nullptr},
     {"preprocess_data", "Tokenizes with the arguments of its preprocess_data.py.", app::preprocess_data},
     {"run", "Runs a job that trains and starts it again when it fails.", app::run_supervised},
+    {"sweep", "Tries learning rates and batch sizes; the worse ones end early.", app::sweep},
     {"watch", "Shows runs in the terminal while they train.", app::watch},
     {"finetune", "Fine-tunes a model on a task; seeds, ensembles, predictions.", nullptr},
     {"eval", "Evaluates a model: loss, perplexity, WikiText, LAMBADA, tasks.", nullptr},
