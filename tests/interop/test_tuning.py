@@ -1,0 +1,294 @@
+"""Adapters and preferences against peft and transformers, step by step, and PEFT's folders both ways. Needs torch,
+transformers, peft."""
+import copy
+import json
+import pathlib
+import sys
+import unittest
+
+from peers import peers
+
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "testing"))
+from program import RunFolder, run  # noqa: E402
+
+torch, transformers, peft, MISSING = peers("torch", "transformers", "peft")
+if not MISSING:
+    transformers.logging.set_verbosity_error()
+    torch.set_num_threads(1)
+
+SIZES = dict(vocab_size=320, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+             num_key_value_heads=2, max_position_embeddings=64, rms_norm_eps=1e-5, tie_word_embeddings=False)
+WORDS = ["--num-layers", 2, "--hidden-size", 32, "--num-query-groups", 2, "--ffn-hidden-size", 48,
+         "--max-position-embeddings", 64, "--normalization", "RMSNorm", "--norm-epsilon", 1e-5,
+         "--position-embedding-type", "rope", "--swiglu", "--disable-bias-linear",
+         "--untie-embeddings-and-output-weights", "--vocab-size", 320, "--hidden-dropout", 0, "--attention-dropout", 0]
+ADAM = dict(lr=1e-2, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.0)
+STEPS = 5
+PLAIN = ["--optimizer", "adam", "--adam-beta2", 0.95, "--lr", 1e-2, "--min-lr", 1e-2, "--weight-decay", 0,
+         "--lr-warmup-samples", 0, "--clip-grad", 0, "--train-iters", STEPS, "--eval-interval", 0, "--data.split",
+         "1,0,0", "--log.interval", 1]
+LAYOUTS = {"one": [], "tp2_sp": ["--world-size", 2, "--tp", 2, "--sp"],
+           "tp2_pp2": ["--world-size", 4, "--tp", 2, "--pp", 2, "--schedule", "zb-h1"],
+           "dp2_zero2": ["--world-size", 2, "--use-distributed-optimizer", "--data-parallel-sharding-strategy",
+                         "optim_grads"]}
+MODULES = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+
+
+class Tuned(unittest.TestCase):
+    """A small random Llama in a folder, `base`, none of whose numbers are 0 or 1."""
+
+    def setUp(self):
+        self.place = RunFolder()
+        self.addCleanup(self.place.close)
+        torch.manual_seed(5)
+        self.base = self.place.path / "base"
+        model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES))
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(torch.randn_like(parameter) * 0.05)
+        model.save_pretrained(self.base)
+        self.tokenizer = transformers.AutoTokenizer.from_pretrained(self.place.tokenizer)
+
+    def model(self):
+        return transformers.AutoModelForCausalLM.from_pretrained(self.base, dtype=torch.float32)
+
+    def train(self, name, *options):
+        run("train", self.place.recipe, "--tokenizer", self.place.tokenizer, "--train.out", self.place.path / name,
+            *WORDS, *PLAIN, *options)
+        return [self.place.losses(name)[i + 1] for i in range(STEPS)]
+
+    def logits(self, model):
+        with torch.no_grad():
+            return model(torch.arange(40).reshape(2, 20) % 311).logits
+
+    def check_close(self, a, b, limit=1e-5):
+        self.assertLess((a - b).abs().max().item(), limit)
+
+
+@unittest.skipIf(MISSING, MISSING)
+class Adapters(Tuned):
+    def setUp(self):
+        super().setUp()
+        # Documents that are all alike, each as long as a sample: so is every sample.
+        text = self.place.path / "alike.jsonl"
+        line = "the old man never answers my friend on monday, and the cat sees a dog."
+        text.write_text((json.dumps({"text": line}) + "\n") * 50)
+        run("data", "preprocess", "--input", text, "--tokenizer", self.place.tokenizer, "--output-prefix",
+            self.place.path / "alike")
+        ids = self.tokenizer(line, return_tensors="pt")["input_ids"]
+        self.ids = torch.cat([ids, ids[:, :1]], dim=1)
+
+    def adapted(self, **options):
+        """A model of peft with random adapters, saved in `adapter`."""
+        config = peft.LoraConfig(r=4, lora_alpha=12, target_modules=MODULES, init_lora_weights=False, **options)
+        model = peft.get_peft_model(self.model(), config)
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if "lora_" in name:
+                    parameter.copy_(torch.randn_like(parameter) * 0.1)
+        model.save_pretrained(self.place.path / "adapter")
+        return model
+
+    def their_losses(self, model):
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        optimizer = torch.optim.AdamW(trained, **ADAM)
+        losses = []
+        for _ in range(STEPS):
+            logits = model(self.ids[:, :-1]).logits
+            loss = torch.nn.functional.cross_entropy(logits[0], self.ids[0, 1:])
+            losses.append(loss.item())
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        return losses
+
+    def train_adapters(self, name, *options):
+        return self.train(name, "--data-path", self.place.path / "alike_text_document", "--seq-length",
+                          self.ids.shape[1] - 1, "--micro-batch-size", 1, "--global-batch-size", 2, "--lora.base",
+                          self.base, "--lora.rank", 4, "--lora.alpha", 12, *options)
+
+    def test_losses_and_matrices_are_pefts_at_every_step_in_every_layout(self):
+        model = self.adapted()
+        before = self.logits(model)
+        want = self.their_losses(model)
+        self.assertGreater(abs(want[0] - want[-1]), 0.1)
+        after = peft.get_peft_model_state_dict(model)
+        for name, layout in LAYOUTS.items():
+            with self.subTest(name):
+                got = self.train_adapters(name, "--load", self.place.path / "adapter", *layout)
+                for step, (ours, theirs) in enumerate(zip(got, want)):
+                    self.assertAlmostEqual(ours, theirs, delta=1e-5, msg=f"step {step + 1}")
+                back = self.place.path / f"{name}-adapter"
+                run("checkpoint", "export", "--load", self.place.path / name, "--output", back, "--format", "peft")
+                read = peft.PeftModel.from_pretrained(self.model(), back)
+                ours = peft.get_peft_model_state_dict(read)
+                self.assertEqual(ours.keys(), after.keys())
+                for key, value in after.items():
+                    self.check_close(ours[key], value, 1e-4)
+                self.check_close(self.logits(read), self.logits(model), 1e-3)
+        merged = self.place.path / "merged"
+        run("checkpoint", "export", "--load", self.place.path / "one", "--output", merged)
+        self.check_close(self.logits(transformers.AutoModelForCausalLM.from_pretrained(merged, dtype=torch.float32)),
+                         self.logits(peft.PeftModel.from_pretrained(self.model(), self.place.path / "one-adapter")))
+        # PEFT's own folder, merged by the program.
+        run("checkpoint", "export", "--load", self.place.path / "adapter", "--output", self.place.path / "first")
+        first = transformers.AutoModelForCausalLM.from_pretrained(self.place.path / "first", dtype=torch.float32)
+        self.check_close(self.logits(first), before)
+
+    def test_rslora_and_layers_that_are_chosen(self):
+        config = peft.LoraConfig(r=4, lora_alpha=12, target_modules=["k_proj", "down_proj"], init_lora_weights=False,
+                                 use_rslora=True)
+        model = peft.get_peft_model(self.model(), config)
+        model.save_pretrained(self.place.path / "adapter")
+        want = self.their_losses(model)
+        got = self.train_adapters("chosen", "--load", self.place.path / "adapter", "--lora.rslora", "--lora.targets",
+                                  "k_proj", "down_proj")
+        for ours, theirs in zip(got, want):
+            self.assertAlmostEqual(ours, theirs, delta=1e-5)
+
+    def test_one_matrix_of_queries_keys_and_values_is_merged(self):
+        torch.manual_seed(3)
+        base = self.place.path / "gpt2"
+        transformers.GPT2LMHeadModel(transformers.GPT2Config(
+            vocab_size=320, n_embd=32, n_layer=2, n_head=4, n_positions=64)).save_pretrained(base)
+        model = peft.get_peft_model(
+            transformers.AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32),
+            peft.LoraConfig(r=4, lora_alpha=12, target_modules=["c_attn", "c_proj", "c_fc"], fan_in_fan_out=True,
+                            init_lora_weights=False))
+        model.save_pretrained(self.place.path / "gpt2-adapter")
+        model.eval()
+        merged = self.place.path / "gpt2-merged"
+        run("checkpoint", "export", "--load", self.place.path / "gpt2-adapter", "--output", merged)
+        read = transformers.AutoModelForCausalLM.from_pretrained(merged, dtype=torch.float32)
+        read.eval()
+        self.check_close(self.logits(read), self.logits(model))
+
+    def test_what_is_not_known_is_refused(self):
+        self.adapted(use_dora=True)
+        message = run("checkpoint", "export", "--load", self.place.path / "adapter", "--output",
+                      self.place.path / "dora", code=2)
+        self.assertIn("use_dora", message)
+
+
+@unittest.skipIf(MISSING, MISSING)
+class Teacher(Tuned):
+    def test_losses_are_those_of_transformers_logits(self):
+        text = self.place.path / "alike.jsonl"
+        line = "the old man never answers my friend on monday, and the cat sees a dog."
+        text.write_text((json.dumps({"text": line}) + "\n") * 50)
+        run("data", "preprocess", "--input", text, "--tokenizer", self.place.tokenizer, "--output-prefix",
+            self.place.path / "alike")
+        ids = self.tokenizer(line, return_tensors="pt")["input_ids"]
+        ids = torch.cat([ids, ids[:, :1]], dim=1)
+        torch.manual_seed(8)
+        teacher = transformers.LlamaForCausalLM(transformers.LlamaConfig(**{**SIZES, "hidden_size": 64}))
+        with torch.no_grad():
+            for parameter in teacher.parameters():
+                parameter.add_(torch.randn_like(parameter) * 0.05)
+        teacher.save_pretrained(self.place.path / "teacher")
+        alpha, temperature = 0.3, 2.0
+        model = self.model()
+        optimizer = torch.optim.AdamW(model.parameters(), **ADAM)
+        want = []
+        for _ in range(STEPS):
+            logits = model(ids[:, :-1]).logits[0]
+            with torch.no_grad():
+                log_q = (teacher(ids[:, :-1]).logits[0] / temperature).log_softmax(-1)
+            log_p = (logits / temperature).log_softmax(-1)
+            divergence = torch.nn.functional.kl_div(log_p, log_q, reduction="batchmean", log_target=True)
+            loss = ((1 - alpha) * torch.nn.functional.cross_entropy(logits, ids[0, 1:]) +
+                    alpha * temperature ** 2 * divergence)
+            want.append(loss.item())
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        for name, layout in LAYOUTS.items():
+            if "--pp" in layout:
+                continue
+            with self.subTest(name):
+                got = self.train(name, "--data-path", self.place.path / "alike_text_document", "--seq-length",
+                                 ids.shape[1] - 1, "--micro-batch-size", 1, "--global-batch-size", 2, "--load",
+                                 self.base, "--finetune", "--distill.teacher", self.place.path / "teacher",
+                                 "--distill.alpha", alpha, "--distill.temperature", temperature, *layout)
+                for step, (ours, theirs) in enumerate(zip(got, want)):
+                    self.assertAlmostEqual(ours, theirs, delta=1e-5, msg=f"step {step + 1}")
+
+
+@unittest.skipIf(MISSING, MISSING)
+class Preferences(Tuned):
+    PAIRS = [("the cat", " sees a dog on monday.", " never answers."), ("my friend likes", " the old man.", " a dog."),
+             ("the old man follows", " my friend on friday.", " the cat on monday."), ("a dog", " likes it.", " sees.")]
+    BETA, SMOOTHING = 0.3, 0.1
+
+    def setUp(self):
+        super().setUp()
+        self.path = self.place.path / "preferences.jsonl"
+        self.path.write_text("".join(json.dumps(dict(prompt=p, chosen=c, rejected=r)) + "\n" for p, c, r in self.PAIRS))
+
+    def log_probability(self, model, prompt, answer):
+        begin = len(self.tokenizer(prompt)["input_ids"])
+        end = self.tokenizer.convert_tokens_to_ids("<|endoftext|>")
+        ids = torch.tensor([self.tokenizer(prompt + answer)["input_ids"] + [end]])
+        log_p = model(ids[:, :-1]).logits.log_softmax(-1).gather(-1, ids[:, 1:].unsqueeze(-1)).squeeze(-1)
+        return log_p[0, begin - 1:].sum()
+
+    def their_losses(self, smoothing):
+        """The sigmoid loss of trl's DPOTrainer.dpo_loss, written out."""
+        model = self.model()
+        reference = copy.deepcopy(model)
+        optimizer = torch.optim.AdamW(model.parameters(), **ADAM)
+        losses = []
+        for _ in range(STEPS):
+            all_pairs = []
+            for prompt, chosen, rejected in self.PAIRS:
+                ratio = self.log_probability(model, prompt, chosen) - self.log_probability(model, prompt, rejected)
+                with torch.no_grad():
+                    of_reference = (self.log_probability(reference, prompt, chosen) -
+                                    self.log_probability(reference, prompt, rejected))
+                margin = self.BETA * (ratio - of_reference)
+                all_pairs.append(-torch.nn.functional.logsigmoid(margin) * (1 - smoothing) -
+                                 torch.nn.functional.logsigmoid(-margin) * smoothing)
+            loss = torch.stack(all_pairs).mean()
+            losses.append(loss.item())
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        return losses
+
+    def prefer(self, name, *options):
+        return self.train(name, "--data-path", self.path, "--seq-length", 32, "--micro-batch-size", 2,
+                          "--global-batch-size", 8, "--dpo.beta", self.BETA, "--load", self.base, "--finetune",
+                          *options)
+
+    def test_losses_are_trls_at_every_step_in_every_layout(self):
+        want = self.their_losses(0)
+        self.assertAlmostEqual(want[0], 0.693147, delta=1e-6)
+        self.assertLess(want[-1], 0.6)
+        for name, layout in LAYOUTS.items():
+            with self.subTest(name):
+                for step, (ours, theirs) in enumerate(zip(self.prefer(name, *layout), want)):
+                    self.assertAlmostEqual(ours, theirs, delta=1e-5, msg=f"step {step + 1}")
+
+    def test_label_smoothing(self):
+        got = self.prefer("smoothed", "--dpo.label_smoothing", self.SMOOTHING)
+        for ours, theirs in zip(got, self.their_losses(self.SMOOTHING)):
+            self.assertAlmostEqual(ours, theirs, delta=1e-5)
+
+    def test_a_run_that_resumes_keeps_its_reference(self):
+        whole = self.prefer("whole")
+        cut = self.place.path / "cut"
+        words = ["--data-path", self.path, "--seq-length", 32, "--micro-batch-size", 2, "--global-batch-size", 8,
+                 "--dpo.beta", self.BETA, "--load", self.base, "--finetune"]
+        command = ["train", self.place.recipe, "--tokenizer", self.place.tokenizer, "--train.out", cut, *WORDS, *PLAIN,
+                   *words]
+        run(*command, "--train.exit_interval", 2, code=0)
+        run(*command)
+        losses = self.place.losses("cut")
+        for step in range(STEPS):
+            self.assertEqual(losses[step + 1], whole[step])
+        (cut / "reference" / "train.safetensors").unlink()
+        self.assertIn("log-probabilities", run(*command, "--train-iters", STEPS + 1, code=1))
+
+
+if __name__ == "__main__":
+    unittest.main()
