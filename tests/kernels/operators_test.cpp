@@ -141,6 +141,30 @@ const std::map<std::string, Case>& cases() {
        [](auto& o, auto t) {
          return Outputs{o.grouped_linear(data({kS, kH}, t, 1), groups(t, {0, 0, 3, kS}, {24, kH}))};
        }},
+      {"grouped_linear_activation",
+       [](auto& o, auto t) {
+         // Groups without rows, of few, and of as many as take other ways.
+         const Groups into = groups(t, {0, 0, 3, 44}, {2 * kH, kH});
+         const auto plain = o.grouped_linear_activation(data({44, kH}, t, 1), into, kForm, false);
+         const auto gated = o.grouped_linear_activation(data({44, kH}, t, 1), into, Activation::Silu, true);
+         return Outputs{plain.u, plain.y, gated.u, gated.y};
+       }},
+      {"weighted_activation_backward",
+       [](auto& o, auto t) {
+         const at::Tensor dy = data({kS, kH}, t, 1), weights = data({kS}, wide_type(t), 2);
+         const auto plain = o.weighted_activation_backward(dy, data({kS, kH}, t, 3), weights, kForm, false);
+         const auto gated =
+             o.weighted_activation_backward(dy, data({kS, 2 * kH}, t, 3), weights, Activation::Silu, true);
+         const auto unweighted =
+             o.weighted_activation_backward(dy, data({kS, 2 * kH}, t, 3), {}, Activation::Silu, true);
+         return Outputs{plain.du,      plain.y,       plain.weights, gated.du,          gated.y,
+                        gated.weights, unweighted.du, unweighted.y,  unweighted.weights};
+       }},
+      {"combined_rows",
+       [](auto& o, auto t) {
+         const at::Tensor from = data({kS, kH}, t, 1), index = (at::arange(12, at::kLong) * 7 % 6 - 1).view({4, 3});
+         return Outputs{o.combined_rows(from, index, data({4, 3}, wide_type(t), 2)), o.combined_rows(from, index, {})};
+       }},
       {"grouped_input_gradient",
        [](auto& o, auto t) {
          return Outputs{o.grouped_input_gradient(data({kS, 24}, t, 1), groups(t, {0, 2, kS, kS}, {24, kH}))};

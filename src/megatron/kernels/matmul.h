@@ -87,6 +87,8 @@ struct Groups {
 };
 /// y [rows, n] of x [rows, k].
 at::Tensor grouped_linear(const at::Tensor& x, const Groups& groups);
+/// linear_activation() of each group, without a bias.
+ActivatedOutput grouped_linear_activation(const at::Tensor& x, const Groups& groups, Activation form, bool gated);
 /// [rows, k] of dy [rows, n].
 at::Tensor grouped_input_gradient(const at::Tensor& dy, const Groups& groups);
 /// linear_weight_gradient() of each group into its weight; `betas`: one each. Without rows zero, or what it was.

@@ -8,6 +8,7 @@
 #include "megatron/kernels/cross_entropy.h"
 #include "megatron/kernels/dropout.h"
 #include "megatron/kernels/embedding.h"
+#include "megatron/kernels/experts.h"
 #include "megatron/kernels/matmul.h"
 #include "megatron/kernels/normalization.h"
 #include "megatron/kernels/optimizer.h"

@@ -28,7 +28,8 @@ double flops_of(std::string_view name, const Tensors& x, bool causal) {
   if (name == "linear_input_gradient" || name == "linear_activation_gradient")
     return 2 * count_of(x[0]) * static_cast<double>(x[1].size(1));
   if (name == "linear_weight_gradient") return 2 * count_of(x[1]) * static_cast<double>(x[0].size(1));
-  if (name == "grouped_linear") return 2 * count_of(x[0]) * static_cast<double>(x[1].size(0));
+  if (name == "grouped_linear" || name == "grouped_linear_activation")
+    return 2 * count_of(x[0]) * static_cast<double>(x[1].size(0));
   if (name == "grouped_input_gradient") return 2 * count_of(x[0]) * static_cast<double>(x[1].size(1));
   if (name == "grouped_weight_gradient") return 2 * count_of(x.back()) * static_cast<double>(x[0].size(0));
   if (name == "attention") return attention_flops(x[0], x[1], causal, 2);

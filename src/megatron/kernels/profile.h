@@ -70,6 +70,7 @@ class ProfiledCall {
   void take(const NormOutput& x) { tensors_.insert(tensors_.end(), {x.y, x.mean, x.rstd}); }
   void take(const AddNormOutput& x) { tensors_.insert(tensors_.end(), {x.sum, x.y, x.mean, x.rstd}); }
   void take(const ActivatedOutput& x) { tensors_.insert(tensors_.end(), {x.u, x.y}); }
+  void take(const WeightedGradient& x) { tensors_.insert(tensors_.end(), {x.du, x.y, x.weights}); }
   void take(const Groups& groups) { tensors_.insert(tensors_.end(), groups.weights.begin(), groups.weights.end()); }
   void take(const SoftmaxPieces& x) { tensors_.insert(tensors_.end(), {x.max, x.sum_exp, x.target}); }
   template <class Other>

@@ -23,8 +23,11 @@ const Operators& emulated_operators() {
     all.linear_input_gradient = cpu::linear_input_gradient;
     all.linear_weight_gradient = cpu::linear_weight_gradient;
     all.grouped_linear = cpu::grouped_linear;
+    all.grouped_linear_activation = cpu::grouped_linear_activation;
     all.grouped_input_gradient = cpu::grouped_input_gradient;
     all.grouped_weight_gradient = cpu::grouped_weight_gradient;
+    all.weighted_activation_backward = cpu::weighted_activation_backward;
+    all.combined_rows = cpu::combined_rows;
     return all;
   }();
   return table;

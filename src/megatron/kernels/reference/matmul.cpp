@@ -51,6 +51,11 @@ at::Tensor grouped_linear(const at::Tensor& x, const Groups& groups) {
   return y;
 }
 
+ActivatedOutput grouped_linear_activation(const at::Tensor& x, const Groups& groups, Activation form, bool gated) {
+  const at::Tensor u = reference::grouped_linear(x, groups);
+  return {u, gated ? reference::gated_activation(u, form) : reference::activation(u, form)};
+}
+
 at::Tensor grouped_input_gradient(const at::Tensor& dy, const Groups& groups) {
   at::Tensor dx = at::empty({dy.size(0), groups.weights.front().size(1)}, dy.options());
   for_each_group(groups, [&](std::size_t g, std::int64_t begin, std::int64_t rows) {

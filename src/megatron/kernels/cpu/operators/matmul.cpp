@@ -283,23 +283,32 @@ ActivatedOutput linear_activation_gradient(const at::Tensor& dz, const at::Tenso
 
 namespace {
 
-/// Of each group `rows` w^T (`forward`) or `rows` w, written where it belongs.
+/// Of one group: part = `rows` w^T (`forward`) or `rows` w.
+void group_product(at::Tensor part, const Way& way, const at::Tensor& rows, const at::Tensor& w, bool forward) {
+  const at::Tensor b = forward ? w.t() : w;
+  if (way.kind == Way::Kind::Library)
+    at::mm_out(part, rows, b);
+  else if (way.kind == Way::Kind::Quantized)
+    part.copy_(kernels::linear(rows, *way.quantized));
+  else if (way.kind == Way::Kind::FewRows)
+    few_rows_linear(part, rows, w,
+                    is_half(rows) || is_half(w) ? at::empty(rows.sizes(), rows.options().dtype(at::kFloat)) : rows);
+  else
+    product_into(part, way, rows, b, {});
+}
+
+PackedWeight* packed_of(const Groups& groups, std::size_t g) {
+  return groups.packed.empty() ? nullptr : groups.packed[g];
+}
+
+/// The product of each group, written where it belongs.
 at::Tensor grouped_product(const at::Tensor& rows, const Groups& groups, bool forward) {
-  at::Tensor c = at::empty({rows.size(0), groups.weights.front().size(forward ? 0 : 1)}, rows.options());
+  const at::Tensor c = at::empty({rows.size(0), groups.weights.front().size(forward ? 0 : 1)}, rows.options());
   const at::Tensor all = rows.contiguous();
   for_each_group(groups, [&](std::size_t g, std::int64_t begin, std::int64_t count) {
     const at::Tensor& w = groups.weights[g];
-    const at::Tensor a = all.narrow(0, begin, count), b = forward ? w.t() : w;
-    at::Tensor part = c.narrow(0, begin, count);
-    const Way way = way_of(a, w, forward, groups.packed.empty() ? nullptr : groups.packed[g]);
-    if (way.kind == Way::Kind::Library)
-      at::mm_out(part, a, b);
-    else if (way.kind == Way::Kind::Quantized)
-      part.copy_(kernels::linear(a, *way.quantized));
-    else if (way.kind == Way::Kind::FewRows)
-      few_rows_linear(part, a, w, is_half(a) || is_half(w) ? at::empty(a.sizes(), a.options().dtype(at::kFloat)) : a);
-    else
-      product_into(part, way, a, b, {});
+    const at::Tensor a = all.narrow(0, begin, count);
+    group_product(c.narrow(0, begin, count), way_of(a, w, forward, packed_of(groups, g)), a, w, forward);
   });
   return c;
 }
@@ -309,6 +318,39 @@ at::Tensor grouped_product(const at::Tensor& rows, const Groups& groups, bool fo
 at::Tensor grouped_linear(const at::Tensor& x, const Groups& groups) { return grouped_product(x, groups, true); }
 at::Tensor grouped_input_gradient(const at::Tensor& dy, const Groups& groups) {
   return grouped_product(dy, groups, false);
+}
+
+ActivatedOutput grouped_linear_activation(const at::Tensor& x, const Groups& groups, Activation form, bool gated) {
+  const at::Tensor& first = groups.weights.front();
+  const auto activated = [&](const at::Tensor& u) {
+    return gated ? cpu::gated_activation(u, form) : cpu::activation(u, form);
+  };
+  if (x.scalar_type() == at::kHalf || (!on_tiles(x, first) && !own_product(x, first))) {
+    const at::Tensor u = grouped_product(x, groups, true);
+    return {u, activated(u)};
+  }
+  const std::int64_t features = first.size(0) / (gated ? 2 : 1), half = gated ? features : 0;
+  const at::Tensor all = x.contiguous();
+  const at::Tensor u = at::empty({x.size(0), first.size(0)}, x.options());
+  const at::Tensor y = at::empty({x.size(0), features}, x.options());
+  for_each_group(groups, [&](std::size_t g, std::int64_t begin, std::int64_t count) {
+    const at::Tensor& w = groups.weights[g];
+    const at::Tensor a = all.narrow(0, begin, count), part = u.narrow(0, begin, count),
+                     y_part = y.narrow(0, begin, count);
+    const Way way = way_of(a, w, true, packed_of(groups, g));
+    if (takes_epilogue(way, a, half, part)) {
+      product_into(part, way, a, w.t(),
+                   {.kind = Epilogue::Kind::Activate,
+                    .form = form,
+                    .half = half,
+                    .y = y_part.mutable_data_ptr(),
+                    .y_row = features});
+    } else {
+      group_product(part, way, a, w, true);
+      y_part.copy_(activated(part));
+    }
+  });
+  return {u, y};
 }
 
 void grouped_weight_gradient(const Groups& gradients, const at::Tensor& dy, const at::Tensor& x,

@@ -7,7 +7,7 @@
 
 namespace megatron::kernels::phases {
 
-/// Every operator that is made of phases; the members of matrix products alone are null.
+/// Every operator that is made of phases; the members of matrix products and of experts are null.
 template <class Driver>
 constexpr Operators operators_of() {
   using Elementwise = ElementwiseOperators<Driver>;
