@@ -1,9 +1,11 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <deque>
 #include <filesystem>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <sstream>
 
 #include "app/flags.h"
@@ -13,6 +15,7 @@
 #include "megatron/base/error.h"
 #include "megatron/base/files/file.h"
 #include "megatron/base/files/outputs.h"
+#include "megatron/charts/heat_map.h"
 #include "megatron/charts/line_chart.h"
 #include "megatron/config/options.h"
 
@@ -37,7 +40,10 @@ struct Options {
   void visit(auto& v) {
     v("output", output, "SVG file to write; empty: only print the table.", "output");
     v("field", field,
-      "Metric to draw: loss, valid_loss, lm_loss, grad_norm, tokens_per_s, or another of metrics.jsonl.", "field");
+      "Metric to draw: loss, valid_loss, lm_loss, grad_norm, tokens_per_s, or another of metrics.jsonl; expert_loads: "
+      "a "
+      "heat map.",
+      "field");
     v("x", x, "Horizontal axis.", "x", config::Choices({"iteration", "consumed_samples"}));
     v("smooth", smooth, "Moving average over so many points.", "smooth");
     v("title", title, "Title of the picture; empty: the field.", "title");
@@ -116,6 +122,79 @@ void print_table(const std::vector<Json>& rows, const Options& options) {
           row["least_at"].get<double>(), row["last"].get<double>(), row["not_finite"].get<long long>());
 }
 
+using Loads = std::vector<std::vector<double>>;
+
+/// A step's `expert_loads`; empty where it is none: rows of one length, of numbers that are not negative.
+Loads loads_of(const Json& value) {
+  Loads loads;
+  if (!value.is_array() || value.empty()) return {};
+  for (const Json& row : value) {
+    if (!row.is_array() || row.empty()) return {};
+    std::vector<double>& to = loads.emplace_back();
+    for (const Json& load : row) {
+      if (!load.is_number() || !(load.get<double>() >= 0) || !std::isfinite(load.get<double>())) return {};
+      to.push_back(load.get<double>());
+    }
+    if (to.size() != loads.front().size()) return {};
+  }
+  return loads;
+}
+
+/// The loads of the last `steps` steps together, as multiples of the mean of their layer.
+Loads read_loads(const std::string& path, int steps) {
+  const MappedFile file{std::filesystem::path(path)};
+  std::deque<Loads> last;
+  std::istringstream lines{std::string(file.text())};
+  for (std::string line; std::getline(lines, line);) {
+    const Json object = Json::parse(line, nullptr, /*allow_exceptions=*/false);
+    const auto found = object.is_object() ? object.find("expert_loads") : object.end();
+    if (!object.is_object() || found == object.end()) continue;
+    Loads loads = loads_of(*found);
+    const bool other = !last.empty() && (loads.size() != last.front().size() ||
+                                         (!loads.empty() && loads.front().size() != last.front().front().size()));
+    if (loads.empty() || other)
+      throw ConfigError(
+          rule_got_fix(concat(path, ": expert_loads must be as many rows of as many numbers in each step."),
+                       line.substr(0, 100), "the metrics.jsonl of one run"));
+    last.push_back(std::move(loads));
+    if (last.size() > static_cast<std::size_t>(steps)) last.pop_front();
+  }
+  if (last.empty())
+    throw ConfigError(rule_got_fix(concat(path, ": lines must have expert_loads."), "none",
+                                   "a run of a mixture of experts with --moe-per-layer-logging"));
+  Loads sum = last.front();
+  for (std::size_t step = 1; step < last.size(); ++step)
+    for (std::size_t l = 0; l < sum.size(); ++l)
+      for (std::size_t e = 0; e < sum[l].size(); ++e) sum[l][e] += last[step][l][e];
+  for (std::vector<double>& layer : sum) {
+    const double mean = std::accumulate(layer.begin(), layer.end(), 0.0) / static_cast<double>(layer.size());
+    for (double& load : layer) load = mean > 0 ? load / mean : 0;
+  }
+  return sum;
+}
+
+/// Rows are the layers that have experts, in order: which these are the lines do not say.
+int plot_loads(const std::string& path, const Options& options) {
+  const Loads loads = read_loads(path, options.smooth);
+  charts::HeatMapNames names{
+      .title = options.title.empty() ? "load of experts, 1: the mean of their layer" : options.title,
+      .rows = "layer",
+      .columns = "expert",
+      .labels = {}};
+  for (std::size_t l = 0; l < loads.size(); ++l) names.labels.push_back(std::to_string(l));
+  if (!options.output.empty()) write_file(options.output, charts::draw_heat_map(names, loads));
+  if (options.json) {
+    print_json(Json{{"field", options.field}, {"smooth", options.smooth}, {"loads", loads}});
+    return kDone;
+  }
+  print("| layer with experts | least load | most load |\n|--|--|--|\n");
+  for (std::size_t l = 0; l < loads.size(); ++l) {
+    const auto [least, most] = std::ranges::minmax(loads[l]);
+    print("| {} | {:.3f} | {:.3f} |\n", l, least, most);
+  }
+  return kDone;
+}
+
 }  // namespace
 
 int plot(const Args& args) {
@@ -133,6 +212,12 @@ int plot(const Args& args) {
   check_outputs({options.output}, inputs);
   if (!options.output.empty() && !options.output.ends_with(".svg"))
     throw ConfigError(rule_got_fix("--output takes a file that ends in .svg.", options.output, "--output curves.svg"));
+  if (options.field == "expert_loads") {
+    if (inputs.size() > 1)
+      throw ConfigError(
+          rule_got_fix("--field expert_loads takes one run.", concat(inputs.size()), "megatron plot runs/a"));
+    return plot_loads(inputs.front(), options);
+  }
   for (const std::string& path : inputs) {
     runs.push_back(read_run(path, options));
     runs.back().curve = charts::smoothed(runs.back().curve, options.smooth);

@@ -543,7 +543,7 @@ TEST(MegatronArgs, OfAFeatureThatNothingTurnsOnAreIgnored) {
   // Megatron-LM reads each of these only where the flag behind it is given.
   const std::string small = kSmall;
   for (const auto& [words, master] : std::vector<std::pair<std::string, std::string>>{
-           {"--moe-router-num-groups 4", "--num-experts 8"},
+           {"--moe-expert-rank-capacity-factor 2", "--num-experts 8"},
            {"--moe-input-jitter-eps 0.1", "--num-experts 8"},
            {"--kv-lora-rank 64", "--multi-latent-attention"},
            {"--mscale 2", "--multi-latent-attention"},

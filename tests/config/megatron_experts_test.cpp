@@ -50,14 +50,25 @@ TEST(MegatronExperts, AreThoseOfTheModelAndItsRanks) {
             std::tuple(2.5, 1e-3, 1e-2));
   EXPECT_FALSE(m.moe_router_pre_softmax);
   EXPECT_TRUE(experts_recipe(experts + "--moe-router-pre-softmax").model.moe_router_pre_softmax);
+  const ModelConfig limited =
+      experts_recipe(experts +
+                     "--moe-router-score-function sigmoid --moe-router-num-groups 4 --moe-router-group-topk 2 "
+                     "--moe-router-enable-expert-bias --moe-router-bias-update-rate 0.01")
+          .model;
+  EXPECT_EQ(std::tuple(limited.moe_router_num_groups, limited.moe_router_group_topk,
+                       limited.moe_router_enable_expert_bias, limited.moe_router_bias_update_rate),
+            std::tuple(4, 2, true, 0.01));
+  EXPECT_EQ(m.moe_router_bias_update_rate, 0.001);
+  EXPECT_TRUE(experts_recipe(experts + "--moe-per-layer-logging").log.moe_per_layer);
   // Micro batches here have four sequences.
+  EXPECT_THAT(refusal_of(experts + "--moe-expert-capacity-factor 1.5"), HasSubstr("capacity is that of each sequence"));
   EXPECT_THAT(refusal_of(experts + "--moe-aux-loss-coeff 1e-2"),
               HasSubstr("fix:  --moe-router-load-balancing-type seq_aux_loss"));
   const std::string none = "--moe-router-load-balancing-type none --moe-aux-loss-coeff 1e-2";
   EXPECT_EQ(experts_recipe(experts + none).model.moe_aux_loss_coeff, 0);
   for (const std::string words :
        {"--moe-router-load-balancing-type sinkhorn", "--moe-aux-loss-coeff 1e-2 1e-3", "--moe-layer-freq ([0]*1+[1]*1)",
-        "--moe-router-score-function sqrtsoftplus", "--moe-router-num-groups 2"})
+        "--moe-router-score-function sqrtsoftplus", "--moe-input-jitter-eps 0.1"})
     EXPECT_THAT(refusal_of(experts + words), HasSubstr(words)) << words;
   EXPECT_THAT(refusal_of(std::string(kSmallDense) + "--expert-model-parallel-size 2"),
               HasSubstr("needs --num-experts"));

@@ -12,15 +12,39 @@ MODEL = ["--normalization", "RMSNorm", "--position-embedding-type", "rope", "--s
          "--eval-interval", 0]
 
 
+BALANCED = ["--moe-router-score-function", "sigmoid", "--moe-router-topk", 2, "--moe-router-num-groups", 2,
+            "--moe-router-group-topk", 1, "--moe-router-enable-expert-bias", "--moe-router-bias-update-rate", 0.05,
+            "--moe-expert-capacity-factor", 1.25, "--moe-per-layer-logging"]
+
+
 class Experts(unittest.TestCase):
     def test_a_checkpoint_of_one_layout_resumes_in_another(self):
+        self.check_layouts(MODEL)
+
+    def test_so_does_one_with_groups_biases_and_a_capacity(self):
+        place = self.check_layouts([*MODEL, *BALANCED])
+        one, many = place.metrics("one"), place.metrics("many")
+        for field in ("expert_loads", "expert_dropped", "expert_imbalance"):
+            self.assertEqual([step[field] for step in one], [step[field] for step in many])
+        self.assertTrue(all(0 < step["expert_dropped"] < 0.5 for step in one))
+        for step in one:
+            for loads in step["expert_loads"]:
+                self.assertAlmostEqual(step["expert_imbalance"], max(
+                    max(each) * len(each) / sum(each) for each in step["expert_loads"]), delta=1e-9)
+                self.assertEqual(sum(loads), sum(step["expert_loads"][0]))
+        picture = place.path / "loads.svg"
+        table = run("plot", place.path / "one", "--field", "expert_loads", "--output", picture)
+        self.assertEqual(len(table.splitlines()), 2 + len(one[0]["expert_loads"]))
+        self.assertIn("expert 3: ", picture.read_text())
+
+    def check_layouts(self, model):
         place = RunFolder()
         self.addCleanup(place.close)
-        place.train("one", *MODEL)
+        place.train("one", *model)
         ranks = [["--world-size", 2, "--ep", 2, "--use-distributed-optimizer"], ["--world-size", 2, "--tp", 2],
                  ["--world-size", 4, "--ep", 4]]
         for until, layout in zip((2, 4, 6), ranks):
-            place.train("many", *MODEL, *layout, "--train.exit_interval", until)
+            place.train("many", *model, *layout, "--train.exit_interval", until)
         one, many = place.losses("one"), place.losses("many")
         self.assertEqual(sorted(many), list(range(1, 7)))
         for iteration, loss in one.items():
@@ -28,6 +52,7 @@ class Experts(unittest.TestCase):
         text = [run("generate", "--load", place.path / name, "--prompt", "the old man", "--temperature", 0,
                     "--max-new-tokens", 8, "--ignore-eos") for name in ("one", "many")]
         self.assertEqual(*text)
+        return place
 
     def test_ranks_that_do_not_fit_are_refused(self):
         place = RunFolder()

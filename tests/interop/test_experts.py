@@ -76,6 +76,64 @@ class Experts(unittest.TestCase):
                    ["--num-experts", 6, "--moe-router-topk", 3, "--moe-ffn-hidden-size", 24, "--qk-layernorm",
                     "--moe-router-pre-softmax"])
 
+    def test_groups_and_biases_of_deepseek_v3(self):
+        """Four steps with the router of transformers' DeepSeek-V3 in a Mixtral, its biases moved as Wang et al. do."""
+        from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3MoE
+        experts, rate, steps = 8, 0.05, 4
+        model = transformers.MixtralForCausalLM(transformers.MixtralConfig(
+            **SIZES, num_local_experts=experts, num_experts_per_tok=4))
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(torch.randn_like(parameter) * 0.1)
+        theirs = self.place.path / "deepseek"
+        model.save_pretrained(theirs)
+        run("train", self.place.recipe, "--data-path", self.place.path / "alike_text_document", "--tokenizer",
+            self.place.tokenizer, "--train.out", self.place.path / "deepseek-run", *WORDS, *PLAIN, "--num-experts",
+            experts, "--rotary-base", 1e6, "--load", theirs, "--load-strict", "false", "--seq-length",
+            self.ids.shape[1] - 1, "--data.split", "1,0,0", "--train-iters", steps, "--moe-router-topk", 4,
+            "--moe-router-score-function", "sigmoid", "--moe-router-num-groups", 4, "--moe-router-group-topk", 2,
+            "--moe-router-topk-scaling-factor", 1.5, "--moe-router-enable-expert-bias",
+            "--moe-router-bias-update-rate", rate, "--moe-per-layer-logging")
+
+        mixture = DeepseekV3MoE(transformers.DeepseekV3Config(
+            hidden_size=32, moe_intermediate_size=48, n_routed_experts=experts, num_local_experts=experts, n_group=4,
+            topk_group=2, num_experts_per_tok=4, n_shared_experts=1, norm_topk_prob=True, routed_scaling_factor=1.5))
+        layer = model.model.layers[0]
+        with torch.no_grad():
+            mixture.gate.weight.copy_(layer.mlp.gate.weight)
+            mixture.experts.gate_up_proj.copy_(layer.mlp.experts.gate_up_proj)
+            mixture.experts.down_proj.copy_(layer.mlp.experts.down_proj)
+            mixture.shared_experts.down_proj.weight.zero_()  # there is none
+        mixture.shared_experts.requires_grad_(False)
+        layer.mlp = mixture
+        chosen = []
+        route = mixture.route_tokens_to_experts
+        mixture.route_tokens_to_experts = lambda logits: [chosen.append(route(logits)), chosen[-1]][1]
+        losses, loads = [], []
+        for _ in range(steps):
+            loss = torch.nn.functional.cross_entropy(model(self.ids[:, :-1]).logits[0], self.ids[0, 1:])
+            model.zero_grad()
+            loss.backward()
+            losses.append(loss.item())
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    if parameter.grad is not None:
+                        parameter.sub_(parameter.grad)
+                load = torch.bincount(chosen[-1][0].flatten(), minlength=experts)
+                loads.append(load.tolist())
+                mixture.gate.e_score_correction_bias += rate * torch.sign(load.double().mean() - load)
+        for ours, loss, load in zip(self.place.metrics("deepseek-run"), losses, loads, strict=True):
+            self.assertAlmostEqual(ours["loss"], loss, delta=2e-5)
+            self.assertEqual(ours["expert_loads"], [load])
+        self.assertGreater(len({tuple(load) for load in loads}), 1, "the biases have changed nothing")
+        import safetensors.torch
+        file, = (self.place.path / "deepseek-run").rglob("rank_00000.safetensors")
+        saved = safetensors.torch.load_file(file)
+        bias = saved["decoder.layers.0.mlp.router.expert_bias"]
+        self.assertLess((bias - mixture.gate.e_score_correction_bias).abs().max().item(), 1e-6)
+        router = saved["decoder.layers.0.mlp.router.weight"]
+        self.assertLess((router - mixture.gate.weight).abs().max().item(), 1e-4)
+
 
 if __name__ == "__main__":
     unittest.main()

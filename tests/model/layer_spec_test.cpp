@@ -109,7 +109,7 @@ std::int64_t elements_of(const plan::LayerSpec& layer, std::int64_t h) {
   if (const plan::Experts* const experts = layer.experts()) {
     add(experts->expert, experts->count);
     if (experts->shared_width > 0) add(experts->shared(), 1);
-    count += h * (experts->count + (experts->shared_gate ? 1 : 0));
+    count += h * (experts->count + (experts->shared_gate ? 1 : 0)) + (experts->router.bias ? experts->count : 0);
   } else {
     add(layer.mlp(), 1);
   }

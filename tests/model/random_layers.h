@@ -71,6 +71,13 @@ inline std::vector<plan::LayerSpec> random_layers(std::uint64_t seed, const plan
         auto& experts = std::get<plan::Experts>(branch.inner);
         experts.router.unnormalized = flip() && experts.router.score == plan::Router::Score::Softmax;
         experts.shared_gate = experts.shared_width > 0 && flip();
+        experts.router.bias = experts.router.score == plan::Router::Score::Sigmoid && flip();
+        if (count == 8 && experts.top_k > 1 && flip()) {
+          experts.router.groups = 4;
+          experts.router.group_top_k = 2;
+        }
+        if (flip()) experts.capacity_factor = 0.75;
+        experts.drop = flip() ? plan::Experts::Drop::Least : plan::Experts::Drop::Last;
       }
     }
     layers.push_back(std::move(layer));

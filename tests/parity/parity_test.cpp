@@ -68,6 +68,15 @@ plan::ResolvedRun run_of(const Layout& layout, const char* dtype, std::int64_t s
     config.model.moe_router_topk_scaling_factor = 1.5;
     config.model.moe_z_loss_coeff = 0.01;
   }
+  if (layout.experts == 3) {
+    config.model.num_experts = 8;
+    config.model.moe_router_score_function = "sigmoid";
+    config.model.moe_router_num_groups = 4;
+    config.model.moe_router_group_topk = 2;
+    config.model.moe_router_enable_expert_bias = true;
+    config.model.moe_router_bias_update_rate = 0.05;
+    config.model.moe_expert_capacity_factor = 1.25;
+  }
   if (layout.bert) config.model.architecture = "bert";
   if (layout.t5) {
     config.model.architecture = "t5";
@@ -124,6 +133,8 @@ plan::ResolvedRun run_of(const Layout& layout, const char* dtype, std::int64_t s
 struct Course {
   std::vector<double> losses, norms, weights;
   std::vector<double> zeros = {};
+  std::vector<std::vector<double>> loads =
+      {};  ///< of experts: of each layer those of its experts, then what it dropped
 };
 
 /// Step number `i`, of samples that are packed with two documents each, whose cut depends on the sample. A token of
@@ -151,6 +162,16 @@ StepResult documents_step(Engine& engine, const plan::ResolvedRun& run, std::int
   return engine.step(static_cast<int>(samples.size()), batch_of, run.rates_at(first));
 }
 
+std::vector<double> loads_of(const ExpertFigures& figures) {
+  std::vector<double> loads;
+  for (std::size_t l = 0; l < figures.layers(); ++l) {
+    const auto own = figures.loads(l);
+    loads.insert(loads.end(), own.begin(), own.end());
+    loads.push_back(figures.dropped_share(l));
+  }
+  return loads;
+}
+
 Course course_of(const Layout& layout, const char* dtype, std::int64_t steps) {
   const plan::ResolvedRun run = run_of(layout, dtype, steps);
   const auto& train = run.config.train;
@@ -168,6 +189,7 @@ Course course_of(const Layout& layout, const char* dtype, std::int64_t steps) {
       course.norms.push_back(result.grad_norm);
       course.weights.push_back(result.params_norm.value());
       course.zeros.push_back(result.num_zeros.value());
+      course.loads.push_back(loads_of(result.experts));
     }
   };
   if (layout.gloo)
@@ -230,6 +252,9 @@ class Parity : public ::testing::TestWithParam<Layout> {
     for (std::size_t i = 0; i < want.zeros.size(); ++i) {
       EXPECT_NEAR(got.zeros.at(i), want.zeros[i], slack) << "zeros in the gradient of step " << i + 1;
       EXPECT_GE(want.zeros[i], positions ? 4 * 32 : 0) << "positions that no sample has";
+    }
+    if (std::string_view(dtype) == "fp64") {
+      EXPECT_EQ(got.loads, want.loads) << "tokens that chose each expert";
     }
     return {relative(got.losses, want.losses), relative(got.norms, want.norms), relative(got.weights, want.weights)};
   }

@@ -62,6 +62,22 @@ TEST(Experts, AreRefusedWhereTheyDoNotFit) {
          c.model.moe_router_pre_softmax = true;
          c.model.moe_router_score_function = "sigmoid";
        }},
+      {"needs model.moe_router_score_function sigmoid",
+       [](RunConfig& c) { c.model.moe_router_enable_expert_bias = true; }},
+      {"num_groups must divide model.num_experts",
+       [](RunConfig& c) {
+         c.model.moe_router_num_groups = 4;
+         c.model.moe_router_group_topk = 2;
+       }},
+      {"group_topk must be at least 1", [](RunConfig& c) { c.model.moe_router_num_groups = 3; }},
+      {"as many experts as a token passes",
+       [](RunConfig& c) {
+         c.model.moe_router_num_groups = 3;
+         c.model.moe_router_group_topk = 1;
+         c.model.moe_router_topk = 3;
+       }},
+      {"group_topk needs model.moe_router_num_groups", [](RunConfig& c) { c.model.moe_router_group_topk = 1; }},
+      {"moe_expert_capacity_factor must be from 0", [](RunConfig& c) { c.model.moe_expert_capacity_factor = -1; }},
       {"moe_layer_freq must be from 1", [](RunConfig& c) { c.model.moe_layer_freq = 0; }},
       {"num_experts must be from 0", [](RunConfig& c) { c.model.num_experts = -1; }},
       {"moe_aux_loss_coeff must be from 0", [](RunConfig& c) { c.model.moe_aux_loss_coeff = -1; }}};
@@ -101,6 +117,39 @@ TEST(Experts, HaveBucketsThatTheirOwnRanksDivide) {
     EXPECT_EQ(total_size(own), owned_elements(layout, owners));
   }
   EXPECT_EQ(4 * dense[0] + 2 * experts[0], layout.size);
+}
+
+TEST(Experts, AreOfTheSameSizesOnPipelineRanksThatAreSaidToBeAlike) {
+  std::int64_t alike = 0, others = 0;
+  for (const std::int64_t frequency : {1, 2, 3, 4}) {
+    RunConfig config = mixture();
+    config.model.num_layers = 12;
+    config.model.moe_layer_freq = frequency;
+    config.model.untie_embeddings_and_output_weights = frequency == 2;
+    config.parallel.ep = 1;
+    config.parallel.pp = 4;
+    config.parallel.vpp = frequency == 3 ? 3 : 1;
+    config.train.global_batch_size = 8;
+    config.train.micro_batch_size = 1;
+    config.optimizer.use_distributed_optimizer = true;
+    const ResolvedRun run = resolve(config);
+    const auto sizes_of = [&](int rank) {
+      std::vector<std::int64_t> sizes;
+      for (const auto& spec : model_parameters(run.shape, 1, 0, parts_of_rank(run.parts, run.placement, rank)))
+        sizes.push_back(spec.local_size());
+      return sizes;
+    };
+    for (int a = 0; a < 4; ++a)
+      for (int b = 0; b < 4; ++b) {
+        const bool same = same_sizes(run, a, b);
+        if (same) {
+          EXPECT_EQ(sizes_of(a), sizes_of(b)) << frequency << ": " << a << " and " << b;
+        }
+        ++(same && a != b ? alike : others);
+      }
+  }
+  EXPECT_GE(alike, 4) << "the inner ranks";
+  EXPECT_GT(others, 4 * 4);
 }
 
 }  // namespace

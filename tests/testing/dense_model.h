@@ -100,13 +100,14 @@ class DenseModel {
     return loss_of_two_classes(linear(at::tanh(linear(x.select(1, 0), "pooler.dense")), "binary_head"), labels);
   }
   at::Tensor curve(const at::Tensor& x) const { return activated(x, o_.activation); }
-  at::Tensor experts(const at::Tensor& x, const std::string& p, const plan::Experts& spec,
-                     const model::Batch& batch) const {
+  at::Tensor experts(const at::Tensor& x, const std::string& p, const plan::Experts& spec, const model::Batch& batch,
+                     bool training) const {
     const auto by = [&](const at::Tensor& in, const std::string& name) { return linear(in, p + name); };
     const auto mlp = [&](const std::string& name, const plan::Mlp& of) {
       return by(activation(by(x, name + "linear_fc1"), of), name + "linear_fc2");
     };
-    const DenseExperts made = dense_experts(x, spec, batch.loss_mask_bs, by, mlp);
+    const DenseExperts made = dense_experts(
+        x, spec, batch.loss_mask_bs, spec.router.bias ? w(p + "router.expert_bias") : at::Tensor(), training, by, mlp);
     router_losses_ = router_losses_.defined() ? router_losses_ + made.loss : made.loss;
     return made.y;
   }
@@ -229,7 +230,7 @@ class DenseModel {
     normed = before(spec.parallel ? in : x, "pre_mlp_layernorm");
     if (const plan::Experts* const mixture = spec.experts())
       return (after ? normed : x) +
-             experts(normed, p + "mlp.", *mixture, batch) * mask(layer + "/mlp output", batch, s, training);
+             experts(normed, p + "mlp.", *mixture, batch, training) * mask(layer + "/mlp output", batch, s, training);
     const plan::Mlp mlp = spec.mlp();
     const std::int64_t f = mlp.width;
     y = activation(linear(normed, p + "mlp.linear_fc1"), mlp);

@@ -7,9 +7,12 @@
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 
+#include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "megatron/kernels/activation.h"
 #include "megatron/plan/layer.h"
@@ -50,21 +53,79 @@ struct DenseExperts {
   at::Tensor loss;  ///< the auxiliary losses of every sequence, times its tokens that count
 };
 
+/// Where the greatest `count` of `values` are, of equal ones the first.
+inline std::vector<std::size_t> places_of_greatest(const std::vector<double>& values, std::int64_t count) {
+  std::vector<std::size_t> places;
+  while (std::ssize(places) < count) {
+    std::size_t best = values.size();
+    for (std::size_t i = 0; i < values.size(); ++i)
+      if (std::ranges::find(places, i) == places.end() && (best == values.size() || values[i] > values[best])) best = i;
+    places.push_back(best);
+  }
+  return places;
+}
+
+/// The experts of a token, chosen by `values` of each; with groups, of the groups whose best have the greatest sum.
+inline std::vector<std::size_t> experts_of_token(const std::vector<double>& values, const plan::Experts& spec) {
+  const auto groups = static_cast<std::size_t>(spec.router.groups);
+  if (groups == 1) return places_of_greatest(values, spec.top_k);
+  const std::size_t size = values.size() / groups;
+  std::vector<double> sums;
+  for (std::size_t g = 0; g < groups; ++g) {
+    std::vector<double> own(values.begin() + static_cast<std::ptrdiff_t>(g * size),
+                            values.begin() + static_cast<std::ptrdiff_t>((g + 1) * size));
+    sums.push_back(0);
+    for (const std::size_t e : places_of_greatest(own, spec.top_k / spec.router.group_top_k)) sums.back() += own[e];
+  }
+  std::vector<double> allowed(values.size(), -1e300);
+  for (const std::size_t g : places_of_greatest(sums, spec.router.group_top_k))
+    for (std::size_t e = g * size; e < (g + 1) * size; ++e) allowed[e] = values[e];
+  return places_of_greatest(allowed, spec.top_k);
+}
+
+inline std::vector<double> numbers_of(const at::Tensor& row) {
+  std::vector<double> numbers;
+  for (std::int64_t i = 0; i < row.size(0); ++i) numbers.push_back(row[i].item<double>());
+  return numbers;
+}
+
+/// What is left of `chosen` [b, s, E] where an expert takes ceil(s * top_k / E * factor) tokens of a sequence: those
+/// with the greatest `weights`, or the first.
+inline at::Tensor within_capacity(const at::Tensor& chosen, const at::Tensor& weights, const plan::Experts& spec) {
+  auto kept = at::zeros_like(chosen);
+  const auto even = static_cast<double>(chosen.size(1) * spec.top_k) / static_cast<double>(spec.count);
+  const auto most = static_cast<std::int64_t>(std::ceil(even * spec.capacity_factor));
+  for (std::int64_t k = 0; k < chosen.size(0); ++k)
+    for (std::int64_t e = 0; e < spec.count; ++e) {
+      const auto column = chosen[k].select(1, e);
+      auto order = numbers_of(spec.drop == plan::Experts::Drop::Least ? weights[k].select(1, e) + column : column);
+      const auto tokens = std::min(most, static_cast<std::int64_t>(column.sum().item<double>()));
+      for (const std::size_t token : places_of_greatest(order, tokens))
+        kept[k][static_cast<std::int64_t>(token)][e] = 1;
+    }
+  return kept;
+}
+
 /// A mixture of experts on x [b, s, h]: every expert on every token, of which those count that the token goes to.
-/// `linear`: of x by the name of its weight; `mlp`: of x by the beginning of its weights' names.
+/// `linear`: of x by the name of its weight; `mlp`: of x by the beginning of its weights' names. `bias`: the router's,
+/// or undefined.
 DenseExperts dense_experts(const at::Tensor& x, const plan::Experts& spec, const at::Tensor& mask_bs,
-                           const auto& linear, const auto& mlp) {
+                           const at::Tensor& bias, bool training, const auto& linear, const auto& mlp) {
   const auto logits = linear(x, std::string("router"));
   const bool softmax = spec.router.score == plan::Router::Score::Softmax;
   const auto scores = softmax ? at::softmax(logits, -1) : 1 / (1 + (-logits).exp());
+  const bool by_logits = spec.router.groups == 1 ? !bias.defined() : softmax && !spec.router.unnormalized;
+  auto by = (by_logits ? logits : scores).detach();
+  if (bias.defined()) by = by + bias.detach();
   auto chosen = at::zeros_like(logits.detach());
-  for (std::int64_t k = 0; k < spec.top_k; ++k) {
-    const auto left = logits.detach().masked_fill(chosen > 0, -1e300);
-    chosen = chosen + (left == left.amax(-1, true)).to(at::kDouble);
-  }
+  for (std::int64_t k = 0; k < x.size(0); ++k)
+    for (std::int64_t i = 0; i < x.size(1); ++i)
+      for (const std::size_t e : experts_of_token(numbers_of(by[k][i]), spec))
+        chosen[k][i][static_cast<std::int64_t>(e)] = 1;
   auto weights = scores * chosen;
   if (!spec.router.unnormalized && (softmax || spec.top_k > 1)) weights = weights / weights.sum(-1, true);
   weights = weights * spec.router.scaling;
+  if (spec.capacity_factor > 0 && training) weights = weights * within_capacity(chosen, weights.detach(), spec);
   auto y = at::zeros_like(x);
   for (std::int64_t e = 0; e < spec.count; ++e)
     y = y + weights.narrow(-1, e, 1) * mlp("experts.local_experts." + std::to_string(e) + ".", spec.expert);
@@ -72,6 +133,7 @@ DenseExperts dense_experts(const at::Tensor& x, const plan::Experts& spec, const
     const auto shared = mlp(std::string("shared_experts."), spec.shared());
     y = y + (spec.shared_gate ? shared / (1 + (-linear(x, std::string("shared_experts.gate"))).exp()) : shared);
   }
+  if (bias.defined()) y = y + 0 * bias.sum();  // its gradient is zero
   const auto share = scores / scores.sum(-1, true);
   const auto balance =
       (chosen.mean(1) / static_cast<double>(spec.top_k) * share.mean(1)).sum(-1) * static_cast<double>(spec.count);

@@ -19,6 +19,12 @@ struct ExpertsVariant {
   std::string moe_router_score_function = "softmax";
   bool moe_router_pre_softmax = false;
   double moe_router_topk_scaling_factor = 1;
+  std::int64_t moe_router_num_groups = 0;
+  std::int64_t moe_router_group_topk = 0;
+  bool moe_router_enable_expert_bias = false;
+  double moe_router_bias_update_rate = 0.001;
+  double moe_expert_capacity_factor = 0;
+  std::string moe_token_drop_policy = "probs";
   double moe_aux_loss_coeff = 0;
   double moe_z_loss_coeff = 0;
 
@@ -46,6 +52,25 @@ struct ExpertsVariant {
       "moe-router-pre-softmax", when("model.num_experts"));
     v("moe_router_topk_scaling_factor", moe_router_topk_scaling_factor, "Multiplies what each expert counts.",
       "moe-router-topk-scaling-factor", when("model.num_experts"));
+    v("moe_router_num_groups", moe_router_num_groups,
+      "Equal groups of experts, of which a token chooses moe_router_group_topk first; 0: one group.",
+      "moe-router-num-groups", when("model.num_experts"));
+    v("moe_router_group_topk", moe_router_group_topk,
+      "Groups that a token's experts are in: those whose best experts have the greatest scores together.",
+      "moe-router-group-topk", when("model.moe_router_num_groups"));
+    v("moe_router_enable_expert_bias", moe_router_enable_expert_bias,
+      "Add a number of each expert to its scores for the choice alone, which evens out the load without a loss.",
+      "moe-router-enable-expert-bias", when("model.num_experts"));
+    v("moe_router_bias_update_rate", moe_router_bias_update_rate,
+      "How far each step raises the number of an expert that got less than the mean, and lowers that of one that got "
+      "more.",
+      "moe-router-bias-update-rate", Affects::Step, when("model.moe_router_enable_expert_bias"));
+    v("moe_expert_capacity_factor", moe_expert_capacity_factor,
+      "In training an expert takes so many times its even share of a sequence's tokens; 0: nothing is dropped.",
+      "moe-expert-capacity-factor", Affects::Step, when("model.num_experts"));
+    v("moe_token_drop_policy", moe_token_drop_policy,
+      "What an expert drops: the tokens for which it counts least, or the last ones of the sequence.",
+      "moe-token-drop-policy", Affects::Step, Choices({"probs", "position"}), when("model.moe_expert_capacity_factor"));
     v("moe_aux_loss_coeff", moe_aux_loss_coeff,
       "Coefficient of the loss that evens out the load of experts, of each sequence by itself; 0: none.",
       "moe-aux-loss-coeff", Affects::Step, when("model.num_experts"));

@@ -17,6 +17,7 @@ struct LogConfig {
   bool throughput = true;
   bool params_norm = false;
   bool num_zeros_in_grad = false;
+  bool moe_per_layer = false;
   std::int64_t memory_interval = 0;
   bool straggler = false;
   std::int64_t timing_level = 0;
@@ -55,6 +56,9 @@ struct LogConfig {
     v("params_norm", params_norm, "Compute and log the L2 norm of all parameters after each step.", "log-params-norm");
     v("num_zeros_in_grad", num_zeros_in_grad, "Count and log the gradient's elements that are exactly zero.",
       "log-num-zeros-in-grad");
+    v("moe_per_layer", moe_per_layer,
+      "Log the figures of experts of each layer, and how many copies of tokens chose each expert.",
+      "moe-per-layer-logging", RanksMayDiffer());
     v("memory_interval", memory_interval, "Steps between lines with the memory of all ranks; 0: none.",
       "log-memory-interval");
     v("straggler", straggler, "At each console line, name the rank that computed longest.", "log-straggler");

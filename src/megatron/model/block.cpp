@@ -80,12 +80,10 @@ BranchModules branch_of(const parallel::ParameterStore& parameters, const plan::
             .norm = norm(spec.norm()),
             .in = {},
             .out = {nullptr, nullptr, tp},
-            .experts = ExpertLayer(parameters, layer.prefix, *experts,
-                                   {.activation = options.activation,
-                                    .sequence_parallel = split,
-                                    .keep_activation = options.keep_activation && !options.recompute_mlp,
-                                    .recompute = options.recompute_mlp},
-                                   tp, options.experts)};
+            .experts = ExpertLayer(
+                parameters, layer.prefix, *experts,
+                {.activation = options.activation, .sequence_parallel = split, .recompute = options.recompute_mlp}, tp,
+                options.experts)};
   const std::vector<plan::Linear> linears = spec.linears(layer.hidden);
   BranchModules branch{.spec = spec,
                        .norm = layer.norms.before ? norm(spec.norm()) : Norm{},

@@ -265,7 +265,9 @@ RouterSite TransformerStage::Impl::router_site(const Batch& batch) const {
                                      : at::full({batch.tokens_bs.size(0)}, static_cast<double>(batch.tokens_bs.size(1)),
                                                 batch.tokens_bs.options().dtype(at::kDouble));
   options.sequence.ranks.all_reduce(tokens);
-  return {tokens * batch.auxiliary_scale, options.sequence.ranks};
+  return {.sequence_weights_b = tokens * batch.auxiliary_scale,
+          .sequence = options.sequence.ranks,
+          .loss_scale = batch.auxiliary_scale};
 }
 
 at::Tensor TransformerStage::Impl::embed(const Batch& batch, const Pass& pass) const {
@@ -320,6 +322,7 @@ at::Tensor TransformerStage::Impl::hidden(at::Tensor x, const Batch& batch, bool
             .training = training,
             .partial = batch.partial_recomputation};
   if (has_routers && training && options.shape.predicts_tokens()) pass.router = router_site(batch);
+  pass.router.training = training;
   if (part.embedding) x = embed(batch, pass);
   // Embeddings that are not trained begin no graph, in which layers could go back to their adapters.
   if (part.embedding && training && options.shape.lora && c10::GradMode::is_enabled())
@@ -440,6 +443,15 @@ at::Tensor TransformerStage::states(at::Tensor x, const Batch& batch, bool train
   if (!impl_->part.output) throw std::logic_error("only the last stage gives final states");
   const auto compute = [&] { return impl_->hidden(std::move(x), batch, training); };
   return training ? compute() : parallel::without_autograd(compute);
+}
+
+std::vector<LayerRouterCounts> TransformerStage::take_router_counts() const {
+  std::vector<LayerRouterCounts> all;
+  const std::vector<Block>& blocks = impl_->modules.blocks;
+  for (std::size_t l = 0; l < blocks.size(); ++l)
+    if (const auto& experts = blocks[l].branches().back().experts)
+      all.push_back({impl_->part.first_layer + static_cast<std::int64_t>(l), experts->take_counts()});
+  return all;
 }
 
 const BertHeads& TransformerStage::heads() const { return impl_->modules.heads.value(); }

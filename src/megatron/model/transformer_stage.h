@@ -9,6 +9,7 @@
 #include "megatron/kernels/activation.h"
 #include "megatron/kernels/rope.h"
 #include "megatron/model/bert_heads.h"
+#include "megatron/model/experts/expert_layer.h"
 #include "megatron/model/recompute.h"
 #include "megatron/model/sequence/shared_attention.h"
 #include "megatron/parallel/parameter.h"
@@ -55,6 +56,11 @@ struct LossSum {
   double sentences = 0;          ///< samples that it is a sum over
   at::Tensor task_logits = {};   ///< without graph, of a model with the head of a task (task_head.h); undefined: none
   at::Tensor non_loss = {};      ///< what a function of train::ForwardStep has collected besides; undefined: nothing
+};
+
+struct LayerRouterCounts {
+  std::int64_t layer = 0;  ///< its number in the model
+  RouterCounts counts;
 };
 
 struct TransformerOptions {
@@ -125,6 +131,9 @@ class TransformerStage {
   /// Forward pass of the last stage without its heads: the states behind the last norm [s, b, h] (sequence_parallel:
   /// [s/t, b, h]), which another head takes. x, communication and `training` as for loss().
   at::Tensor states(at::Tensor x, const Batch& batch, bool training) const;
+
+  /// What the routers of the stage's layers counted since they were asked last.
+  std::vector<LayerRouterCounts> take_router_counts() const;
 
   /// Of the last stage of a BERT.
   const BertHeads& heads() const;

@@ -2,6 +2,7 @@
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
@@ -128,6 +129,18 @@ void Optimizer::step(const plan::LearningRates& rates, double grad_scale) {
   ++steps_;
   for (const UniformRange& run : runs_) rule_->apply(views_of(run), update_of(run, rates, grad_scale));
   for (const Matrix& matrix : matrices_) step_matrix(matrix, rates, grad_scale);
+}
+
+void Optimizer::shift(const std::map<std::string, std::vector<double>>& changes) const {
+  if (changes.empty()) return;
+  for (const plan::Shard& shard : owned_)
+    for (const plan::ParameterRange& range : shard.parameters) {
+      const auto change = changes.find(parameters_.all()[static_cast<std::size_t>(range.parameter)]->spec.name);
+      if (change == changes.end()) continue;
+      const at::Tensor weights = weights_of(range.world, shard.state + range.local.begin);
+      const at::Tensor all = at::tensor(change->second, at::kDouble);
+      weights.add_(all.narrow(0, range.param.begin, range.param.size()).to(weights.options()));
+    }
 }
 
 at::Tensor Optimizer::whole_direction(const Matrix& matrix, double grad_scale) const {

@@ -2,6 +2,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -46,6 +47,9 @@ class Optimizer {
   /// Gradient x grad_scale, state, decay, update. The gradients of the owned elements are whole. Of a rule that takes
   /// whole matrices collective over `owners` and `slices`, which then sum each matrix of a layer in turn.
   void step(const plan::LearningRates& rates, double grad_scale);
+  /// Adds to the parameters so named what there is of them here: of what has no gradient. Before a step(), in which
+  /// the model's values follow from masters. Each has as many numbers as its parameter elements.
+  void shift(const std::map<std::string, std::vector<double>>& changes) const;
   std::int64_t steps() const { return steps_; }
   void set_steps(std::int64_t steps) { steps_ = steps; }
   /// Where rounding is stochastic: writes the owned elements of the parameters as step number steps() did, which left

@@ -6,6 +6,29 @@
 
 namespace megatron::plan {
 
+namespace {
+
+void check_expert_groups(const config::ModelConfig& model, Rules& rules) {
+  const std::int64_t groups = model.moe_router_num_groups, taken = model.moe_router_group_topk,
+                     top_k = model.moe_router_topk, count = model.num_experts;
+  const std::string got = concat(count, " experts, top k ", top_k, ", ", groups, " groups, group top k ", taken);
+  const std::string none = "--model.moe_router_num_groups 0 (the default)";
+  if (groups <= 0 || groups > kMaxExperts || count < 1 || count > kMaxExperts) {
+    rules.require(taken <= 0, "model.moe_router_group_topk needs model.moe_router_num_groups.", got,
+                  "--model.moe_router_group_topk 0 (the default)");
+    return;
+  }
+  rules.require(count % groups == 0, "model.moe_router_num_groups must divide model.num_experts.", got,
+                concat("--model.moe_router_num_groups ", std::gcd(count, groups)));
+  const bool enough = taken >= 1 && taken <= groups && taken <= top_k && top_k <= taken * (count / groups);
+  rules.require(enough,
+                "model.moe_router_group_topk must be at least 1, at most the groups and the experts of a token, and "
+                "its groups must have as many experts as a token passes.",
+                got, none);
+}
+
+}  // namespace
+
 void check_experts(const config::ModelConfig& model, Rules& rules) {
   rules.range<std::int64_t>("model.num_experts", model.num_experts, 0, kMaxExperts);
   rules.range<std::int64_t>("model.moe_router_topk", model.moe_router_topk, 1, kMaxExperts);
@@ -14,6 +37,10 @@ void check_experts(const config::ModelConfig& model, Rules& rules) {
   rules.range<std::int64_t>("model.moe_shared_expert_intermediate_size", model.moe_shared_expert_intermediate_size, 0,
                             kMaxFfn);
   rules.range("model.moe_router_topk_scaling_factor", model.moe_router_topk_scaling_factor, 1e-6, 1e6);
+  rules.range<std::int64_t>("model.moe_router_num_groups", model.moe_router_num_groups, 0, kMaxExperts);
+  rules.range<std::int64_t>("model.moe_router_group_topk", model.moe_router_group_topk, 0, kMaxExperts);
+  rules.range("model.moe_router_bias_update_rate", model.moe_router_bias_update_rate, 0.0, 1e3);
+  rules.range("model.moe_expert_capacity_factor", model.moe_expert_capacity_factor, 0.0, 1e6);
   rules.range("model.moe_aux_loss_coeff", model.moe_aux_loss_coeff, 0.0, 1e6);
   rules.range("model.moe_z_loss_coeff", model.moe_z_loss_coeff, 0.0, 1e6);
   if (model.num_experts == 0) return;
@@ -26,6 +53,10 @@ void check_experts(const config::ModelConfig& model, Rules& rules) {
       "A router that chooses one expert needs the softmax over all of them: over one it is always 1, and "
       "teaches the router nothing.",
       "moe_router_topk 1, moe_router_pre_softmax false", "--moe-router-pre-softmax");
+  check_expert_groups(model, rules);
+  rules.require(!model.moe_router_enable_expert_bias || model.moe_router_score_function == "sigmoid",
+                "model.moe_router_enable_expert_bias needs model.moe_router_score_function sigmoid.",
+                model.moe_router_score_function, "--model.moe_router_score_function sigmoid");
   const config::ModelTraits& traits = config::model_traits(model.architecture);
   rules.require(traits.causal && !traits.encoder_decoder,
                 concat("model.num_experts is for model.architecture ",
@@ -92,9 +123,15 @@ std::optional<Experts> experts_of(const config::ModelConfig& model) {
                             .unnormalized = model.moe_router_pre_softmax,
                             .scaling = model.moe_router_topk_scaling_factor,
                             .aux_loss = model.moe_aux_loss_coeff,
-                            .z_loss = model.moe_z_loss_coeff},
+                            .z_loss = model.moe_z_loss_coeff,
+                            .groups = std::max<std::int64_t>(1, model.moe_router_num_groups),
+                            .group_top_k = std::max<std::int64_t>(1, model.moe_router_group_topk),
+                            .bias = model.moe_router_enable_expert_bias,
+                            .bias_rate = model.moe_router_bias_update_rate},
                  .shared_width = model.moe_shared_expert_intermediate_size,
-                 .shared_gate = model.moe_shared_expert_gate};
+                 .shared_gate = model.moe_shared_expert_gate,
+                 .capacity_factor = model.moe_expert_capacity_factor,
+                 .drop = model.moe_token_drop_policy == "position" ? Experts::Drop::Last : Experts::Drop::Least};
 }
 
 }  // namespace megatron::plan

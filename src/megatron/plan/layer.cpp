@@ -1,6 +1,7 @@
 #include "megatron/plan/layer.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "megatron/base/error.h"
 
@@ -53,31 +54,38 @@ std::vector<Linear> linears_of(const Mlp& mlp, std::int64_t hidden) {
           {.name = "mlp.linear_fc2", .outputs = hidden, .inputs = mlp.width, .bias = mlp.bias, .split = Split::Inputs}};
 }
 
-/// Router, then each expert's two layers, then those of the shared one.
-std::vector<Linear> linears_of(const Experts& experts, std::int64_t hidden) {
+/// Router, then each expert's two layers, then those of the shared one. `each`: or of one expert for all.
+std::vector<Linear> linears_of_experts(const Experts& experts, std::int64_t hidden, bool each) {
   std::vector<Linear> all{{.name = "mlp.router", .outputs = experts.count, .inputs = hidden, .split = Split::Whole}};
-  const auto add = [&](const Mlp& mlp, const std::string& prefix, std::int64_t expert, double share) {
+  const auto add = [&](const Mlp& mlp, const std::string& prefix, std::int64_t expert, double share,
+                       std::int64_t alike = 1) {
     all.push_back({.name = prefix + "linear_fc1",
                    .outputs = mlp.first_rows(),
                    .inputs = hidden,
                    .split = mlp.gated ? Split::Halves : Split::Outputs,
                    .expert = expert,
-                   .share = share});
+                   .share = share,
+                   .alike = alike});
     all.push_back({.name = prefix + "linear_fc2",
                    .outputs = hidden,
                    .inputs = mlp.width,
                    .split = Split::Inputs,
                    .expert = expert,
-                   .share = share});
+                   .share = share,
+                   .alike = alike});
   };
   const double share = static_cast<double>(experts.top_k) / static_cast<double>(experts.count);
-  for (std::int64_t e = 0; e < experts.count; ++e)
-    add(experts.expert, "mlp.experts.local_experts." + std::to_string(e) + ".", e, share);
+  for (std::int64_t e = 0; e < (each ? experts.count : 1); ++e)
+    add(experts.expert, "mlp.experts.local_experts." + std::to_string(e) + ".", e, share, each ? 1 : experts.count);
   if (experts.shared_width == 0) return all;
   add(experts.shared(), "mlp.shared_experts.", -1, 1);
   if (experts.shared_gate)
     all.push_back({.name = "mlp.shared_experts.gate", .outputs = 1, .inputs = hidden, .split = Split::Whole});
   return all;
+}
+
+std::vector<Linear> linears_of(const Experts& experts, std::int64_t hidden) {
+  return linears_of_experts(experts, hidden, /*each=*/true);
 }
 
 /// A number per head that backward reads, and the output, where attention is not computed again.
@@ -124,12 +132,13 @@ std::int64_t route_words(const Experts& experts) { return 4 * experts.top_k; }
 
 Kept kept_by(const Experts& experts, int tp, bool rms_norm, const Recomputed& again) {
   if (again.mlp) return {};
-  const Kept of_one = kept_by(experts.expert, tp, rms_norm, again);
+  const Recomputed activations{.gelu = true};  // in the pass in which backward needs them
+  const Kept of_one = kept_by(experts.expert, tp, rms_norm, activations);
   Kept kept{.per_token = experts.top_k * of_one.per_token};
   // Logits; what each expert counts; which experts; the routes.
   kept.wide_per_token = experts.count + experts.top_k + 2 * experts.top_k + route_words(experts);
   if (experts.shared_width == 0) return kept;
-  kept.per_token += kept_by(experts.shared(), tp, rms_norm, again).per_token;
+  kept.per_token += kept_by(experts.shared(), tp, rms_norm, activations).per_token;
   if (experts.shared_gate) ++kept.wide_per_token;
   return kept;
 }
@@ -180,6 +189,16 @@ std::string Branch::site() const { return names_of(*this).site; }
 
 std::vector<Linear> Branch::linears(std::int64_t hidden) const {
   return std::visit([&](const auto& part) { return linears_of(part, hidden); }, inner);
+}
+
+std::vector<Linear> Branch::kinds(std::int64_t hidden) const {
+  const auto* const experts = std::get_if<Experts>(&inner);
+  return experts != nullptr ? linears_of_experts(*experts, hidden, /*each=*/false) : linears(hidden);
+}
+
+std::int64_t Experts::capacity(std::int64_t tokens) const {
+  const double even = static_cast<double>(tokens * top_k) / static_cast<double>(count);
+  return std::max<std::int64_t>(1, static_cast<std::int64_t>(std::ceil(even * capacity_factor)));
 }
 
 Kept Branch::kept(int tp, bool rms_norm, const Recomputed& again) const {

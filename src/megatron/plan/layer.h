@@ -33,6 +33,7 @@ struct Linear {
   // Of a mixture of experts:
   std::int64_t expert = -1;  ///< of which of the experts; -1: of none
   double share = 1;          ///< of the tokens that pass it, where experts get equally many
+  std::int64_t alike = 1;    ///< of Branch::kinds(): so many are alike
 };
 
 /// Attention over the layer's own sequence.
@@ -83,6 +84,12 @@ struct Router {
   double scaling = 1;   ///< of what each counts
   double aux_loss = 0;  ///< coefficient of the loss that evens out the load (docs/decisions/0107)
   double z_loss = 0;    ///< of the squares of the logits' log-sum-exp
+  /// Experts are in so many groups, of which a token's are in group_top_k (docs/decisions/0112); 1: in one.
+  std::int64_t groups = 1, group_top_k = 1;
+  /// A number of each expert is added to its scores for the choice alone, and after each step raised or lowered by
+  /// bias_rate where its load was below or above the mean (Wang et al. 2024; docs/decisions/0112).
+  bool bias = false;
+  double bias_rate = 0;
 
   bool operator==(const Router&) const = default;
 };
@@ -94,7 +101,16 @@ struct Experts {
   Router router = {};
   std::int64_t shared_width = 0;  ///< of the MLP that every token passes; 0: none
   bool shared_gate = false;       ///< which is multiplied by a sigmoid of each token
+  /// In training an expert takes so many times its even share of a sequence's tokens, and the copies that exceed it are
+  /// dropped: those that count least, or the last ones. 0: nothing is dropped.
+  double capacity_factor = 0;
+  enum class Drop : std::uint8_t { Least, Last };
+  Drop drop = Drop::Least;
 
+  /// Copies that an expert takes of a sequence of `tokens`.
+  std::int64_t capacity(std::int64_t tokens) const;
+  /// Within the layer: the name of the router's biases.
+  static constexpr const char* kBias = "mlp.router.expert_bias";
   Mlp shared() const { return {.width = shared_width, .gated = expert.gated}; }
 };
 
@@ -124,6 +140,8 @@ struct Branch {
   std::string site() const;      ///< in the names of dropout streams: "attention"
   /// In the order of computation; the last reads what the inside gives and ends the branch.
   std::vector<Linear> linears(std::int64_t hidden) const;
+  /// The same with one expert for all (Linear::alike), for who only counts.
+  std::vector<Linear> kinds(std::int64_t hidden) const;
   Kept kept(int tp, bool rms_norm, const Recomputed& again) const;
   /// What its weight products read in the second half of backward, besides the stream before its norm and the gradient
   /// of what it ends with.

@@ -118,6 +118,15 @@ optim::OptimizerOptions optimizer_options(const plan::ResolvedRun& run, const pa
           .slices = context.tensor()};
 }
 
+/// By layer that has experts.
+std::vector<std::string> router_biases(const plan::ModelShape& shape) {
+  std::vector<std::string> names;
+  if (!shape.experts || !shape.experts->router.bias) return names;
+  for (const std::int64_t layer : shape.expert_layers())
+    names.push_back(shape.layer_prefix(layer) + plan::Experts::kBias);
+  return names;
+}
+
 std::optional<optim::LossScaler> loss_scaler(const config::RunConfig& config) {
   if (config.train.dtype != "fp16") return std::nullopt;
   const config::OptimizerConfig& optimizer = config.optimizer;
@@ -178,7 +187,10 @@ Engine::Engine(const plan::ResolvedRun& run, comm::Group world, at::Device devic
                                  run.grid.sample_shares(),
             .sentence_head = run.shape.sentence_head,
             .params_norm = run.config.log.params_norm,
-            .num_zeros_in_grad = run.config.log.num_zeros_in_grad}) {}
+            .num_zeros_in_grad = run.config.log.num_zeros_in_grad,
+            .num_experts = run.shape.experts ? run.shape.experts->count : 0,
+            .router_biases = router_biases(run.shape),
+            .bias_update_rate = run.config.model.moe_router_bias_update_rate}) {}
 
 StepResult synthetic_step(Engine& engine, const plan::ResolvedRun& run, std::int64_t i,
                           const plan::LearningRates& rates) {

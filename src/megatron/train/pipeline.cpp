@@ -180,7 +180,19 @@ Pipeline::Pipeline(const plan::ResolvedRun& run, const parallel::ParallelContext
       timers_(timers),
       measures_(!run.config.log.trace.empty() && context.tensor().rank() == 0 && context.gradients().rank() == 0),
       is_profiled_(is_profiled_pipeline(run, context)),
-      link_(make_link(run, context, parameters)) {}
+      link_(make_link(run, context, parameters)),
+      expert_layers_(run.shape.expert_layers()) {}
+
+std::vector<double> Pipeline::take_router_counts() const {
+  if (expert_layers_.empty()) return {};
+  ExpertFigures figures(expert_layers_.size(), static_cast<std::size_t>(run_.shape.experts->count));
+  for (const model::TransformerStage& stage : stages_)
+    for (const model::LayerRouterCounts& of : stage.take_router_counts()) {
+      const auto at = std::ranges::find(expert_layers_, of.layer) - expert_layers_.begin();
+      figures.add(static_cast<std::size_t>(at), of.counts);
+    }
+  return figures.numbers();
+}
 
 PassResult Pipeline::execute(const schedule::Program& program, bool training, const MicrobatchSource& microbatch,
                              const LossScale& scale) {

@@ -14,6 +14,7 @@
 #include "megatron/pipeline/run.h"
 #include "megatron/pipeline/timeline.h"
 #include "megatron/plan/rules.h"
+#include "megatron/train/expert_figures.h"
 #include "megatron/train/log/timers.h"
 
 namespace megatron::train {
@@ -78,6 +79,11 @@ class Pipeline {
   /// Forward without dropout and without gradients; the loss sums are those of the tokens. Collective over the model.
   PassResult evaluate(int num_microbatches, const MicrobatchSource& microbatch);
 
+  /// What the routers of this rank's stages counted in the steps since they were asked last: of each layer of
+  /// ModelShape::expert_layers() those numbers of ExpertFigures, zeros for layers of other ranks. Empty where no layer
+  /// has experts.
+  std::vector<double> take_router_counts() const;
+
   /// Whether this rank measures the timeline of every step (log.trace): those of the first pipeline do.
   bool measures() const { return measures_; }
   /// Whether log.profile_ranks names a rank of this pipeline. With profile(true) it measures the steps that follow too.
@@ -105,7 +111,8 @@ class Pipeline {
   comm::Activity* activity_ = nullptr;
   pipeline::Link link_;
   pipeline::Recorder recorder_;
-  const schedule::Program* measured_ = nullptr;             // the program of the last step
+  const schedule::Program* measured_ = nullptr;  // the program of the last step
+  const std::vector<std::int64_t> expert_layers_;
   std::map<int, schedule::Program> training_, evaluation_;  // by number of microbatches: the batch may grow
 };
 

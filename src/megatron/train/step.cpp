@@ -7,6 +7,9 @@
 #include <chrono>
 #include <cmath>
 #include <iterator>
+#include <map>
+#include <numeric>
+#include <span>
 
 namespace megatron::train {
 namespace {
@@ -43,6 +46,7 @@ struct TrainStep::Totals {
   bool stop = false, save = false;
   double sentence_sum = 0, sentences = 0;
   double num_zeros = 0;
+  std::vector<double> experts;  ///< numbers of an ExpertFigures
 };
 
 void TrainStep::sum_gradients() {
@@ -69,9 +73,12 @@ TrainStep::Totals TrainStep::totals_over_world(const PassResult& pass, bool stop
   const double part = parts_.norm.part(squares ? optim::kL2 : optim::kInf);
   const bool broken = !std::isfinite(loss_sum) || !std::isfinite(part);
   const comm::Group& world = parts_.context.world();
-  const auto total = world.all_reduce_scalars({counted(loss_sum), counted(pass.count), squares ? part : 0.0,
-                                               broken ? 1.0 : 0.0, stop ? 1.0 : 0.0, counted(pass.sentence_sum),
-                                               counted(pass.sentences), count_zeros(), save ? 1.0 : 0.0});
+  std::vector<double> parts{counted(loss_sum),       counted(pass.count), squares ? part : 0.0,
+                            broken ? 1.0 : 0.0,      stop ? 1.0 : 0.0,    counted(pass.sentence_sum),
+                            counted(pass.sentences), count_zeros(),       save ? 1.0 : 0.0};
+  const std::size_t others = parts.size();
+  for (const double number : parts_.pipeline.take_router_counts()) parts.push_back(counted(number));
+  const auto total = world.all_reduce_scalars(parts);
   double norm = squares ? std::sqrt(total[2]) : world.all_reduce_scalars({part}, comm::ReduceOp::Max)[0];
   // Of other orders: powers of magnitudes from 0 to 1, which neither overflow nor vanish together.
   if (!squares && options_.clip_norm != optim::kInf && norm > 0 && std::isfinite(norm)) {
@@ -86,7 +93,24 @@ TrainStep::Totals TrainStep::totals_over_world(const PassResult& pass, bool stop
           .save = total[8] > 0,
           .sentence_sum = total[5],
           .sentences = total[6],
-          .num_zeros = total[7]};
+          .num_zeros = total[7],
+          .experts = {total.begin() + static_cast<std::ptrdiff_t>(others), total.end()}};
+}
+
+// Each by the sign of what its expert lacks of the mean load, on whoever updates it. All loads are sums of whole
+// numbers, so every rank and every layout finds the same signs.
+void TrainStep::move_router_biases(const ExpertFigures& experts) {
+  std::map<std::string, std::vector<double>> all_changes;
+  for (std::size_t layer = 0; layer < options_.router_biases.size(); ++layer) {
+    const std::span<const double> loads = experts.loads(layer);
+    const double all = std::accumulate(loads.begin(), loads.end(), 0.0), count = static_cast<double>(loads.size());
+    std::vector<double>& changes = all_changes[options_.router_biases[layer]];
+    for (const double load : loads) {
+      const double lacks = all - count * load;
+      changes.push_back(options_.bias_update_rate * (lacks > 0 ? 1 : lacks < 0 ? -1 : 0));
+    }
+  }
+  parts_.optimizer.shift(all_changes);
 }
 
 // This rank's part.
@@ -103,7 +127,6 @@ double TrainStep::params_norm() const {
 }
 
 void TrainStep::update(const plan::LearningRates& rates, double grad_scale) {
-  before_update_();
   {
     const auto timer = parts_.timers.time(TimerId::OptimizerInnerStep);
     parts_.optimizer.step(rates, grad_scale);
@@ -179,7 +202,13 @@ StepResult TrainStep::operator()(int num_microbatches, const MicrobatchSource& m
     parts_.scaler->update(overflow);
   }
   const double clip = options_.clip_grad > 0 ? std::min(1.0, options_.clip_grad / (result.grad_norm + 1e-6)) : 1.0;
-  if (!result.skipped) update(rates, to_mean * clip / scale);
+  if (!total.experts.empty())
+    result.experts = ExpertFigures(static_cast<std::size_t>(options_.num_experts), total.experts);
+  if (!result.skipped) {
+    before_update_();
+    move_router_biases(result.experts);
+    update(rates, to_mean * clip / scale);
+  }
   if (options_.params_norm) result.params_norm = params_norm();
   return result;
 }

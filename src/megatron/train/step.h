@@ -1,6 +1,8 @@
 #pragma once
+#include <cstdint>
 #include <functional>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -24,6 +26,10 @@ struct StepOptions {
   std::int64_t microbatch_tokens = 0;
   bool sentence_head = false;  ///< the model has one (a BERT's): the loss is the mean over tokens and that over samples
   bool params_norm = false, num_zeros_in_grad = false;  ///< what else is measured
+  std::int64_t num_experts = 0;                         ///< of a layer that has some
+  /// Of routers whose experts have biases, by layer that has experts: the parameters' names; else empty.
+  std::vector<std::string> router_biases = {};
+  double bias_update_rate = 0;
 };
 
 /// Seconds that this rank spent in each part of a step; the rest of it waited for other stages.
@@ -45,6 +51,7 @@ struct StepResult {
   bool skipped = false;                 ///< loss or gradient was NaN or infinite, or it is a spike: nothing was updated
   bool spike = false;                   ///< skipped for a loss that leaps (TrainStep::judge)
   bool harmless = false;                ///< skipped for a gradient alone, under a loss scale that such steps bring down
+  ExpertFigures experts;                ///< of all ranks; empty without experts
   bool stop = false;                    ///< some rank was asked to stop
   bool save = false;                    ///< some rank was asked to save
   StepTimes times;
@@ -92,6 +99,7 @@ class TrainStep {
   double count_zeros() const;
   double params_norm() const;
   void update(const plan::LearningRates& rates, double grad_scale);
+  void move_router_biases(const ExpertFigures& experts);
   double gradient_scale(int num_microbatches) const;
   /// Tokens that count for a sample of the global batch. Collective over dp.
   double tokens_of_a_sentence(const std::vector<model::Batch>& batches) const;

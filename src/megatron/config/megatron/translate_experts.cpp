@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "megatron/base/error.h"
 #include "megatron/config/megatron/translation.h"
 
@@ -28,6 +30,20 @@ void balance(Translation& c, ModelConfig& m) {
       "--moe-router-load-balancing-type seq_aux_loss");
 }
 
+/// What an expert takes is counted in each sequence here, in Megatron-LM in what a rank's router sees of a microbatch.
+void capacity(Translation& c, ModelConfig& m) {
+  m.moe_token_drop_policy = c.args.text("moe-token-drop-policy");
+  if (!c.args.has("moe-expert-capacity-factor")) return;
+  m.moe_expert_capacity_factor = std::max(0.0, c.args.number("moe-expert-capacity-factor"));
+  const bool whole = c.args.integer("tensor-model-parallel-size") == 1 || !c.args.has("sequence-parallel");
+  c.require(m.moe_expert_capacity_factor == 0 ||
+                ((!c.args.has("micro-batch-size") || c.args.integer("micro-batch-size") == 1) && whole),
+            "An expert's capacity is that of each sequence here: of micro batches of several sequences, or of parts of "
+            "one with --sequence-parallel, Megatron-LM drops other tokens.",
+            concat("--moe-expert-capacity-factor ", m.moe_expert_capacity_factor, whole ? "" : ", --sequence-parallel"),
+            "--micro-batch-size 1 without --sequence-parallel");
+}
+
 }  // namespace
 
 void translate_experts(Translation& c) {
@@ -37,11 +53,26 @@ void translate_experts(Translation& c) {
   c.require(ranks == 1 || m.num_experts > 0, "--expert-model-parallel-size needs --num-experts.",
             concat("--expert-model-parallel-size ", ranks), "--expert-model-parallel-size 1");
   if (m.num_experts == 0) {
-    for (const char* name :
-         {"moe-router-topk", "moe-layer-freq", "moe-ffn-hidden-size", "moe-shared-expert-intermediate-size",
-          "moe-shared-expert-gate", "moe-router-pre-softmax", "moe-router-topk-scaling-factor",
-          "moe-router-score-function", "moe-router-dtype", "expert-tensor-parallel-size", "num-experts",
-          "moe-z-loss-coeff", "moe-aux-loss-coeff", "moe-router-load-balancing-type"})
+    for (const char* name : {"moe-router-topk",
+                             "moe-layer-freq",
+                             "moe-ffn-hidden-size",
+                             "moe-shared-expert-intermediate-size",
+                             "moe-shared-expert-gate",
+                             "moe-router-pre-softmax",
+                             "moe-router-topk-scaling-factor",
+                             "moe-router-score-function",
+                             "moe-router-dtype",
+                             "expert-tensor-parallel-size",
+                             "num-experts",
+                             "moe-z-loss-coeff",
+                             "moe-router-num-groups",
+                             "moe-router-group-topk",
+                             "moe-router-enable-expert-bias",
+                             "moe-router-bias-update-rate",
+                             "moe-expert-capacity-factor",
+                             "moe-token-drop-policy",
+                             "moe-aux-loss-coeff",
+                             "moe-router-load-balancing-type"})
       c.ignore(name, "without --num-experts");
     return;
   }
@@ -58,6 +89,11 @@ void translate_experts(Translation& c) {
   m.moe_router_pre_softmax = c.args.has("moe-router-pre-softmax");
   if (c.args.has("moe-router-topk-scaling-factor"))
     m.moe_router_topk_scaling_factor = c.args.number("moe-router-topk-scaling-factor");
+  if (c.args.has("moe-router-num-groups")) m.moe_router_num_groups = c.args.integer("moe-router-num-groups");
+  if (c.args.has("moe-router-group-topk")) m.moe_router_group_topk = c.args.integer("moe-router-group-topk");
+  m.moe_router_enable_expert_bias = c.args.has("moe-router-enable-expert-bias");
+  m.moe_router_bias_update_rate = c.args.number("moe-router-bias-update-rate");
+  capacity(c, m);
   if (c.args.has("moe-z-loss-coeff")) m.moe_z_loss_coeff = c.args.number("moe-z-loss-coeff");
   balance(c, m);
 }

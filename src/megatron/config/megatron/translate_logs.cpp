@@ -33,6 +33,7 @@ void translate_logs(Translation& c) {
   if (!c.args.has("save")) c.ignore("log-progress", "without --save");
   log.throughput = c.args.has("log-throughput");
   log.params_norm = c.args.has("log-params-norm");
+  log.moe_per_layer = c.args.has("moe-per-layer-logging");
   log.num_zeros_in_grad = c.args.has("log-num-zeros-in-grad");
   if (c.args.has("log-memory-interval")) log.memory_interval = c.args.integer("log-memory-interval");
   log.straggler = c.args.has("log-straggler");

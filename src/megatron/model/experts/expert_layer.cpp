@@ -1,10 +1,12 @@
 #include "megatron/model/experts/expert_layer.h"
 
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/bincount.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/ones_like.h>
 #include <ATen/ops/sigmoid.h>
+#include <ATen/ops/stack.h>
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
@@ -13,6 +15,7 @@
 #include <utility>
 
 #include "megatron/base/error.h"
+#include "megatron/kernels/experts.h"
 #include "megatron/kernels/matmul.h"
 #include "megatron/parallel/backward.h"
 
@@ -61,31 +64,29 @@ at::Tensor wide_product(const at::Tensor& x_th, const ParameterPtr& weight) {
   return kernels::linear(x_th.to(wide), weight->arrived().detach().to(wide));
 }
 
-at::Tensor scaled(const at::Tensor& rows, const at::Tensor& weights) {
-  return weights.defined() ? rows * weights.unsqueeze(1).to(rows.scalar_type()) : rows;
-}
-
 }  // namespace
 
-/// What MLPs made of rows.
-struct ExpertLayer::Rows {
-  at::Tensor weights;  ///< [n] what each row counts; undefined: 1
-  at::Tensor u;        ///< [n, fc1's rows]
-  at::Tensor y;        ///< [n, f] the activation of u, unless it is computed again
+struct ExpertLayer::Counted {
+  RouterCounts counts;
+  at::Tensor losses;  ///< [2] float64, balance and z, on the device so that no backward pass waits for it
 };
 
 /// What backward needs of the inside.
 struct ExpertLayer::Inner {
-  at::Tensor logits, experts;  ///< [T, E], [T, k]
+  at::Tensor logits, experts, weights;  ///< [T, E], [T, k], [T, k]
+  at::Tensor gate;                      ///< [T] what the shared expert counts; undefined: 1
   std::optional<Routes> routes;
-  Rows rows, shared;
+  at::Tensor u, shared_u;  ///< [n, fc1's rows], [T, fc1's rows]
+  at::Tensor y, shared_y;  ///< [n, f], [T, f] their activations: for the forward pass alone
 };
 
 ExpertLayer::ExpertLayer(const parallel::ParameterStore& parameters, const std::string& prefix,
                          const plan::Experts& experts, const Options& options, comm::Group tp, comm::Group ep)
-    : spec_(experts), options_(options), tp_(std::move(tp)), ep_(std::move(ep)) {
+    : spec_(experts), options_(options), tp_(std::move(tp)), ep_(std::move(ep)), counted_(std::make_shared<Counted>()) {
+  counted_->counts.loads.assign(static_cast<std::size_t>(spec_.count), 0.0);
   const auto weight = [&](const std::string& name) { return parameters.get(concat(prefix, "mlp.", name, ".weight")); };
   router_ = weight("router");
+  if (spec_.router.bias) bias_ = parameters.get(prefix + plan::Experts::kBias);
   experts_.gated = shared_.gated = spec_.expert.gated;
   const std::int64_t local = spec_.count / ep_.size();
   for (std::int64_t e = ep_.rank() * local; e < (ep_.rank() + 1) * local; ++e) {
@@ -107,15 +108,25 @@ std::int64_t ExpertLayer::most_few_rows() const {
   return most;
 }
 
-at::Tensor ExpertLayer::activate(const at::Tensor& u, bool gated) const {
-  return gated ? kernels::gated_activation(u, options_.activation) : kernels::activation(u, options_.activation);
+RouterCounts ExpertLayer::take_counts() const {
+  RouterCounts taken{.loads = std::vector<double>(counted_->counts.loads.size(), 0.0)};
+  std::swap(taken, counted_->counts);
+  if (counted_->losses.defined()) {
+    const auto losses = std::exchange(counted_->losses, {}).cpu();
+    taken.balance = losses[0].item<double>();
+    taken.z = losses[1].item<double>();
+  }
+  return taken;
 }
 
-ExpertLayer::Rows ExpertLayer::expand(const at::Tensor& x, const at::Tensor& weights, const Mlps& mlps,
-                                      const Offsets& offsets) const {
-  Rows rows{.weights = weights, .u = kernels::grouped_linear(x, groups_of(mlps.fc1, offsets)), .y = {}};
-  rows.y = activate(rows.u, mlps.gated);
-  return rows;
+/// The first products, and `y` of them where `activations` are needed.
+at::Tensor ExpertLayer::first(const at::Tensor& x, const Mlps& mlps, const Offsets& offsets,
+                              parallel::Value activations, at::Tensor& y) const {
+  const kernels::Groups groups = groups_of(mlps.fc1, offsets);
+  if (activations == parallel::Value::Unread) return kernels::grouped_linear(x, groups);
+  kernels::ActivatedOutput out = kernels::grouped_linear_activation(x, groups, options_.activation, mlps.gated);
+  y = std::move(out.y);
+  return std::move(out.u);
 }
 
 /// The sequence whole, as rows [T, h].
@@ -124,17 +135,20 @@ at::Tensor ExpertLayer::whole(const at::Tensor& part) const {
   return all.reshape({-1, all.size(-1)});
 }
 
-ExpertLayer::Inner ExpertLayer::inner(const at::Tensor& x_th) const {
+ExpertLayer::Inner ExpertLayer::inner(const at::Tensor& x_th, std::int64_t batch, const RouterSite& site,
+                                      parallel::Value activations) const {
   Inner inner;
   inner.logits = wide_product(x_th, router_);
-  inner.experts = chosen_experts(inner.logits, spec_.top_k);
-  inner.routes.emplace(inner.experts, spec_.count, ep_);
-  const auto weights = expert_weights(inner.logits, inner.experts, spec_.router);
-  inner.rows = expand(inner.routes->to_experts(x_th), inner.routes->copies_to_experts(weights), experts_,
-                      inner.routes->offsets());
+  inner.experts =
+      chosen_experts(inner.logits, spec_.router, spec_.top_k, bias_ ? bias_->arrived().detach() : at::Tensor());
+  inner.weights = expert_weights(inner.logits, inner.experts, spec_.router);
+  const bool drops = spec_.capacity_factor > 0 && site.training;
+  inner.routes.emplace(drops ? kept_experts(inner.experts, inner.weights, spec_, batch) : inner.experts, spec_.count,
+                       ep_);
+  inner.u = first(inner.routes->to_experts(x_th), experts_, inner.routes->offsets(), activations, inner.y);
   if (shared_.fc1.empty()) return inner;
-  const auto gate = shared_gate_ ? at::sigmoid(wide_product(x_th, shared_gate_)).squeeze(1) : at::Tensor();
-  inner.shared = expand(x_th, gate, shared_, {0, x_th.size(0)});
+  if (shared_gate_) inner.gate = at::sigmoid(wide_product(x_th, shared_gate_)).squeeze(1);
+  inner.shared_u = first(x_th, shared_, {0, x_th.size(0)}, activations, inner.shared_y);
   return inner;
 }
 
@@ -169,25 +183,27 @@ class ExpertLayer::Backward {
   std::vector<at::Tensor> operator()(const std::vector<at::Tensor>& grads) {
     const auto dout_part = grads[0].contiguous();
     const auto dout = layer_.whole(dout_part), x = layer_.whole(x_fn_());
-    Inner inner = kept_ ? std::move(*kept_) : layer_.inner(x);
+    Inner inner = kept_ ? std::move(*kept_) : layer_.inner(x, batch_, site_, parallel::Value::Unread);
     kept_.reset();
+    count(inner);
     const Routes& routes = *inner.routes;
     const auto dz = routes.to_experts(dout);
-    at::Tensor dweights, dgate, y, shared_y, du, shared_du;
-    du = through(inner.rows, layer_.experts_, dz, routes.offsets(), dweights, y);
-    auto dx = routes.back(kernels::grouped_input_gradient(du, groups_of(layer_.experts_.fc1, routes.offsets()))).sum(1);
-    const auto dlogits = router_backward(inner, routes.back(dweights.unsqueeze(1)).squeeze(2));
-    add_wide(dx, dlogits, layer_.router_, x);
+    const auto through =
+        gradient_of(inner.u, layer_.experts_, dz, routes.copies_to_experts(inner.weights), routes.offsets());
+    inner.u.reset();
+    const auto dx = routes.combined(
+        kernels::grouped_input_gradient(through.du, groups_of(layer_.experts_.fc1, routes.offsets())), {});
+    add_wide(dx, router_backward(inner, routes.copies_back(through.weights)), layer_.router_, x);
+    if (layer_.bias_) leave_alone(layer_.bias_);
+    kernels::WeightedGradient shared;
     if (!layer_.shared_.fc1.empty()) {
       const Offsets all{0, x.size(0)};
-      shared_du = through(inner.shared, layer_.shared_, dout, all, dgate, shared_y);
-      dx.add_(kernels::grouped_input_gradient(shared_du, groups_of(layer_.shared_.fc1, all)));
-      if (layer_.shared_gate_) {
-        const at::Tensor& gate = inner.shared.weights;
-        add_wide(dx, (dgate * gate * (1 - gate)).unsqueeze(1), layer_.shared_gate_, x);
-      }
+      shared = gradient_of(inner.shared_u, layer_.shared_, dout, inner.gate, all);
+      dx.add_(kernels::grouped_input_gradient(shared.du, groups_of(layer_.shared_.fc1, all)));
+      if (layer_.shared_gate_)
+        add_wide(dx, (shared.weights * inner.gate * (1 - inner.gate)).unsqueeze(1), layer_.shared_gate_, x);
     }
-    const WeightWork work{layer_, x_fn_, dout_part, routes, du, y, shared_du, shared_y};
+    const WeightWork work{layer_, x_fn_, dout_part, routes, through.du, through.y, shared.du, shared.y};
     if (layer_.router_->deferring())
       layer_.router_->contribute(work);
     else
@@ -199,17 +215,33 @@ class ExpertLayer::Backward {
   }
 
  private:
-  /// The gradient of u from that of what the second layer gives; `dweights`: of what each row counts, and `y`: what the
-  /// second layer took.
-  at::Tensor through(const Rows& rows, const Mlps& mlps, const at::Tensor& dz, const Offsets& offsets,
-                     at::Tensor& dweights, at::Tensor& y) const {
-    const auto activated = rows.y.defined() ? rows.y : layer_.activate(rows.u, mlps.gated);
-    const auto dy = kernels::grouped_input_gradient(dz, groups_of(mlps.fc2, offsets));
-    if (rows.weights.defined()) dweights = (dy.to(wide_type(dy)) * activated).sum(-1);
-    y = scaled(activated, rows.weights);
-    const auto dactivated = scaled(dy, rows.weights);
-    return mlps.gated ? kernels::gated_activation_backward(dactivated, rows.u, layer_.options_.activation)
-                      : kernels::activation_backward(dactivated, rows.u, layer_.options_.activation);
+  /// From the gradient of what the second layer gives, before that is multiplied by what the rows count.
+  kernels::WeightedGradient gradient_of(const at::Tensor& u, const Mlps& mlps, const at::Tensor& dz,
+                                        const at::Tensor& weights, const Offsets& offsets) const {
+    return kernels::weighted_activation_backward(kernels::grouped_input_gradient(dz, groups_of(mlps.fc2, offsets)), u,
+                                                 weights, layer_.options_.activation, mlps.gated);
+  }
+
+  void count(const Inner& inner) const {
+    RouterCounts& counts = layer_.counted_->counts;
+    const std::vector<std::int64_t>& routed = inner.routes->loads();
+    if (layer_.spec_.capacity_factor == 0 || !site_.training) {
+      for (std::size_t e = 0; e < routed.size(); ++e) counts.loads[e] += static_cast<double>(routed[e]);
+      return;
+    }
+    const auto chosen = at::bincount(inner.experts.view({-1}), {}, layer_.spec_.count).cpu();
+    for (std::size_t e = 0; e < routed.size(); ++e) {
+      const auto load = static_cast<double>(chosen.const_data_ptr<std::int64_t>()[e]);
+      counts.loads[e] += load;
+      counts.dropped += load - static_cast<double>(routed[e]);
+    }
+  }
+
+  /// The choice has no gradient.
+  static void leave_alone(const ParameterPtr& bias) {
+    parallel::Contribution contribution(bias, parallel::Contribution::When::WithTheRest);
+    if (contribution.beta() == 0) contribution.target().zero_();
+    contribution.written();
   }
 
   /// The gradient of the logits: that of the experts' weights, of which each tensor-parallel rank has a part, and on
@@ -225,6 +257,10 @@ class ExpertLayer::Backward {
       const auto by_sequence = [&](const at::Tensor& x) { return x.view({-1, batch_, x.size(-1)}); };
       const RouterLosses of = router_losses(by_sequence(logits), by_sequence(inner.experts), router, site_.sequence);
       const auto each = of.balance * router.aux_loss + of.z * router.z_loss;
+      const auto now =
+          (at::stack({of.balance, of.z}).detach().to(at::kDouble) * site_.sequence_weights_b).sum(1) / site_.loss_scale;
+      at::Tensor& counted = layer_.counted_->losses;
+      counted = counted.defined() ? counted + now : now;
       sum = sum + (each * site_.sequence_weights_b.to(each.options())).sum();
     }
     parallel::GraphRoot(sum).backward(at::ones_like(sum));
@@ -248,28 +284,29 @@ at::Tensor ExpertLayer::forward(const at::Tensor& x, parallel::RecomputeFunction
   std::optional<Inner> kept;
   const auto out = parallel::without_autograd([&] {
     const auto x_th = whole(x.detach());
-    kept = inner(x_th);
+    kept = inner(x_th, x.size(1), site, value);
     if (value == parallel::Value::Unread) return at::empty(x.sizes(), x.options());
     const Routes& routes = *kept->routes;
-    const auto z =
-        kernels::grouped_linear(scaled(kept->rows.y, kept->rows.weights), groups_of(experts_.fc2, routes.offsets()));
-    auto sum = routes.back(z).sum(1);
-    if (!shared_.fc2.empty())
-      sum.add_(kernels::grouped_linear(scaled(kept->shared.y, kept->shared.weights),
-                                       groups_of(shared_.fc2, {0, x_th.size(0)})));
+    const auto sum = routes.combined(
+        kernels::grouped_linear(std::exchange(kept->y, {}), groups_of(experts_.fc2, routes.offsets())), kept->weights);
+    if (!shared_.fc2.empty()) {
+      const auto z =
+          kernels::grouped_linear(std::exchange(kept->shared_y, {}), groups_of(shared_.fc2, {0, x_th.size(0)}));
+      sum.add_(kept->gate.defined() ? z * kept->gate.unsqueeze(1).to(z.scalar_type()) : z);
+    }
     const auto shaped = sum.view({-1, x.size(1), x.size(2)});
     if (options_.sequence_parallel) return tp_.reduce_scatter(shaped, 0);
     tp_.all_reduce(shaped);
     return shaped;
   });
-  if (!options_.keep_activation) kept->rows.y = kept->shared.y = at::Tensor();
   if (options_.recompute) kept.reset();
   if (!recompute_fn) recompute_fn = [same = x.detach()] { return same; };
   std::vector<at::Tensor> inputs{x, router_->value};
   for (const Mlps* mlps : {&experts_, &shared_})
     for (const auto* weights : {&mlps->fc1, &mlps->fc2})
       for (const ParameterPtr& weight : *weights) inputs.push_back(weight->value);
-  if (shared_gate_) inputs.push_back(shared_gate_->value);
+  for (const ParameterPtr& other : {bias_, shared_gate_})
+    if (other) inputs.push_back(other->value);
   const auto backward = std::make_shared<Backward>(*this, std::move(recompute_fn), std::move(kept), site, x.size(1));
   return parallel::with_backward(inputs, out,
                                  [backward](const std::vector<at::Tensor>& grads) { return (*backward)(grads); });

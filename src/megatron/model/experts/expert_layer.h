@@ -2,6 +2,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -21,6 +22,18 @@ struct RouterSite {
   /// there are no auxiliary losses.
   at::Tensor sequence_weights_b = {};
   comm::Group sequence = {};  ///< the ranks that share each sequence
+  double loss_scale = 1;  ///< that they include
+  bool training = false;  ///< copies that exceed an expert's capacity are dropped
+};
+
+/// What a layer's router did since it was asked last, of this rank's sequences: counted in backward passes, each
+/// microbatch once.
+struct RouterCounts {
+  std::vector<double> loads;  ///< copies that chose each expert of the layer
+  double dropped = 0;         ///< of these
+  /// Of the auxiliary losses, balance and z: sums over sequences, times the tokens that count; 0 where they have no
+  /// coefficient. Counted by the first rank of tp.
+  double balance = 0, z = 0;
 };
 
 /// A mixture of experts in place of an MLP, split by features over `tp`, its experts over `ep` (plan::Experts). Router
@@ -30,16 +43,15 @@ struct RouterSite {
 ///   x       [s, b, h], with sequence_parallel this rank's part of the sequence [s/t, b, h]
 ///   returns the same shape
 ///
-/// Communication over tp: that of an MLP (parallel/linear.h). Over ep: an all-gather of counts and three all-to-alls
-/// forward, of rows, weights and results; backward the four of gradients of results and back, of weights, and of rows,
+/// Communication over tp: that of an MLP (parallel/linear.h). Over ep: an all-gather of counts and two all-to-alls
+/// forward, of rows and results; backward five, of gradients of results and back, of weights and back, and of rows,
 /// which are not kept but sent again.
 class ExpertLayer {
  public:
   struct Options {
     kernels::Activation activation = kernels::Activation::Silu;
     bool sequence_parallel = false;
-    bool keep_activation = false;  ///< as in Block::Options
-    bool recompute = false;        ///< nothing is kept but x: Block::Options::recompute_mlp
+    bool recompute = false;  ///< nothing is kept but x: Block::Options::recompute_mlp
   };
 
   /// Finds its parameters by the names of plan::Branch::linears() behind `prefix`, the layer's.
@@ -49,6 +61,9 @@ class ExpertLayer {
   /// `recompute_fn`: x again, so that it need not be kept; may be empty.
   at::Tensor forward(const at::Tensor& x, parallel::RecomputeFunction recompute_fn, const RouterSite& site,
                      parallel::Value value = parallel::Value::Needed) const;
+  /// What has been counted, which starts over.
+  RouterCounts take_counts() const;
+  const plan::Experts& spec() const { return spec_; }
   /// The most rows of which each gets the same bits whatever the others are, of each product; 0: none.
   std::int64_t most_few_rows() const;
 
@@ -58,22 +73,22 @@ class ExpertLayer {
     std::vector<parallel::ParameterPtr> fc1, fc2;
     bool gated = false;
   };
-  struct Rows;
   struct Inner;
   struct WeightWork;
   class Backward;
 
-  at::Tensor activate(const at::Tensor& u, bool gated) const;
-  Rows expand(const at::Tensor& x, const at::Tensor& weights, const Mlps& mlps,
-              const std::vector<std::int64_t>& offsets) const;
-  Inner inner(const at::Tensor& x_th) const;
+  Inner inner(const at::Tensor& x_th, std::int64_t batch, const RouterSite& site, parallel::Value activations) const;
+  at::Tensor first(const at::Tensor& x, const Mlps& mlps, const std::vector<std::int64_t>& offsets,
+                   parallel::Value activations, at::Tensor& y) const;
   at::Tensor whole(const at::Tensor& part) const;
 
   plan::Experts spec_;
   Options options_;
   comm::Group tp_, ep_;
-  parallel::ParameterPtr router_, shared_gate_;
+  parallel::ParameterPtr router_, bias_, shared_gate_;
   Mlps experts_, shared_;
+  struct Counted;
+  std::shared_ptr<Counted> counted_;  ///< also of copies of the layer, which backward passes hold
 };
 
 }  // namespace megatron::model

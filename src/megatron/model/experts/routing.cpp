@@ -6,7 +6,10 @@
 #include <ATen/ops/bincount.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/full_like.h>
 #include <ATen/ops/logsumexp.h>
+#include <ATen/ops/ones_like.h>
 #include <ATen/ops/sigmoid.h>
 #include <ATen/ops/softmax.h>
 #include <ATen/ops/sort.h>
@@ -15,8 +18,11 @@
 #include <ATen/ops/zeros_like.h>
 
 #include <algorithm>
-#include <span>
+#include <limits>
+#include <numeric>
 #include <utility>
+
+#include "megatron/kernels/experts.h"
 
 namespace megatron::model {
 namespace {
@@ -30,15 +36,53 @@ at::Tensor all_scores(const at::Tensor& logits, const plan::Router& router) {
   return scores / (scores.sum(-1, true) + kSmallest);
 }
 
+/// The numbers of the k greatest of each row of x [.., E], the greatest first; of equal ones the lowest number.
+at::Tensor greatest(const at::Tensor& x, std::int64_t k) {
+  const auto order = std::get<1>(at::sort(x, /*stable=*/true, /*dim=*/-1, /*descending=*/true));
+  return order.narrow(-1, 0, k).contiguous();
+}
+
 at::Tensor on(const at::Tensor& like, const std::vector<std::int64_t>& numbers) {
   return at::tensor(numbers, at::kLong).to(like.device());
 }
 
 }  // namespace
 
-at::Tensor chosen_experts(const at::Tensor& logits, std::int64_t top_k) {
-  const auto order = std::get<1>(at::sort(logits.detach(), /*stable=*/true, /*dim=*/-1, /*descending=*/true));
-  return order.narrow(-1, 0, top_k).contiguous();
+at::Tensor chosen_experts(const at::Tensor& logits, const plan::Router& router, std::int64_t top_k,
+                          const at::Tensor& bias) {
+  auto by = logits.detach();
+  if (bias.defined() || router.groups > 1) {
+    const bool sigmoid = router.score == plan::Router::Score::Sigmoid;
+    by = sigmoid ? at::sigmoid(by) : router.unnormalized ? at::softmax(by, -1) : by;
+    if (bias.defined()) by = by + bias.to(by.options());
+  }
+  if (router.groups > 1) {
+    const auto grouped = by.unflatten(-1, {router.groups, -1});
+    const auto best = std::get<0>(at::sort(grouped, /*stable=*/true, /*dim=*/-1, /*descending=*/true));
+    const auto sums = best.narrow(-1, 0, top_k / router.group_top_k).sum(-1);
+    const auto chosen = greatest(sums, router.group_top_k);
+    const auto left_out = at::ones_like(sums, at::kBool).scatter_(-1, chosen, false);
+    by = grouped.masked_fill(left_out.unsqueeze(-1), -std::numeric_limits<double>::infinity()).flatten(-2);
+  }
+  return greatest(by, top_k);
+}
+
+at::Tensor kept_experts(const at::Tensor& experts, const at::Tensor& weights, const plan::Experts& spec,
+                        std::int64_t batch) {
+  const auto by_sequence = experts.view({-1, batch, spec.top_k});
+  const std::int64_t tokens = by_sequence.size(0), capacity = spec.capacity(tokens);
+  const auto chosen = at::zeros({tokens, batch, spec.count}, experts.options()).scatter_(-1, by_sequence, 1);
+  at::Tensor place;  // among the tokens of the sequence that have chosen the same expert
+  if (spec.drop == plan::Experts::Drop::Last) {
+    place = chosen.cumsum(0) - 1;
+  } else {
+    const auto counts = at::full(chosen.sizes(), -1.0, weights.options())
+                            .scatter_(-1, by_sequence, weights.detach().view(by_sequence.sizes()));
+    const auto order = at::argsort(counts, /*stable=*/true, /*dim=*/0, /*descending=*/true);
+    const auto numbers = at::arange(tokens, experts.options()).view({-1, 1, 1}).expand_as(order);
+    place = at::empty_like(order).scatter_(0, order, numbers);
+  }
+  return experts.masked_fill(place.gather(-1, by_sequence).view(experts.sizes()).ge(capacity), -1);
 }
 
 at::Tensor expert_weights(const at::Tensor& logits, const at::Tensor& experts, const plan::Router& router) {
@@ -67,16 +111,20 @@ RouterLosses router_losses(const at::Tensor& logits_sbe, const at::Tensor& exper
 Routes::Routes(const at::Tensor& experts, std::int64_t count, comm::Group group)
     : group_(std::move(group)), top_k_(experts.size(1)) {
   const auto flat = experts.reshape({-1});
-  const std::int64_t copies = flat.numel(), ranks = group_.size(), local = count / ranks;
-  const auto order = at::argsort(flat, /*stable=*/true, /*dim=*/0, /*descending=*/false);
-  const auto by_copy = [&](const at::Tensor& rows) {  // the row of each copy, of the copy of each sorted row
-    at::Tensor inverse = at::empty_like(order);
-    return inverse.scatter_(0, order, rows);
-  };
-  const auto counts = at::bincount(flat, {}, count);
+  const std::int64_t ranks = group_.size(), local = count / ranks;
+  // Copies by expert; behind them those that go nowhere.
+  auto order = at::argsort(flat.remainder(count + 1), /*stable=*/true, /*dim=*/0, /*descending=*/false);
+  const auto counts = at::bincount(flat.add(1), {}, count + 1).narrow(0, 1, count).contiguous();
   const auto all = group_.all_gather(counts, 0).cpu();
   const auto rows_of = [&](std::int64_t from, std::int64_t expert) {
     return all.const_data_ptr<std::int64_t>()[from * count + expert];
+  };
+  for (std::int64_t e = 0; e < count; ++e) loads_.push_back(rows_of(group_.rank(), e));
+  const std::int64_t routed = std::accumulate(loads_.begin(), loads_.end(), std::int64_t{0});
+  drops_ = routed < flat.numel();
+  order = order.narrow(0, 0, routed);
+  const auto by_copy = [&](const at::Tensor& rows) {  // the row of each copy, of the copy of each sorted row
+    return at::full_like(flat, -1).scatter_(0, order, rows).view(experts.sizes());
   };
   const std::int64_t first = group_.rank() * local;
   offsets_.assign(1, 0);
@@ -87,7 +135,7 @@ Routes::Routes(const at::Tensor& experts, std::int64_t count, comm::Group group)
   }
   if (ranks == 1) {
     sent_ = order;
-    returned_ = by_copy(at::arange(copies, order.options()));
+    returned_ = by_copy(at::arange(routed, order.options()));
     return;
   }
   // Every rank sends as many rows to each: those that the busiest pair has.
@@ -132,13 +180,23 @@ at::Tensor Routes::copies_to_experts(const at::Tensor& numbers) const {
   return exchanged(numbers.reshape({-1}).index_select(0, sent_));
 }
 
-at::Tensor Routes::back(const at::Tensor& rows) const {
-  auto come = rows;
-  if (group_.size() > 1) {
-    const auto padded = at::cat({rows, at::zeros({1, rows.size(1)}, rows.options())});
-    come = group_.all_to_all(padded.index_select(0, given_));
-  }
-  return come.index_select(0, returned_).view({-1, top_k_, rows.size(1)});
+/// What comes back for the rows that were sent.
+at::Tensor Routes::come_back(const at::Tensor& rows) const {
+  if (group_.size() == 1) return rows;
+  const auto padded = at::cat({rows, at::zeros({1, rows.size(1)}, rows.options())});
+  return group_.all_to_all(padded.index_select(0, given_));
+}
+
+at::Tensor Routes::combined(const at::Tensor& rows, const at::Tensor& weights) const {
+  return kernels::combined_rows(come_back(rows), returned_, weights);
+}
+
+at::Tensor Routes::copies_back(const at::Tensor& numbers) const {
+  const auto come = come_back(numbers.unsqueeze(1)).squeeze(1);
+  if (!drops_) return come.index_select(0, returned_.view({-1})).view(returned_.sizes());
+  return come.index_select(0, returned_.clamp_min(0).view({-1}))
+      .view(returned_.sizes())
+      .masked_fill(returned_.lt(0), 0);
 }
 
 }  // namespace megatron::model

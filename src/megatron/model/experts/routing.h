@@ -11,8 +11,18 @@
 // rows that this rank's experts get. Token number i of sequence j is row i * b + j: rows are [s, b] one after another.
 namespace megatron::model {
 
-/// The experts of each token, int64 [T, k], those with the greatest logits first; of equal ones the lowest number.
-at::Tensor chosen_experts(const at::Tensor& logits, std::int64_t top_k);
+/// The experts of each token, int64 [T, k]: those with the greatest logits first or, where the router has a bias or
+/// groups, with the greatest scores, to which `bias` [E] is added for the choice alone (undefined: none). Of equal ones
+/// the lowest number. With groups, those of the group_top_k groups whose best top_k / group_top_k experts have the
+/// greatest sum (DeepSeek-AI 2024, section 2.1.2).
+at::Tensor chosen_experts(const at::Tensor& logits, const plan::Router& router, std::int64_t top_k,
+                          const at::Tensor& bias);
+
+/// `experts` [T, k] of sequences of T / b tokens, with -1 in place of each copy that exceeds an expert's capacity,
+/// ceil(tokens * k / E * factor) of each sequence by itself. The first tokens are kept or, with Drop::Least, those for
+/// which the expert counts most, by `weights` [T, k].
+at::Tensor kept_experts(const at::Tensor& experts, const at::Tensor& weights, const plan::Experts& spec,
+                        std::int64_t batch);
 
 /// What each of `experts` counts for its token, [T, k] of the type of the logits [T, E]. Differentiable.
 at::Tensor expert_weights(const at::Tensor& logits, const at::Tensor& experts, const plan::Router& router);
@@ -32,27 +42,33 @@ RouterLosses router_losses(const at::Tensor& logits_sbe, const at::Tensor& exper
 /// layout; their order is not, so that sums over them differ by rounding.
 class Routes {
  public:
-  /// `experts` [T, k]: of `count` experts, which the ranks of `group` hold equal shares of, in order. Collective over
-  /// the group: one all-gather of `count` numbers.
+  /// `experts` [T, k]: of `count` experts, which the ranks of `group` hold equal shares of, in order; -1: a copy goes
+  /// nowhere. Collective over the group: one all-gather of `count` numbers.
   Routes(const at::Tensor& experts, std::int64_t count, comm::Group group);
 
   /// Where the rows of each of this rank's experts begin; one more than experts.
   const std::vector<std::int64_t>& offsets() const { return offsets_; }
+  /// Copies of this rank's tokens that each of all experts gets.
+  const std::vector<std::int64_t>& loads() const { return loads_; }
   /// rows [n, c] of tokens [T, c]. Collective over the group, as what follows: one all-to-all.
   at::Tensor to_experts(const at::Tensor& tokens) const;
   /// [n] of a number for each copy, [T, k].
   at::Tensor copies_to_experts(const at::Tensor& numbers) const;
-  /// [T, k, c] of rows [n, c].
-  at::Tensor back(const at::Tensor& rows) const;
+  /// [T, c] of rows [n, c]: the sum over a token's copies of their rows, each times `weights` [T, k] (undefined: 1).
+  at::Tensor combined(const at::Tensor& rows, const at::Tensor& weights) const;
+  /// [T, k] of numbers [n]; 0 of copies that went nowhere.
+  at::Tensor copies_back(const at::Tensor& numbers) const;
 
  private:
   at::Tensor exchanged(const at::Tensor& sent) const;
+  at::Tensor come_back(const at::Tensor& rows) const;
 
   comm::Group group_;
   std::int64_t top_k_ = 0;
-  std::vector<std::int64_t> offsets_;
+  bool drops_ = false;  ///< some copy may go nowhere
+  std::vector<std::int64_t> offsets_, loads_;
   at::Tensor sent_;      ///< [m] int64: which copy each row that is sent is of
-  at::Tensor returned_;  ///< [T * k] int64: the row that comes back for each copy
+  at::Tensor returned_;  ///< [T, k] int64: the row that comes back for each copy; -1: none
   // With several ranks, each of which sends as many rows to each other one, padding among them:
   at::Tensor taken_;  ///< [n] int64: rows that have come, by expert
   at::Tensor given_;  ///< [m] int64: the expert's row that goes back in each; n: padding

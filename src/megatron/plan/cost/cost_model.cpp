@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <set>
+#include <utility>
 
 #include "megatron/plan/cost/counts.h"
 #include "megatron/plan/cost/memory.h"
@@ -39,7 +40,7 @@ struct AttentionCore {
 struct LayerWork {
   std::vector<Product> weights;
   std::vector<AttentionCore> cores;
-  Product first_of_mlp;
+  std::vector<Product> again_of_mlp;          ///< what recompute_modules mlp computes again
   double tokens = 0, queries = 0, inner = 0;  ///< widths, summed over branches
   double sent = 0;                            ///< copies of tokens that go to ranks with other experts
 };
@@ -66,9 +67,7 @@ class Pieces {
     LayerWork work;
     work.tokens = as_double(tokens.sequences * tokens.length) / cp_;
     for (const Branch& branch : layer.branches) {
-      for (const Linear& linear : branch.linears(layer.hidden))
-        if (ExpertShare{.ep = run_.config.parallel.ep}.has(linear.expert, num_experts(layer)))
-          work.weights.push_back(product_of(linear, layer, tokens));
+      for (const Linear& linear : branch.kinds(layer.hidden)) work.weights.push_back(product_of(linear, layer, tokens));
       std::visit([&](const auto& inner) { add_inside(work, inner, tokens); }, branch.inner);
     }
     return work;
@@ -151,16 +150,17 @@ class Pieces {
   double seconds(const Product& product) const { return product_s(hardware_, run_.config.train.dtype, product); }
   double seen(const AttentionCore& core) const { return hardware_.software.whole_square ? 1 : core.share; }
 
-  static std::int64_t num_experts(const LayerSpec& layer) {
-    return layer.experts() == nullptr ? 1 : layer.experts()->count;
-  }
   Product product_of(const Linear& linear, const LayerSpec& layer, const LayerTokens& tokens) const {
     double rows = as_double(tokens.sequences * (linear.reads_encoder ? tokens.encoder_length : tokens.length)) / cp_;
-    if (linear.expert >= 0) rows *= linear.share * run_.config.parallel.ep;  // those of all ranks that share experts
+    double count = as_double(linear.alike);
+    if (linear.expert >= 0) {  // this rank's experts get tokens of all ranks that share experts with it
+      rows *= linear.share * run_.config.parallel.ep;
+      count /= run_.config.parallel.ep;
+    }
     const auto outputs = as_double(linear.outputs), inputs = as_double(linear.inputs);
-    if (linear.split == Linear::Split::Inputs) return {1, rows, outputs, inputs / tp_};
-    if (linear.split == Linear::Split::Whole) return {1, rows, outputs, inputs};
-    if (linear.split != Linear::Split::Groups) return {1, rows, outputs / tp_, inputs};
+    if (linear.split == Linear::Split::Inputs) return {count, rows, outputs, inputs / tp_};
+    if (linear.split == Linear::Split::Whole) return {count, rows, outputs, inputs};
+    if (linear.split != Linear::Split::Groups) return {count, rows, outputs / tp_, inputs};
     // Ranks that share a group have its key and value each.
     const SelfAttention& attention = layer.attention();
     const double groups = std::max(1.0, as_double(attention.groups) / tp_);
@@ -181,14 +181,18 @@ class Pieces {
     work.queries += as_double(attention.query_rows()) / tp_;
   }
   void add_inside(LayerWork& work, const Mlp& mlp, const LayerTokens& /*tokens*/) const {
-    work.first_of_mlp = work.weights[work.weights.size() - 2];
+    work.again_of_mlp = {work.weights[work.weights.size() - 2]};
     work.inner += as_double(mlp.first_rows()) / tp_;
   }
   void add_inside(LayerWork& work, const Experts& experts, const LayerTokens& tokens) const {
-    const double ep = run_.config.parallel.ep, count = as_double(experts.count), top_k = as_double(experts.top_k);
-    const double own = as_double(tokens.sequences * tokens.length) / cp_;
-    work.first_of_mlp = {count / ep, own * top_k / count * ep, as_double(experts.expert.first_rows()) / tp_, hidden_};
-    if (ep > 1) work.sent += own * top_k;
+    const double ep = run_.config.parallel.ep, top_k = as_double(experts.top_k);
+    // All but the products that end in the stream: router, first layers, gate.
+    const std::size_t own = experts.shared_width == 0 ? 3 : experts.shared_gate ? 6 : 5;
+    const auto first = work.weights.end() - static_cast<std::ptrdiff_t>(own);
+    work.again_of_mlp = {first[0], first[1]};
+    if (own > 3) work.again_of_mlp.push_back(first[3]);
+    if (own > 5) work.again_of_mlp.push_back(first[5]);
+    if (ep > 1) work.sent += as_double(tokens.sequences * tokens.length) / cp_ * top_k;
     work.inner += (top_k * as_double(experts.expert.first_rows()) + as_double(experts.shared().first_rows())) / tp_;
   }
 
@@ -233,7 +237,10 @@ class Pieces {
     if (train.recompute != "selective") return;
     for (const std::string& module : train.recompute_modules) {
       if (module == "core_attn") back.attention += attention_forward(work);
-      if (module == "mlp") back.matrices += seconds(work.first_of_mlp);
+      if (module == "mlp") {
+        for (const Product& product : work.again_of_mlp) back.matrices += seconds(product);
+        back.tensor += exchange_s(work);
+      }
     }
   }
 
@@ -285,16 +292,25 @@ double exposed_s(const Hardware& hardware, double collective, double buckets, do
   return collective - hidden + hardware.software.overlap_slowdown * hidden;
 }
 
-/// Update, and what data-parallel ranks exchange for it, of the rank whose stages are `stages`.
-StepParts update_cost(const ResolvedRun& run, const Hardware& hardware, int pp_rank, double forward, double backward) {
-  const auto specs =
-      trained_parameters(run.shape, run.grid.size(Axis::Tp), 0, parts_of_rank(run.parts, run.placement, pp_rank),
-                         {.ep = run.config.parallel.ep});
+/// Elements of a rank's buffers, and of those that it updates.
+struct BufferSizes {
+  double elements = 0, buckets = 0, owned = 0;
+};
+BufferSizes buffer_sizes(const ResolvedRun& run, int pp_rank) {
+  const auto specs = trained_parameters(run.shape, run.grid.size(Axis::Tp), 0,
+                                      parts_of_rank(run.parts, run.placement, pp_rank), {.ep = run.config.parallel.ep});
   const BufferLayout layout = rank_layout(run, specs);
+  return {as_double(layout.size), static_cast<double>(layout.buckets.size()),
+          as_double(owned_elements(layout, owners_of(run)))};
+}
+
+/// Update, and what data-parallel ranks exchange for it, of a rank with such buffers.
+StepParts update_cost(const ResolvedRun& run, const Hardware& hardware, const BufferSizes& sizes, double forward,
+                      double backward) {
   const ElementBytes element = element_bytes_of(run.config);
   const config::OptimizerConfig& optimizer = run.config.optimizer;
   const Span span = span_of(run.grid, RankRoles(run.grid).gradients(0).ranks, hardware.ranks_per_node);
-  const double elements = as_double(layout.size), buckets = static_cast<double>(layout.buckets.size());
+  const auto [elements, buckets, owned] = sizes;
   const double gradients = elements * as_double(element.gradient), values = elements * as_double(element.value);
   const bool shared = shares_state(run);
   StepParts parts;
@@ -305,8 +321,7 @@ StepParts update_cost(const ResolvedRun& run, const Hardware& hardware, int pp_r
     const double gather = ring_pass_s(hardware, span, values);
     parts.data += optimizer.overlap_param_gather ? exposed_s(hardware, gather, buckets, forward) : gather;
   }
-  parts.optimizer =
-      memory_s(hardware, hardware.software.optimizer_bytes * as_double(owned_elements(layout, owners_of(run))));
+  parts.optimizer = memory_s(hardware, hardware.software.optimizer_bytes * owned);
   return parts;
 }
 
@@ -447,10 +462,13 @@ StepCost step_cost(const ResolvedRun& run, const Hardware& hardware) {
   set_messages(costs, run, hardware, pieces);
   const double makespan = schedule::simulate(program, costs).makespan;
   StepParts busiest, slowest_update;
+  std::vector<std::pair<int, BufferSizes>> known;  // ranks, each unlike the others
   for (int rank = 0; rank < run.placement.num_ranks(); ++rank) {
     Passes once;
     for (const int stage : run.placement.stages_of(rank)) once.add(stages[static_cast<std::size_t>(stage)], 1);
-    const StepParts update = update_cost(run, hardware, rank, once.forward.sum(), once.backward());
+    auto alike = std::ranges::find_if(known, [&](const auto& other) { return same_sizes(run, other.first, rank); });
+    if (alike == known.end()) alike = known.insert(known.end(), {rank, buffer_sizes(run, rank)});
+    const StepParts update = update_cost(run, hardware, alike->second, once.forward.sum(), once.backward());
     if (update.sum() > slowest_update.sum()) slowest_update = update;
     StepParts all;
     for (const StepParts* parts : {&once.forward, &once.backward_input, &once.backward_weight})

@@ -39,9 +39,10 @@ LayerTokens tokens_of(const LayerSpec& layer, std::int64_t sequences, std::int64
 LayerFlops layer_flops(const LayerSpec& layer, const LayerTokens& tokens) {
   LayerFlops flops;
   for (const Branch& branch : layer.branches) {
-    for (const Linear& linear : branch.linears(layer.hidden)) {
+    for (const Linear& linear : branch.kinds(layer.hidden)) {
       const std::int64_t rows = tokens.sequences * (linear.reads_encoder ? tokens.encoder_length : tokens.length);
-      const double product = 2 * as_double(rows) * linear.share * as_double(linear.outputs) * as_double(linear.inputs);
+      const double product =
+          2 * as_double(rows * linear.alike) * linear.share * as_double(linear.outputs) * as_double(linear.inputs);
       flops.matrices += product;
       if (linear.name.ends_with(".linear_fc1")) flops.fc1 += product;
     }

@@ -248,13 +248,14 @@ RankActivations::RankActivations(const schedule::Timeline& timeline, int pp_rank
     : peak_bytes(timeline.peak_bytes[static_cast<std::size_t>(pp_rank)]),
       partial_stages(schedule::partial_stages(timeline, pp_rank)) {}
 
-MemoryPlan memory_plan(const ResolvedRun& run, int tp_rank, int pp_rank, const RankActivations& activations,
-                       std::string_view processor) {
+namespace {
+
+/// What a rank holds whatever its schedule.
+MemoryPlan held_by(const ResolvedRun& run, int tp_rank, const std::vector<StagePart>& parts,
+                   std::string_view processor) {
   const config::RunConfig& config = run.config;
-  const int tp = config.parallel.tp;
-  const std::vector<StagePart> parts = parts_of_rank(run.parts, run.placement, pp_rank);
   const std::vector<ParameterSpec> specs =
-      trained_parameters(run.shape, tp, tp_rank, parts, {.ep = config.parallel.ep});
+      trained_parameters(run.shape, config.parallel.tp, tp_rank, parts, {.ep = config.parallel.ep});
   const BufferLayout layout = rank_layout(run, specs);
   const std::optional<GradientPool> pool = rank_gradient_pool(run, specs, layout);
   const std::int64_t elements = layout.size, owned = owned_elements(layout, owners_of(run));
@@ -264,10 +265,17 @@ MemoryPlan memory_plan(const ResolvedRun& run, int tp_rank, int pp_rank, const R
   memory.gradients = (pool ? pool->size + owned : elements) * element.gradient;
   memory.optimizer_state = optimizer_bytes(run, specs, layout);
   const std::vector<ParameterSpec> frozen =
-      run.shape.lora ? model_parameters(run.shape, tp, tp_rank, parts) : std::vector<ParameterSpec>();
+      run.shape.lora ? model_parameters(run.shape, config.parallel.tp, tp_rank, parts) : std::vector<ParameterSpec>();
   memory.parameters += buffer_layout(frozen, 0).size * element.value;
   if (packs_weights(config, processor))
     memory.packed_weights = packed_weight_bytes(config.train, run.shape.lora ? frozen : specs);
+  return memory;
+}
+
+/// With what its passes hold.
+MemoryPlan in_passes(MemoryPlan memory, const ResolvedRun& run, const std::vector<StagePart>& parts,
+                     const RankActivations& activations) {
+  const config::RunConfig& config = run.config;
   std::int64_t recomputed = 0;
   for (const StagePart& part : parts)
     recomputed = std::max(recomputed,
@@ -275,20 +283,32 @@ MemoryPlan memory_plan(const ResolvedRun& run, int tp_rank, int pp_rank, const R
   memory.activations = static_cast<std::int64_t>(activations.peak_bytes) + recomputed;
   if (std::any_of(parts.begin(), parts.end(), [](const StagePart& part) { return part.output; }))
     memory.logits = std::min(config.train.loss_chunk_tokens, tokens_of(config, run.shape.encoder_decoder())) *
-                    (run.shape.padded_vocab / tp) * element.value *
+                    (run.shape.padded_vocab / config.parallel.tp) * element_bytes_of(config).value *
                     (run.shape.logit_soft_cap > 0 ? 2 : 1);  // and the slope of the cap
   return memory;
+}
+
+}  // namespace
+
+MemoryPlan memory_plan(const ResolvedRun& run, int tp_rank, int pp_rank, const RankActivations& activations,
+                       std::string_view processor) {
+  const std::vector<StagePart> parts = parts_of_rank(run.parts, run.placement, pp_rank);
+  return in_passes(held_by(run, tp_rank, parts, processor), run, parts, activations);
 }
 
 MemoryPlan largest_memory(const ResolvedRun& run, std::string_view processor) {
   const schedule::Timeline timeline = schedule::simulate(pipeline_program(run, run.microbatches_per_step),
                                                          stage_costs(run.config, run.shape, run.parts));
   MemoryPlan largest;
-  for (int pp_rank = 0; pp_rank < run.grid.size(Axis::Pp); ++pp_rank)
-    for (int tp_rank = 0; tp_rank < run.grid.size(Axis::Tp); ++tp_rank) {
-      const MemoryPlan memory = memory_plan(run, tp_rank, pp_rank, {timeline, pp_rank}, processor);
-      if (memory.total() > largest.total()) largest = memory;
-    }
+  std::vector<std::pair<int, MemoryPlan>> known;  // pipeline ranks, each unlike the others
+  for (int pp_rank = 0; pp_rank < run.grid.size(Axis::Pp); ++pp_rank) {
+    const std::vector<StagePart> parts = parts_of_rank(run.parts, run.placement, pp_rank);
+    auto alike = std::ranges::find_if(known, [&](const auto& other) { return same_sizes(run, other.first, pp_rank); });
+    if (alike == known.end())  // slices of the ranks of tp are all as long
+      alike = known.insert(known.end(), {pp_rank, held_by(run, 0, parts, processor)});
+    const MemoryPlan memory = in_passes(alike->second, run, parts, {timeline, pp_rank});
+    if (memory.total() > largest.total()) largest = memory;
+  }
   return largest;
 }
 

@@ -94,6 +94,17 @@ BufferLayout rank_layout(const ResolvedRun& run, const std::vector<ParameterSpec
                                    : layer_buckets(specs, padding);
 }
 
+bool same_sizes(const ResolvedRun& run, int a, int b) {
+  if (a == b) return true;
+  if (run.shape.encoder_decoder() || !run.shape.layers.empty()) return false;
+  const std::int64_t period = run.shape.experts ? run.shape.moe_layer_freq : 1;
+  return std::ranges::equal(parts_of_rank(run.parts, run.placement, a), parts_of_rank(run.parts, run.placement, b),
+                            [&](const StagePart& x, const StagePart& y) {
+                              return x.num_layers == y.num_layers && x.embedding == y.embedding &&
+                                     x.output == y.output && (x.first_layer - y.first_layer) % period == 0;
+                            });
+}
+
 RankRoles roles_of(const ResolvedRun& run) { return RankRoles(run.grid, {.ep = run.config.parallel.ep}); }
 
 Owners owners_of(const ResolvedRun& run, int rank) {

@@ -18,6 +18,10 @@ namespace megatron::plan {
 /// (optim_grads) a bucket is of optimizer.bucket_size, also without overlap, and by default one layer.
 BufferLayout rank_layout(const ResolvedRun& run, const std::vector<ParameterSpec>& specs);
 
+/// Whether pipeline ranks `a` and `b` have parameters of the same sizes in the same order, as far as that can be told
+/// without going through them.
+bool same_sizes(const ResolvedRun& run, int a, int b);
+
 /// Who is what to whom, by the run's grid and parallel.ep.
 RankRoles roles_of(const ResolvedRun& run);
 

@@ -181,6 +181,8 @@ void add_layer(const LayerSpec& layer, SpecBuilder& build) {
           build.head_norm(norm, linear.head_size, layer.rms_norm, layer.norm_1p);
       }
     }
+    if (const auto* const experts = std::get_if<Experts>(&branch.inner); experts != nullptr && experts->router.bias)
+      build.add(layer.prefix + Experts::kBias, {experts->count}, -1, Init::Zero).sequence_partial = false;
     if (layer.norms.behind) build.norm(layer.prefix + branch.out_norm(), layer.hidden, layer.rms_norm, layer.norm_1p);
   }
 }
@@ -285,6 +287,13 @@ bool begins_decoder(const ModelShape& shape, const StagePart& part) {
 std::string ModelShape::layer_prefix(std::int64_t layer) const {
   const bool after = encoder_decoder() && !in_encoder(layer);
   return concat(in_encoder(layer) ? "encoder." : "decoder.", "layers.", after ? layer - encoder_layers : layer, ".");
+}
+
+std::vector<std::int64_t> ModelShape::expert_layers() const {
+  std::vector<std::int64_t> numbers;
+  for (std::int64_t l = 0; l < num_layers; ++l)
+    if (layer(l).experts() != nullptr) numbers.push_back(l);
+  return numbers;
 }
 
 LayerSpec ModelShape::layer(std::int64_t number) const {

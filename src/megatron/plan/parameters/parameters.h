@@ -139,6 +139,9 @@ struct ModelShape {
   std::optional<Experts> experts = {};  ///< in place of an MLP, in every layer whose number moe_layer_freq divides
   std::int64_t moe_layer_freq = 1;
 
+  /// The numbers of the layers that have experts.
+  std::vector<std::int64_t> expert_layers() const;
+
   double attention_scale = 0;      ///< of scores; 0: 1/sqrt(head())
   double output_scale = 1;         ///< of what the output layer reads
   double logit_soft_cap = 0;       ///< logits x are c tanh(x / c); 0: x

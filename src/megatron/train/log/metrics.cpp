@@ -3,6 +3,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <nlohmann/json.hpp>
 #include <sstream>
@@ -38,7 +39,33 @@ void drop_lines_after(const std::filesystem::path& path, std::int64_t last, std:
   write_file(path, kept);
 }
 
+void add_expert_figures(Json& object, const ExpertMetrics& experts) {
+  object["expert_imbalance"] = experts.imbalance();
+  if (experts.drops) object["expert_dropped"] = experts.mean(&ExpertMetrics::Layer::dropped);
+  if (experts.balances) object["load_balancing_loss"] = experts.mean(&ExpertMetrics::Layer::balance);
+  if (experts.z) object["z_loss"] = experts.mean(&ExpertMetrics::Layer::z);
+  if (!experts.by_layer) return;
+  for (const ExpertMetrics::Layer& layer : experts.layers) {
+    Json loads = Json::array();
+    for (const double load : layer.loads) loads.push_back(static_cast<std::int64_t>(load));
+    object["expert_loads"].push_back(std::move(loads));
+    if (experts.drops) object["expert_dropped_by_layer"].push_back(layer.dropped);
+  }
+}
+
 }  // namespace
+
+double ExpertMetrics::imbalance() const {
+  double most = 0;
+  for (const Layer& layer : layers) most = std::max(most, layer.imbalance);
+  return most;
+}
+
+double ExpertMetrics::mean(double Layer::*figure) const {
+  double sum = 0;
+  for (const Layer& layer : layers) sum += layer.*figure;
+  return layers.empty() ? 0 : sum / static_cast<double>(layers.size());
+}
 
 MetricsFile::MetricsFile(std::filesystem::path path, std::int64_t resume_iteration, std::int64_t validated_iteration)
     : path_(std::move(path)) {
@@ -101,6 +128,7 @@ void MetricsFile::write(const IterationMetrics& metrics) {
   }
   if (metrics.num_zeros) object["num_zeros"] = *metrics.num_zeros;
   if (metrics.params_norm) object["params_norm"] = *metrics.params_norm;
+  if (metrics.experts) add_expert_figures(object, *metrics.experts);
   for (const IterationMetrics::Time& time : metrics.times)
     object["times_ms"][time.name] = Json::array({time.min_ms, time.max_ms});
   if (metrics.straggler)

@@ -11,6 +11,24 @@
 
 namespace megatron::train {
 
+/// What the experts of a model got in a step.
+struct ExpertMetrics {
+  struct Layer {
+    std::int64_t number = 0;    ///< among the model's layers
+    std::vector<double> loads;  ///< copies of tokens that chose each expert
+    double imbalance = 0;       ///< the most of these, as a multiple of their mean
+    double dropped = 0;         ///< share of them all
+    double balance = 0, z = 0;  ///< auxiliary losses, means over the tokens that count
+  };
+  std::vector<Layer> layers;                        ///< those that have experts
+  bool drops = false, balances = false, z = false;  ///< which of the figures there are
+  bool by_layer = false;                            ///< log.moe_per_layer
+
+  /// The largest imbalance; of a figure the mean over the layers.
+  double imbalance() const;
+  double mean(double Layer::*figure) const;
+};
+
 struct IterationMetrics {
   std::int64_t iteration = 0, consumed_samples = 0;
   double loss = 0, grad_norm = 0;
@@ -26,6 +44,7 @@ struct IterationMetrics {
   double data_wait_ms = 0;  ///< of the step, in which the first rank waited for its samples
   std::int64_t memory_bytes = 0, peak_memory_bytes = 0;  ///< of the first rank, on its device: now, and at most so far
   std::optional<double> num_zeros = {}, params_norm = {};
+  std::optional<ExpertMetrics> experts = {};
   /// A timer, over ranks and a step.
   struct Time {
     std::string name;

@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <cstring>
 #include <iterator>
+#include <span>
 
 #include "megatron/base/error.h"
 #include "megatron/base/files/checksum.h"
@@ -80,6 +81,28 @@ std::vector<IterationMetrics::SlowestRank> slowest_by_timer(const std::optional<
   return all;
 }
 
+std::optional<ExpertMetrics> expert_metrics(const ExpertFigures& figures, const plan::ResolvedRun& run, double tokens) {
+  if (figures.empty()) return std::nullopt;
+  const plan::Experts& experts = *run.shape.experts;
+  ExpertMetrics metrics{.layers = {},
+                        .drops = experts.capacity_factor > 0,
+                        .balances = experts.router.aux_loss > 0,
+                        .z = experts.router.z_loss > 0,
+                        .by_layer = run.config.log.moe_per_layer};
+  const std::vector<std::int64_t> numbers = run.shape.expert_layers();
+  const double to_mean = tokens > 0 ? 1 / tokens : 0;
+  for (std::size_t l = 0; l < figures.layers(); ++l) {
+    const std::span<const double> loads = figures.loads(l);
+    metrics.layers.push_back({.number = numbers[l],
+                              .loads = {loads.begin(), loads.end()},
+                              .imbalance = figures.imbalance(l),
+                              .dropped = figures.dropped_share(l),
+                              .balance = figures.balance(l) * to_mean,
+                              .z = figures.z(l) * to_mean});
+  }
+  return metrics;
+}
+
 ResumePoint resume_point(const RunState& start) {
   return {.iteration = start.iteration,
           .samples = start.consumed_samples,
@@ -142,6 +165,7 @@ void RunLog::iteration(const RunState& state, const Iteration& done) {
                                  .peak_memory_bytes = memory.peak_bytes,
                                  .num_zeros = result.num_zeros,
                                  .params_norm = result.params_norm,
+                                 .experts = expert_metrics(result.experts, run_, result.tokens),
                                  .times = times_of(done.times, log, interval_.iterations),
                                  .straggler = straggler_of(done.times, log, interval_.iterations),
                                  .slowest_by_timer = slowest_by_timer(done.times, log, interval_.iterations),

@@ -29,6 +29,22 @@ class Curves {
   std::vector<Scalar> by_iteration_, by_samples_;
 };
 
+/// Under Megatron-LM's names where it has such curves (megatron/core/transformer/moe/moe_utils.py).
+void add_expert_curves(Curves& curves, const ExpertMetrics& experts) {
+  using Layer = ExpertMetrics::Layer;
+  const auto add = [&](bool there, const std::string& name, double Layer::*figure, double whole) {
+    if (!there) return;
+    curves.add(name, whole);
+    if (!experts.by_layer) return;
+    for (const Layer& layer : experts.layers)
+      curves.add("moe/" + name + "_layer_" + std::to_string(layer.number), layer.*figure);
+  };
+  add(experts.balances, "seq_load_balancing_loss", &Layer::balance, experts.mean(&Layer::balance));
+  add(experts.z, "z_loss", &Layer::z, experts.mean(&Layer::z));
+  add(true, "expert-imbalance", &Layer::imbalance, experts.imbalance());
+  add(experts.drops, "expert-dropped", &Layer::dropped, experts.mean(&Layer::dropped));
+}
+
 double perplexity_of(double loss) { return std::exp(std::min(20.0, loss)); }
 
 }  // namespace
@@ -45,6 +61,7 @@ std::vector<Scalar> scalars_of(const IterationMetrics& metrics, const config::Lo
   }
   if (metrics.num_zeros) curves.add_both("num-zeros", *metrics.num_zeros);
   if (metrics.params_norm) curves.add_both("params-norm", *metrics.params_norm);
+  if (metrics.experts) add_expert_curves(curves, *metrics.experts);
   if (log.loss_scale_to_tensorboard) curves.add_both("loss-scale", metrics.loss_scale);
   if (log.world_size_to_tensorboard) curves.add_both("world-size", static_cast<double>(metrics.world_size));
   if (log.memory_to_tensorboard) {

@@ -61,8 +61,9 @@ bool holds_mixture(const ModelConfig& model, const ModelShape& shape) {
                                            .sliding_window = mixtral ? model.sliding_window : 0};
   return shape.rms_norm && shape.gated && rotates_halves(model) && has_layers(model, attention) &&
          model.moe_layer_freq == 1 && model.moe_shared_expert_intermediate_size == 0 &&
-         model.moe_router_score_function == "softmax" && model.moe_router_topk_scaling_factor == 1 &&
-         !model.add_bias_linear && !(mixtral && model.moe_router_pre_softmax);
+         model.moe_router_score_function == "softmax" && model.moe_router_num_groups == 0 &&
+         model.moe_router_topk_scaling_factor == 1 && !model.add_bias_linear &&
+         !(mixtral && model.moe_router_pre_softmax);
 }
 
 void write_mixture(const FolderConfig& folder, const HasTensor&, json& object) {
