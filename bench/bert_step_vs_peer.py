@@ -98,8 +98,9 @@ def print_steps(arguments, parameters, optimizer, units, loss_of):
                       "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}))
 
 
-def steps_in_turns(arguments, script, dtype, recipe, batch, length):
-    """Trains by our program and by each peer of `script` in turns: rounds of {"ours": …, "masked": …, "all": …}."""
+def steps_in_turns(arguments, script, dtype, recipe, batch, length, peers=PEERS):
+    """Trains by our program and by each peer of `script` in turns: rounds of {"ours": …} and one more of each
+    peer."""
     rounds = []
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder) / "recipe.toml"
@@ -109,7 +110,7 @@ def steps_in_turns(arguments, script, dtype, recipe, batch, length):
             row = {"ours": report.ours("bench", "step", "--model", path, "--micro-batch-size", batch, "--seq-length",
                                        length, "--warmup", 1, "--dtype", dtype, "--threads-per-rank",
                                        arguments.threads, *common)}
-            for name in PEERS:
+            for name in peers:
                 row[name] = report.last_line([sys.executable, script, "--peer", name, "--dtypes", dtype, "--threads",
                                               arguments.threads, *common])
             rounds.append(row)
@@ -127,13 +128,13 @@ def add_rows(result, rounds, dtype, unit, tokens_of_unit, goal):
                [row["masked"]["peak_memory_bytes"] / 1e6 for row in rounds], PEERS["masked"])
 
 
-def step_options(text):
+def step_options(text, peers=PEERS):
     parser = report.options(text)
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--dtypes", nargs="*", default=["fp32", "bf16"])
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--dropout", type=float, default=0)
-    parser.add_argument("--peer", choices=sorted(PEERS), help="print what this peer's steps take, as one JSON object")
+    parser.add_argument("--peer", choices=sorted(peers), help="print what this peer's steps take, as one JSON object")
     return parser
 
 

@@ -47,6 +47,7 @@ def benchmarks():
     yield Benchmark("gpt-step", ["step_vs_peers.py"], 900, 60)
     yield Benchmark("bert-step", ["bert_step_vs_peer.py"], 500, 120)
     yield Benchmark("t5", ["t5_vs_peer.py"], 500, 120)
+    yield Benchmark("moe", ["moe_vs_peer.py"], 500, 120)
     yield Benchmark("generate", ["generate_vs_peer.py"], 400, 60)
     yield Benchmark("generate-q8_0", ["q8_0_vs_dense.py"], 300, 60)
     yield Benchmark("serve", ["serve_load.py"], 600, 30)

@@ -128,7 +128,7 @@ TEST(Experts, AreOfTheSameSizesOnPipelineRanksThatAreSaidToBeAlike) {
     config.model.untie_embeddings_and_output_weights = frequency == 2;
     config.parallel.ep = 1;
     config.parallel.pp = 4;
-    config.parallel.vpp = frequency == 3 ? 3 : 1;
+    config.parallel.vpp = frequency == 4 ? 3 : 1;
     config.train.global_batch_size = 8;
     config.train.micro_batch_size = 1;
     config.optimizer.use_distributed_optimizer = true;

@@ -1,0 +1,109 @@
+#!/usr/bin/env python3
+"""A mixture of experts of Mixtral's form (h 512, 4 layers, 8 experts of which a token passes 2, 8192 tokens of
+vocabulary), ours against transformers in PyTorch eager, in turns so that a busy machine slows both:
+
+    bench/moe_vs_peer.py [--rounds 3] [--steps 3] [--dtypes fp32 bf16] [--threads 2] [--dropout 0]
+
+Needs torch and transformers. A training step: 4 samples of 512 tokens, AdamW and clipping, no auxiliary loss; the
+peer's bf16 is autocast. The goals are of transformers' default, which goes through the experts one by one; the other
+peer is its `grouped_mm`, all experts in one call. Where build/kernels_experts_bench is there (-DMEGATRON_BENCH=ON), also the
+products of all experts in one call against those of each alone, and the rate of both against one product of as many
+rows."""
+import json
+import os
+import pathlib
+import subprocess
+
+import report
+from bert_step_vs_peer import print_steps, step_options, steps_in_turns
+
+LAYERS, HIDDEN, HEADS, GROUPS, INNER, EXPERTS, TOP_K, VOCAB, LENGTH, BATCH = 4, 512, 8, 4, 1536, 8, 2, 8192, 512, 4
+GOALS = {"fp32": 2.0, "bf16": 3.0}
+PEERS = {"eager": "transformers, eager experts", "grouped": "transformers, grouped_mm"}
+RECIPE = f"""[model]
+num_layers = {LAYERS}
+hidden_size = {HIDDEN}
+num_attention_heads = {HEADS}
+num_query_groups = {GROUPS}
+ffn_hidden_size = {INNER}
+num_experts = {EXPERTS}
+moe_router_topk = {TOP_K}
+vocab_size = {VOCAB}
+untie_embeddings_and_output_weights = true
+normalization = "RMSNorm"
+activation = "silu"
+gated_linear_unit = true
+add_bias_linear = false
+position_embedding_type = "rope"
+[data]
+seq_length = {LENGTH}
+"""
+
+
+def peer_model(experts):
+    import torch
+    import transformers
+    transformers.logging.set_verbosity_error()
+    torch.manual_seed(1)
+    model = transformers.MixtralForCausalLM(transformers.MixtralConfig(
+        vocab_size=VOCAB, hidden_size=HIDDEN, intermediate_size=INNER, num_hidden_layers=LAYERS,
+        num_attention_heads=HEADS, num_key_value_heads=GROUPS, num_local_experts=EXPERTS, num_experts_per_tok=TOP_K,
+        max_position_embeddings=LENGTH, attn_implementation="sdpa",
+        experts_implementation="grouped_mm" if experts == "grouped" else "eager"))
+    return torch, model.train()
+
+
+def peer_steps(arguments):
+    """Prints what the steps of PyTorch took. A process of its own, so that its peak memory is its own."""
+    torch, model = peer_model(arguments.peer)
+    torch.set_num_threads(arguments.threads)
+    parameters = list(model.parameters())
+    optimizer = torch.optim.AdamW(parameters, lr=1e-4, weight_decay=0.01)
+    tokens = torch.randint(0, VOCAB, (BATCH, LENGTH))
+    print_steps(arguments, parameters, optimizer, BATCH * LENGTH, lambda: model(input_ids=tokens, labels=tokens).loss)
+
+
+def grouped_products(result, arguments):
+    """Rows of what kernels_experts_bench measures: all in one call, each alone, and one product of as many rows, in turns."""
+    program = pathlib.Path(report.PROGRAM).parent / "kernels_experts_bench"
+    if not os.access(program, os.X_OK):
+        return
+    rounds = []
+    for _ in range(arguments.rounds):
+        done = subprocess.run([program, "--benchmark_format=json",
+                               f"--benchmark_min_time={0.01 if arguments.quick else 1}"],
+                              stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True)
+        rounds.append({row["name"]: row for row in json.loads(done.stdout)["benchmarks"]})
+    for name in rounds[0]:
+        figures = [row[name] for row in rounds]
+        grouped = [each["grouped"] for each in figures]
+        result.add(name, grouped, "GFLOP/s", [each["alone"] for each in figures], "each expert alone", at_least=0.95)
+        result.add(name, grouped, "GFLOP/s", [each["whole"] for each in figures], "one product of all rows")
+
+
+def main():
+    parser = step_options(__doc__, PEERS)
+    arguments = report.parse(parser)
+    report.need_modules("torch", "transformers")
+    if arguments.peer:
+        peer_steps(arguments)
+        return
+    report.need_program()
+    arguments.steps = 1 if arguments.quick else arguments.steps
+    result = report.Report("moe", f"Mixture of experts: {LAYERS} layers, h {HIDDEN}, {EXPERTS} experts of {INNER}, "
+                           f"{TOP_K} a token: a step of {BATCH} x {LENGTH} tokens", arguments)
+    for dtype in arguments.dtypes:
+        rounds = steps_in_turns(arguments, __file__, dtype, RECIPE, BATCH, LENGTH, PEERS)
+        for name, against in PEERS.items():
+            result.add(f"step, {dtype}", [row["ours"]["tokens_per_s"] for row in rounds], "tokens/s",
+                       [row[name]["units_per_s"] for row in rounds], against,
+                       at_least=GOALS.get(dtype) if name == "eager" else None,
+                       bound_fraction=rounds[0]["ours"]["bound_fraction"], kernels=rounds[0]["ours"]["kernels"])
+        result.add(f"peak memory, {dtype}", [row["ours"]["peak_memory_bytes"] / 1e6 for row in rounds], "MB",
+                   [row["eager"]["peak_memory_bytes"] / 1e6 for row in rounds], PEERS["eager"])
+    grouped_products(result, arguments)
+    result.write()
+
+
+if __name__ == "__main__":
+    main()
