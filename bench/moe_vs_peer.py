@@ -6,9 +6,8 @@ vocabulary), ours against transformers in PyTorch eager, in turns so that a busy
 
 Needs torch and transformers. A training step: 4 samples of 512 tokens, AdamW and clipping, no auxiliary loss; the
 peer's bf16 is autocast. The goals are of transformers' default, which goes through the experts one by one; the other
-peer is its `grouped_mm`, all experts in one call. Where build/kernels_experts_bench is there (-DMEGATRON_BENCH=ON), also the
-products of all experts in one call against those of each alone, and the rate of both against one product of as many
-rows."""
+peer is its `grouped_mm`, all experts in one call. Where build/kernels_experts_bench is there (-DMEGATRON_BENCH=ON),
+also the products of all experts in one call against those of each alone, and against one product of as many rows."""
 import json
 import os
 import pathlib
@@ -64,7 +63,7 @@ def peer_steps(arguments):
 
 
 def grouped_products(result, arguments):
-    """Rows of what kernels_experts_bench measures: all in one call, each alone, and one product of as many rows, in turns."""
+    """Rows of what kernels_experts_bench measures in turns: all in one call, each alone, one product of all rows."""
     program = pathlib.Path(report.PROGRAM).parent / "kernels_experts_bench"
     if not os.access(program, os.X_OK):
         return

@@ -7,6 +7,8 @@
 #include <ATen/ops/max.h>
 #include <ATen/ops/sign.h>
 #include <ATen/ops/sqrt.h>
+#include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 #include <gtest/gtest.h>
 
@@ -172,6 +174,28 @@ void compare_shards(int num_ranks, at::ScalarType dtype, const OptimizerOptions&
     bytes += part.bytes();
   }
   EXPECT_EQ(bytes, full.bytes());
+}
+
+TEST(ShardedOptimizer, ShiftsWhatHasNoGradientByTheNumbersGivenAlone) {
+  const std::vector<double> change{0.25, -0.5, 0.125, 0, 1, -0.25, 2};
+  for (const at::ScalarType dtype : {at::kDouble, at::kFloat, at::kBFloat16})
+    for (const int ranks : {1, 2, 3}) {
+      const auto specs = testing::specs();
+      at::Tensor biases = at::zeros({7}, dtype);
+      for (int rank = 0; rank < ranks; ++rank) {
+        const parallel::ParameterStore store(specs, plan::buffer_layout(specs, 12, plan::sharded_padding(ranks)), dtype,
+                                             at::kCPU, 7);
+        const auto before = store.get("norm.weight")->value.detach().clone();
+        Optimizer part(store, plan::shards(store.layout(), ranks, rank), {}, {});
+        for (int step = 0; step < 2; ++step) {
+          part.shift({{"second.bias", change}, {"elsewhere.bias", {1}}});
+          part.step(1e-2, 1);  // of gradients that are zero
+        }
+        biases += store.get("second.bias")->value.detach() - 1;  // drawn as ones; of elements of others nothing
+        EXPECT_TRUE(store.get("norm.weight")->value.equal(before));
+      }
+      EXPECT_TRUE(biases.equal(at::tensor(change).to(dtype) * 2)) << biases;
+    }
 }
 
 TEST(ShardedOptimizer, UpdatesItsElementsAsTheWholeOneDoesAndKeepsStateOfNoOthers) {

@@ -155,6 +155,27 @@ TEST(StepCost, OfProductsAloneIsTheirArithmetic) {
   EXPECT_NEAR(cost_of(config, causal).step_s, (model + batch * l * s * s * h) / 1e12, 1e-6 * model / 1e12);
 }
 
+TEST(StepCost, ComputesRouterAndFirstLayersOfExpertsAgainWhereTheMlpIs) {
+  for (const std::int64_t shared : {0, 48}) {
+    config::RunConfig config = small(1, 1);
+    config.model.add_bias_linear = false;
+    config.model.gated_linear_unit = true;
+    config.model.num_experts = 8;
+    config.model.moe_ffn_hidden_size = 24;
+    config.model.moe_shared_expert_intermediate_size = shared;
+    config.model.moe_shared_expert_gate = shared > 0;
+    config.train.recompute = "selective";
+    const auto matrices_with = [&](const std::vector<std::string>& modules) {
+      config.train.recompute_modules = modules;
+      return cost_of(config, products_alone()).parts.matrices;
+    };
+    const double again = matrices_with({"core_attn", "mlp"}) - matrices_with({"core_attn"});
+    // 64 tokens: a logit of each expert, both halves of two experts, of the shared one, its gate.
+    const double token = 2.0 * 64 * (8 + 2 * 2 * 24 + 2.0 * static_cast<double>(shared) + (shared > 0 ? 1 : 0));
+    EXPECT_NEAR(again, 4 * 64 * token / 1e12, 1e-9 * again) << shared;
+  }
+}
+
 TEST(StepCost, SplitsProductsOverTensorParallelRanks) {
   const StepCost one = cost_of(small(1, 1), products_alone()), four = cost_of(small(4, 1), products_alone());
   EXPECT_NEAR(four.step_s, one.step_s / 4, 1e-6 * one.step_s);

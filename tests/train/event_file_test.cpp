@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <fstream>
+#include <map>
 #include <set>
 
 #include "megatron/base/files/file.h"
@@ -134,6 +135,36 @@ std::set<std::string> tags_of(const std::vector<Scalar>& scalars) {
   std::set<std::string> tags;
   for (const Scalar& scalar : scalars) tags.insert(scalar.tag);
   return tags;
+}
+
+// The names of Megatron-Core's track_moe_metrics, and ours.
+TEST(Scalars, OfExpertsAreMeansOverLayersAndTheLargestImbalance) {
+  using Layer = ExpertMetrics::Layer;
+  ExpertMetrics experts{.layers = {Layer{.number = 1, .loads = {3, 1}, .imbalance = 1.5, .dropped = 0.25, .balance = 2},
+                                   Layer{.number = 3, .loads = {2, 2}, .imbalance = 1, .dropped = 0.75, .balance = 1}},
+                        .drops = true,
+                        .balances = true,
+                        .z = false,
+                        .by_layer = false};
+  const auto values_of = [&] {
+    std::map<std::string, double> values;
+    for (const Scalar& scalar : scalars_of(IterationMetrics{.iteration = 3, .experts = experts}, {}))
+      if (scalar.tag.find("expert") != scalar.tag.npos || scalar.tag.find("balancing") != scalar.tag.npos)
+        values[scalar.tag] = scalar.value;
+    return values;
+  };
+  const std::map<std::string, double> whole{
+      {"seq_load_balancing_loss", 1.5}, {"expert-imbalance", 1.5}, {"expert-dropped", 0.5}};
+  EXPECT_EQ(values_of(), whole);
+  experts.by_layer = true;
+  auto all = whole;
+  all.insert({{"moe/seq_load_balancing_loss_layer_1", 2},
+              {"moe/seq_load_balancing_loss_layer_3", 1},
+              {"moe/expert-imbalance_layer_1", 1.5},
+              {"moe/expert-imbalance_layer_3", 1},
+              {"moe/expert-dropped_layer_1", 0.25},
+              {"moe/expert-dropped_layer_3", 0.75}});
+  EXPECT_EQ(values_of(), all);
 }
 
 // The names of Megatron-LM's training_log.
