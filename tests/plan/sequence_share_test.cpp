@@ -113,6 +113,15 @@ TEST(SharedSequences, AreRefusedWhereTheyDoNotFit) {
          c.parallel.cp_comm_type = "a2a";
          c.model.num_query_groups = 2;
        }},
+      {"counts the copies of whole sequences",
+       [](RunConfig& c) {
+         c.model.num_experts = 4;
+         c.model.add_bias_linear = false;
+         c.model.moe_expert_capacity_factor = 1;
+       }},
+      {"lora.rank needs whole sequences", [](RunConfig& c) { c.lora.rank = 4; }},
+      {"dpo.beta needs whole sequences", [](RunConfig& c) { c.dpo.beta = 0.1; }},
+      {"distill.teacher needs whole sequences", [](RunConfig& c) { c.distill.teacher = "teacher"; }},
       {"parallel.cp_comm_type", [](RunConfig& c) { c.parallel.cp_comm_type = "ring"; }},
       {"parallel.cp must be from 1", [](RunConfig& c) { c.parallel.cp = 0; }}};
   for (const auto& [rule, change] : all) EXPECT_THAT(refusal_of(change), HasSubstr(rule));
