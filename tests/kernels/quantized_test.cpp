@@ -104,6 +104,7 @@ TEST_F(QuantizedTest, LayersReadWhatTheirWeightWasReplacedBy) {
       EXPECT_TRUE(near(got.u, wanted.u) && near(got.y, wanted.y));
     }
   });
+  force_instruction_set("auto");
   PackedWeight packed;
   packed.replace(std::make_shared<const QuantizedMatrix>(quantize(weights(4, 32), "w")));
   EXPECT_THROW(linear_input_gradient(at::randn({2, 4}), at::randn({4, 32}), &packed), std::logic_error);

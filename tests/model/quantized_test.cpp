@@ -91,7 +91,7 @@ TEST(QuantizedGpt, IsTheModelOfTheNumbersInItsBlocksHoweverItIsDividedAndRead) {
             const CachedGpt gpt(options, store, tp);
             for (const std::int64_t prompt : {7, 1, 3})
               EXPECT_NEAR_TENSOR(logits_of(gpt, tokens, prompt).to(at::kDouble), expected,
-                                 dtype == at::kFloat ? 1e-5 : 4e-2)
+                                 dtype == at::kFloat ? 1e-5 : 8e-2)
                   << set << ", " << dtype << ", tp " << t << ", prompt " << prompt;
           });
     }
