@@ -51,13 +51,14 @@ def main():
     report.need_program()
     folder = arguments.folder or report.model()
     name = pathlib.Path(folder).name
-    result = report.Report("generate-q8_0", f"Writing {NEW} tokens and reading a prompt of {PREFILL} in 8 bits", arguments)
+    title = f"Writing {NEW} tokens and reading a prompt of {PREFILL} in 8 bits"
+    result = report.Report("generate-q8_0", title, arguments)
     with tempfile.TemporaryDirectory() as scratch:
         file = pathlib.Path(scratch) / "model.gguf"
         has_peer = importlib.util.find_spec("xllamacpp") is not None
         if has_peer:
-            subprocess.run([report.PROGRAM, "checkpoint", "export", "--load", folder, "--output", file, "--dtype", "q8_0"],
-                           check=True, stdout=subprocess.DEVNULL)
+            export = ["checkpoint", "export", "--load", folder, "--output", file, "--dtype", "q8_0"]
+            subprocess.run([report.PROGRAM, *export], check=True, stdout=subprocess.DEVNULL)
         for threads in arguments.threads or ([2] if arguments.quick else [2, 1]):
             measures = {"bf16": lambda t=threads: ours(folder, t, "--dtype", "bf16"),
                         "fp32": lambda t=threads: ours(folder, t, "--dtype", "fp32")}

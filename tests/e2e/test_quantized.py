@@ -51,7 +51,7 @@ class Quantized(unittest.TestCase):
     def test_what_cannot_be_is_refused(self):
         words = ["generate", "--load", self.model, "--prompt", "the"]
         self.assertIn("whole blocks of 32", run(*words, *BLOCKS, "--tp", 4, code=2))
-        self.assertIn("full or q8_0", run(*words, "--weights", "q4_0", code=2))
+        self.assertIn("one of full, q8_0", run(*words, "--weights", "q4_0", code=2))
         self.assertIn("on the CPU alone", run(*words, *BLOCKS, "--device", "cuda", code=2))
 
     def test_a_bench_counts_what_is_read(self):

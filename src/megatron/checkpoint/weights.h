@@ -52,7 +52,8 @@ struct WeightReport {
 WeightReport compare_weights(const WeightSource& source, const plan::ModelShape& shape, bool strict);
 
 /// Fills the parameters of this rank, split in any way, in any dtype, with the weights of `source`: those that it has;
-/// others stay as they are, as do rows that pad the vocabulary. Compares first, as compare_weights(). Not collective.
+/// others stay as they are, as do rows that pad the vocabulary. What a store holds in blocks is quantized, one
+/// parameter at a time. Compares first, as compare_weights(). Not collective.
 WeightReport load_weights(const WeightSource& source, const parallel::ParameterStore& parameters,
                           const plan::ModelShape& shape, bool strict = true);
 

@@ -32,7 +32,8 @@ class ChatTemplate {
   using Tokens = std::map<std::string, std::string>;
 
   /// The template of a folder: chat_template.jinja, or `chat_template` in tokenizer_config.json (of several the one
-  /// named "default"), with that file's tokens. Throws ConfigError where there is none, or it is no template.
+  /// named "default"), with that file's tokens; or of a GGUF file, with those of its tokenizer. Throws ConfigError
+  /// where there is none, or it is no template.
   static ChatTemplate load(const std::filesystem::path& folder);
 
   /// `name` is what messages call it. strftime_now() is the time at which this is called.

@@ -46,10 +46,10 @@ class Tokenizer {
  public:
   /// Reads a tokenizer from a folder or from one of its files, whose kind it finds out (tokenizer_files.h):
   /// tokenizer.json (Hugging Face), tekken.json (Mistral), tokenizer.model or another SentencePiece `.model`, a rank
-  /// file of tiktoken, encoder.json with vocab.bpe (GPT-2), vocab.json with merges.txt, vocab.txt (BERT). `type`:
-  /// nothing, or one of Megatron's names (tokenizer_types.h), which the file must be. `extra_ids`: sentinels to add to
-  /// WordPiece (sentinels.h). Throws ConfigError, naming the file and what is wrong with it, for anything it cannot
-  /// reproduce exactly.
+  /// file of tiktoken, encoder.json with vocab.bpe (GPT-2), vocab.json with merges.txt, vocab.txt (BERT), a GGUF file
+  /// (llama.cpp). `type`: nothing, or one of Megatron's names (tokenizer_types.h), which the file must be. `extra_ids`:
+  /// sentinels to add to WordPiece (sentinels.h). Throws ConfigError, naming the file and what is wrong with it, for
+  /// anything it cannot reproduce exactly.
   static Tokenizer load(const std::filesystem::path& path, std::string_view type = {}, std::int64_t extra_ids = 0);
 
   /// Throws ConfigError where `vocabulary` breaks the rules listed in vocabulary.h.
