@@ -14,7 +14,7 @@ import tempfile
 import report
 
 NEW, PROMPT, PREFILL = 128, 16, 1024
-GOALS = {"bf16": (1.4, None), "fp32": (2.4, None), "llama.cpp": (1.1, None)}  # writing, reading
+GOALS = {"bf16": (1, None), "fp32": (2, None), "llama.cpp": (1.1, None)}  # writing, reading
 
 
 def ours(folder, threads, *options):
