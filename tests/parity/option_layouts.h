@@ -91,7 +91,7 @@ inline std::vector<Layout> lora_layouts() {
                  .sp = true,
                  .recompute = "selective",
                  .llama = 2,
-                 .with = all_linear + " train.recompute_modules=core_attn,mlp"});
+                 .with = all_linear + " train.recompute_modules=core_attn train.recompute_modules=mlp"});
   return all;
 }
 
