@@ -290,6 +290,8 @@ class Sweep {
 int sweep(const Args& args) {
   SweepOptions options;
   const Args words = config::parse_command_line(options, args, kUsage);
+  options.lr = values_of(options.lr);
+  options.batch = values_of(options.batch);
   if (options.lr.empty()) throw ConfigError(rule_got_fix("--lr must be given.", "nothing", "--lr 1e-4,3e-4,1e-3"));
   if (options.rounds < 1 || options.rounds > 16)
     throw ConfigError(rule_got_fix("--rounds must be from 1 to 16.", concat(options.rounds), "--rounds 3"));
