@@ -53,7 +53,7 @@ struct SweepOptions {
       config::Common());
     v("rounds", rounds, "Rounds; after each but the last the worse half ends. 1: every trial runs to its end.",
       config::Common());
-    v("json", json, "Print one JSON object on stdout instead of the table.", config::Common());
+    v("json", json, "Print one JSON object instead of the table, as the last line.", config::Common());
   }
 };
 

@@ -18,9 +18,13 @@ class Sweep(unittest.TestCase):
         words = self.place.train_words(name, "--train-iters", 8, *train)
         return run("sweep", *options, "--", *words, code=code)
 
+    def told(self, *options):
+        """What the sweep prints at its end, behind what its runs print."""
+        return json.loads(self.sweep("swept", *options, train=["--eval-interval", 1, "--eval-iters", 1]).splitlines()[-1])
+
     def test_half_of_the_trials_ends_and_the_best_is_the_run_that_it_would_be_alone(self):
         options = ["--lr", "1e-9,5e-3", "--batch", "8,16", "--rounds", 2, "--json"]
-        told = json.loads(self.sweep("swept", *options, train=["--eval-iters", 1]))
+        told = self.told(*options)
         self.assertEqual(told["measure"], "valid_loss")
         self.assertEqual(told["best"]["lr"], "5e-3")
         trials = {(trial["lr"], trial["batch"]): trial for trial in told["trials"]}
@@ -38,7 +42,7 @@ class Sweep(unittest.TestCase):
         self.assertIn("lr 5e-3, batch 8", (out / "sweep.svg").read_text())
         # The same command again finds all of it done.
         before = (out / "lr_5e-3_batch_8" / "metrics.jsonl").read_bytes()
-        self.assertEqual(json.loads(self.sweep("swept", *options, train=["--eval-iters", 1])), told)
+        self.assertEqual(self.told(*options), told)
         self.assertEqual((out / "lr_5e-3_batch_8" / "metrics.jsonl").read_bytes(), before)
 
     def test_without_validation_the_loss_of_training_counts_and_a_trial_that_breaks_is_left_out(self):
