@@ -65,7 +65,8 @@ def print_failures(case):
     output, begin = case.findtext("system-out") or "", 0
     for line in ENDED.finditer(output):
         if line[1] == "FAILED":
-            print(f"failed in {case.get('name')}: {line[0]}", *output[begin:line.start()].splitlines()[-60:], sep="\n  ")
+            said = output[begin:line.start()].splitlines()[-60:]
+            print(f"failed in {case.get('name')}: {line[0]}", *said, sep="\n  ")
         begin = line.end()
 
 

@@ -110,12 +110,8 @@ inline std::int64_t next_multiple(std::int64_t size, std::int64_t unit) {
 
 /// The rules of the section model that need no other section.
 void check_model(const config::ModelConfig& model, Rules& rules);
-/// Those of the section lora, and what it excludes.
-void check_lora(const config::RunConfig& config, Rules& rules);
-/// Those of the section dpo, and what preferences exclude.
-void check_dpo(const config::RunConfig& config, Rules& rules);
-/// Those of the section distill, and what a teacher excludes.
-void check_distillation(const config::RunConfig& config, Rules& rules);
+/// Those of the sections lora, dpo and distill, and what these exclude.
+void check_tuning(const config::RunConfig& config, Rules& rules);
 /// Those of its experts, and those of how the `shares` ranks with other tokens (dp x cp) share them.
 void check_experts(const config::ModelConfig& model, Rules& rules);
 void check_expert_layout(const config::RunConfig& config, int shares, Rules& rules);

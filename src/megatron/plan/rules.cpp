@@ -540,9 +540,7 @@ ResolvedRun resolve_as_given(config::RunConfig config, const Facts& facts) {
   check_train(config.train, config.data, rules);
   check_guard(config.guard, rules);
   check_saving(config.checkpoint, config.log, config.parallel.device, rules);
-  check_lora(config, rules);
-  check_dpo(config, rules);
-  check_distillation(config, rules);
+  check_tuning(config, rules);
   RankGrid grid;
   std::vector<BatchStep> steps;
   if (config.parallel.tp >= 1 && config.parallel.pp >= 1) {

@@ -13,18 +13,16 @@ bool has_part(const config::ModelConfig& model, const std::string& target) {
   return !gated_alone || model.gated_linear_unit;
 }
 
-}  // namespace
-
 void check_lora(const config::RunConfig& config, Rules& rules) {
   const config::LoraConfig& lora = config.lora;
   constexpr const char* kOff = "--lora.rank 0 (the default)";
   rules.range<std::int64_t>("lora.rank", lora.rank, 0, kMaxWidth);
+  rules.choices("lora", lora);
   if (lora.rank <= 0) {
     rules.require(lora.base.empty(), "lora.base needs lora.rank: without adapters nothing would be trained on it.",
                   lora.base, "--lora.rank 8; or --load with --finetune, which trains the weights");
     return;
   }
-  rules.choices("lora", lora);
   rules.range("lora.alpha", lora.alpha, 1e-6, 1e6);
   rules.option("lora.dropout", lora.dropout >= 0 && lora.dropout < 1, "must be from 0 to below 1.",
                concat(lora.dropout));
@@ -109,6 +107,14 @@ void check_distillation(const config::RunConfig& config, Rules& rules) {
                 concat("dpo.beta ", config.dpo.beta), "--dpo.beta 0 (the default)");
   rules.require(config.train.label_smoothing == 0, "distill.teacher excludes train.label_smoothing.",
                 concat(config.train.label_smoothing), "--train.label_smoothing 0 (the default)");
+}
+
+}  // namespace
+
+void check_tuning(const config::RunConfig& config, Rules& rules) {
+  check_lora(config, rules);
+  check_dpo(config, rules);
+  check_distillation(config, rules);
 }
 
 }  // namespace megatron::plan

@@ -20,9 +20,9 @@
 #include "megatron/plan/parameters/adapters.h"
 #include "megatron/plan/parameters/parameters.h"
 #include "megatron/train/batches.h"
-#include "megatron/train/distillation.h"
 #include "megatron/train/model_samples.h"
 #include "megatron/train/resume/run_state.h"
+#include "megatron/train/tuning/distillation.h"
 
 namespace megatron::train {
 namespace {

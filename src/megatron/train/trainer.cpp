@@ -26,18 +26,18 @@
 #include "megatron/schedule/text.h"
 #include "megatron/supervise/events.h"
 #include "megatron/train/batches.h"
-#include "megatron/train/distillation.h"
 #include "megatron/train/engine.h"
 #include "megatron/train/guard.h"
 #include "megatron/train/inputs.h"
 #include "megatron/train/iteration.h"
 #include "megatron/train/log/progress_file.h"
 #include "megatron/train/log/run_log.h"
-#include "megatron/train/preference.h"
 #include "megatron/train/prefetch.h"
 #include "megatron/train/resume/agreement.h"
 #include "megatron/train/resume/resume.h"
 #include "megatron/train/resume/run_state.h"
+#include "megatron/train/tuning/distillation.h"
+#include "megatron/train/tuning/preference.h"
 
 namespace megatron::train {
 namespace {

@@ -22,8 +22,8 @@ struct RouterSite {
   /// there are no auxiliary losses.
   at::Tensor sequence_weights_b = {};
   comm::Group sequence = {};  ///< the ranks that share each sequence
-  double loss_scale = 1;  ///< that they include
-  bool training = false;  ///< copies that exceed an expert's capacity are dropped
+  double loss_scale = 1;      ///< that they include
+  bool training = false;      ///< copies that exceed an expert's capacity are dropped
 };
 
 /// What a layer's router did since it was asked last, of this rank's sequences: counted in backward passes, each

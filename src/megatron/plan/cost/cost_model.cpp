@@ -297,8 +297,9 @@ struct BufferSizes {
   double elements = 0, buckets = 0, owned = 0;
 };
 BufferSizes buffer_sizes(const ResolvedRun& run, int pp_rank) {
-  const auto specs = trained_parameters(run.shape, run.grid.size(Axis::Tp), 0,
-                                      parts_of_rank(run.parts, run.placement, pp_rank), {.ep = run.config.parallel.ep});
+  const auto specs =
+      trained_parameters(run.shape, run.grid.size(Axis::Tp), 0, parts_of_rank(run.parts, run.placement, pp_rank),
+                         {.ep = run.config.parallel.ep});
   const BufferLayout layout = rank_layout(run, specs);
   return {as_double(layout.size), static_cast<double>(layout.buckets.size()),
           as_double(owned_elements(layout, owners_of(run)))};

@@ -1,4 +1,4 @@
-#include "megatron/train/preference.h"
+#include "megatron/train/tuning/preference.h"
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>

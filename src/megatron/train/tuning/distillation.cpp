@@ -1,4 +1,4 @@
-#include "megatron/train/distillation.h"
+#include "megatron/train/tuning/distillation.h"
 
 #include <ATen/TensorOperators.h>
 
