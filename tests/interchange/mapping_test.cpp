@@ -183,6 +183,7 @@ TEST(Mapping, FollowsLayersThatDiffer) {
             experts->expert.gated = true;
             experts->shared_width = 0;
             experts->shared_gate = false;
+            experts->router.bias = false;
             if (std::string(family.name) != "llama") branch.inner = plan::Mlp{.width = 24};
           }
           if (auto* mlp = std::get_if<plan::Mlp>(&branch.inner)) {

@@ -17,7 +17,7 @@ namespace {
 config::RunConfig adapted_config(int tp, int dp, const char* dtype) {
   config::RunConfig config = testing::tiny_config(tp, dp, dtype);
   config.model.hidden_dropout = config.model.attention_dropout = 0;
-  config.model.num_query_groups = 3;
+  config.model.num_query_groups = 2;
   config.model.gated_linear_unit = true;
   config.model.activation = "silu";
   config.model.ffn_hidden_size = 36;
