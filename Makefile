@@ -1,5 +1,5 @@
 # make quickstart   trains a small GPT on real text and prints what it writes
-# make chat         talks with a small real model that is served
+# make chat         serves a small real model, and opens a chat with it
 # make test         builds everything and runs every test
 BUILD := build
 JOBS  := $(shell nproc)
@@ -10,7 +10,7 @@ TESTS_AT_ONCE := $(shell echo $$(($(JOBS) + 1)))
 
 help:
 	@echo 'make quickstart  train a small GPT here and print what it writes (QUICKSTART_TEXT=file: on your text)'
-	@echo 'make chat        fetch a small real model, serve it and talk with it'
+	@echo 'make chat        fetch a small real model, serve it, and chat with it in the terminal'
 	@echo 'make test        set up, build, run every test'
 	@echo 'make sanitize    tests under the address, undefined-behaviour and thread sanitizers, and fuzz targets'
 	@echo 'make build       the program: $(BUILD)/megatron'

@@ -89,12 +89,12 @@ With YAML, `activation_func: gelu` is the exact function, and gradients of bf16 
 - Padding: rows of the embedding beyond the tokenizer's tokens never take part in the softmax.
 - Log lines have Megatron-LM's format, so scripts that parse them work; `metrics.jsonl` has one JSON object per
   iteration.
-- Experts: routers choose without dropping, and the auxiliary loss is each sequence's by itself (`seq_aux_loss`; with
-  `aux_loss` the same as theirs where a microbatch is one sequence), so that no result depends on the microbatch.
+- Experts: nothing is dropped without a capacity, which is each sequence's by itself, as is the auxiliary loss
+  (`seq_aux_loss`; with `aux_loss` the same as theirs where a microbatch is one sequence), so that no result depends on
+  the microbatch.
 - Context parallelism: `--cp-comm-type` changes no result here, and is one word for all layers.
-- Not here: capacity and bias of experts, groups of experts, context parallelism in levels, FP8 and FP4, FSDP,
-  CUDA graphs, Mamba and hybrid models, multi-modal models, retrieval, multi-token prediction, latent attention,
-  reinforcement learning.
+- Not here: context parallelism in levels, FP8 and FP4, FSDP, CUDA graphs, Mamba and hybrid models, multi-modal models,
+  retrieval, multi-token prediction, latent attention, reinforcement learning.
 )";
 
 constexpr const char* kRecipes = R"(

@@ -184,7 +184,8 @@ class Sweep {
       const sv::ChildEnd child = sv::run_child(
           program, signals_, [] { return false; }, 0);
       if (child.stopped || child.code == kInterrupted) return kInterrupted;
-      if (child.code == kWrong && trial.losses.empty()) return kWrong;  // it has said why
+      const bool first = &trial == &trials_.front() && trial.losses.empty();
+      if (child.code == kWrong && first) return kWrong;  // it has said why, of all of them
       trial.failed = child.code != kDone;
     }
     trial.losses.push_back(trial.failed ? kNone : loss_at(trial, end));

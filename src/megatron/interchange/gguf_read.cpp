@@ -250,7 +250,7 @@ class GgufSource : public checkpoint::WeightSource {
                                       tensor.name.find(".attn_k.") != std::string::npos);
       if (tensor.shape.size() == 1 && gguf_block(tensor.type).numbers > 1)
         throw ConfigError(rule_got_fix(concat(name(), ": vectors must be F32, F16 or BF16."), printable(tensor.name)));
-      if (turns && tensor.shape[0] % head != 0)
+      if (turns && (head % 2 != 0 || tensor.shape[0] % head != 0))
         throw ConfigError(rule_got_fix(concat(name(), ": \"", printable(tensor.name), "\" must have whole heads."),
                                        concat(tensor.shape[0], " rows, heads of ", head)));
       if (!places_.try_emplace(folder_name(tensor.name), Place{&tensor, turns ? head : 0}).second)

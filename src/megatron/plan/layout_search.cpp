@@ -87,6 +87,10 @@ class Search {
       if (size < 1 || size > std::max<std::int64_t>(1, world_))
         throw ConfigError(rule_got_fix(concat("A search needs a parallel.", name, " of 1 to the world size."),
                                        concat(size, ", world size ", world_), concat("--", name, " 1 (the default)")));
+    // a2a divides heads by tp x cp. 1 where cp alone does not: tp 1 is left, whose plan says the rule.
+    if (const std::int64_t cp = recipe.parallel.cp; cp > 1 && recipe.parallel.cp_comm_type == "a2a")
+      for (const std::int64_t heads : {model_.num_attention_heads, run.shape.groups()})
+        widths_.push_back(heads % cp == 0 ? heads / cp : 1);
     if (batch_ < 1)
       throw ConfigError(
           rule_got_fix("A search needs train.global_batch_size.", concat(batch_), "--global-batch-size 1536"));

@@ -7,6 +7,7 @@
 
 #include "megatron/base/error.h"
 #include "megatron/base/text/printable.h"
+#include "megatron/checkpoint/files/folder.h"
 #include "megatron/comm/activity.h"
 #include "megatron/comm/agreement.h"
 #include "megatron/config/options.h"
@@ -111,12 +112,18 @@ const char* name_of(train::Outcome outcome) {
   return "left early";
 }
 
+/// The checkpoint that a run's folder stands for now: later ones are other weights. Any other folder is itself.
+std::filesystem::path checkpoint_of(const std::filesystem::path& base) {
+  if (!std::filesystem::exists(base) || !interchange::format_of(base).native) return base;
+  return checkpoint::find_checkpoint(base);
+}
+
 }  // namespace
 
 TrainingJob open_training(config::RunConfig& config) {
   auto place = comm::place_from(comm::process_environment());
   if (!config.lora.base.empty())  // which checkpoints of the adapters will look for from elsewhere
-    config.lora.base = std::filesystem::absolute(config.lora.base).lexically_normal().string();
+    config.lora.base = checkpoint_of(std::filesystem::absolute(config.lora.base).lexically_normal()).string();
   take_tokenizer_of_weights(config);
   std::vector<std::string> notes = take_network_of_checkpoint(config);
   for (std::string& note : take_padded_vocabulary(config)) notes.push_back(std::move(note));

@@ -6,7 +6,9 @@
 
 #include "megatron/base/collected_errors.h"
 #include "megatron/base/error.h"
+#include "megatron/base/files/gguf.h"
 #include "megatron/base/named_path.h"
+#include "megatron/base/text/format.h"
 #include "megatron/base/text/printable.h"
 #include "megatron/checkpoint/files/folder.h"
 #include "megatron/checkpoint/model_state.h"
@@ -177,7 +179,8 @@ SampleTools load_tools(const config::RunConfig& config) {
       (model_samples(config.model.architecture).needs_tokenizer && !config.data.mock_data))
     tools.tokenizer =
         text::Tokenizer::load(config.data.tokenizer, config.data.tokenizer_type, config.data.vocab_extra_ids);
-  const fs::path named = config.data.tokenizer, folder = fs::is_directory(named) ? named : named.parent_path();
+  const fs::path named = config.data.tokenizer;
+  const fs::path folder = fs::is_directory(named) || is_gguf(named) ? named : named.parent_path();
   if (config.data.sft) tools.chat = text::ChatTemplate::load(folder);
   if (config.dpo.beta > 0) {
     try {
@@ -323,6 +326,12 @@ std::vector<std::string> check_checkpoint(const fs::path& folder, const plan::Re
     add(rule_got_fix(concat(path, " must be ", saved[path], ", as in the checkpoint ", found.string(), "."),
                      wanted[path], fix_of_difference(path, saved, wanted)));
   }
+  if (run.shape.lora && saved["lora.base"].empty() != run.config.lora.base.empty())
+    add(rule_got_fix("lora.base must be there, or not, as in the checkpoint.", wanted["lora.base"],
+                     concat("--lora.base=", saved["lora.base"])));
+  if (run.shape.lora && run.config.lora.base.empty() && saved["train.seed"] != wanted["train.seed"])
+    add(rule_got_fix("Weights that train.seed draws need that seed.", wanted["train.seed"],
+                     concat("--train.seed=", saved["train.seed"])));
   const auto specs = plan::trained_parameters(run.shape, 1, 0, {plan::whole_model(run.shape.num_layers)});
   for (const auto& [name, tensor] : checkpoint::read_manifest(found).tensors)
     if (!name.starts_with("optimizer.") &&
@@ -346,13 +355,16 @@ std::vector<std::string> check_checkpoint(const interchange::TrainingState& trai
 
 interchange::OpenedAdapter adapters_to_begin_with(const fs::path& folder, const plan::ResolvedRun& run) {
   auto opened = interchange::open_adapter(folder, run.config.model, interchange::AdapterUse::Training);
+  const bool drawn = interchange::format_of(folder).native && checkpoint::saved_recipe(folder).lora.base.empty();
+  if (run.config.lora.base.empty() && !drawn)
+    throw ConfigError(rule_got_fix("Adapters need the weights that they were trained on.", "no lora.base",
+                                   "--lora.base FOLDER, the model's"));
   const plan::Lora &theirs = opened.lora, &ours = *run.shape.lora;
   if (theirs.rank != ours.rank || theirs.alpha != ours.alpha || theirs.rslora != ours.rslora)
     throw ConfigError(rule_got_fix(
         concat("lora.rank, lora.alpha and lora.rslora must be those of the adapters in ", folder.string(), "."),
-        concat("rank ", ours.rank, ", alpha ", ours.alpha, ", rslora ", ours.rslora ? "true" : "false"),
-        concat("--lora.rank ", theirs.rank, " --lora.alpha ", theirs.alpha, " --lora.rslora ",
-               theirs.rslora ? "true" : "false")));
+        fmt::format("rank {}, alpha {}, rslora {}", ours.rank, ours.alpha, ours.rslora),
+        fmt::format("--lora.rank {} --lora.alpha {} --lora.rslora {}", theirs.rank, theirs.alpha, theirs.rslora)));
   return opened;
 }
 

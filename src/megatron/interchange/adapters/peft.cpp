@@ -64,6 +64,12 @@ plan::Lora read_lora(const fs::path& folder) {
   JsonFields fields(object, (folder / kConfig).string());
   fields.must_be("peft_type", "LORA");
   fields.must_be("bias", "none");
+  const json how = object.value("init_lora_weights", json());
+  if (how.is_string() && how != "gaussian" && how != "eva" && how != "orthogonal")
+    throw ConfigError(rule_got_fix(
+        concat((folder / kConfig).string(), ": init_lora_weights must leave the model's weights as they are."),
+        printable(how.get<std::string>()),
+        "an adapter whose init_lora_weights is true, false, gaussian, eva or orthogonal"));
   for (const auto& [key, value] : object.items())
     if (!known_fields().contains(key) && !is_unset(value))
       fields.refuse(key, "null: adapters of this program are A and B of one rank, and nothing else is trained");

@@ -31,7 +31,7 @@ struct RouterSite {
 struct RouterCounts {
   std::vector<double> loads;  ///< copies that chose each expert of the layer
   double dropped = 0;         ///< of these
-  /// Of the auxiliary losses, balance and z: sums over sequences, times the tokens that count; 0 where they have no
+  /// Of the auxiliary losses, balance and z: sums over sequences, times the tokens that count; 0 where neither has a
   /// coefficient. Counted by the first rank of tp.
   double balance = 0, z = 0;
 };

@@ -93,9 +93,9 @@ class Pieces {
                                    software.inner_backward_passes);
     back.launches = software.backward_launches * software.launch_us * 1e-6;
     back.tensor = 2 * all_reduce_s(hardware_, tp_span_, stream_bytes()) + 3 * exchange_s(work) +
-                  sequence_exchange_s(spec, 2, back.attention);
+                  sequence_exchange_s(spec, backward_passes(), back.attention);
     if (run_.config.parallel.sp) back.tensor += 2 * ring_pass_s(hardware_, tp_span_, stream_bytes());
-    if (!partial) add_recomputed_modules(work, back);
+    if (!partial) add_recomputed_modules(spec, work, back);
     return passes;
   }
 
@@ -225,6 +225,13 @@ class Pieces {
     return exchange == SequenceExchange::Ring ? std::max(all / cp_, all - attention) : all;
   }
 
+  /// What attention's backward pass sends between ranks of a sequence, in passes forward. A ring sends keys and values
+  /// once more, and their gradients, in float32 or wider, to one rank more.
+  double backward_passes() const {
+    if (cp_ == 1 || sequence_exchange(run_.config, run_.shape) != SequenceExchange::Ring) return 2;
+    return 1 + cp_ / (cp_ - 1) * std::max(element_, 4.0) / element_;
+  }
+
   double elementwise(const LayerWork& work, double stream, double query, double inner) const {
     const double split = run_.config.parallel.sp ? tp_ : 1;
     return memory_s(hardware_,
@@ -232,11 +239,15 @@ class Pieces {
   }
 
   /// train.recompute selective.
-  void add_recomputed_modules(const LayerWork& work, StepParts& back) const {
+  void add_recomputed_modules(const LayerSpec& spec, const LayerWork& work, StepParts& back) const {
     const config::TrainConfig& train = run_.config.train;
     if (train.recompute != "selective") return;
     for (const std::string& module : train.recompute_modules) {
-      if (module == "core_attn") back.attention += attention_forward(work);
+      if (module == "core_attn") {
+        const double again = attention_forward(work);
+        back.attention += again;
+        back.tensor += sequence_exchange_s(spec, 1, again);
+      }
       if (module == "mlp") {
         for (const Product& product : work.again_of_mlp) back.matrices += seconds(product);
         back.tensor += exchange_s(work);

@@ -45,14 +45,16 @@ std::int64_t forward_bytes(const ResolvedRun& run, std::int64_t samples, std::in
 
 namespace {
 
-/// The weights of a rank, in 8 bits where blocks hold them.
+/// The weights of a rank, in 8 bits where blocks hold them, and the largest as it is read.
 std::int64_t bytes_in_blocks(const ResolvedRun& run, int tp_rank, int pp_rank) {
   const std::vector<StagePart> parts = parts_of_rank(run.parts, run.placement, pp_rank);
   const std::int64_t element = element_bytes_of(run.config).value;
-  std::int64_t bytes = 0;
-  for (const ParameterSpec& spec : model_parameters(run.shape, run.config.parallel.tp, tp_rank, parts))
+  std::int64_t bytes = 0, largest = 0;
+  for (const ParameterSpec& spec : model_parameters(run.shape, run.config.parallel.tp, tp_rank, parts)) {
     bytes += fits_blocks(spec) ? block_bytes(spec) : spec.local_size() * element;
-  return bytes;
+    if (fits_blocks(spec)) largest = std::max<std::int64_t>(largest, spec.local_size() * std::int64_t{sizeof(float)});
+  }
+  return bytes + largest;
 }
 
 }  // namespace

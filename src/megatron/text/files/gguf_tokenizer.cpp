@@ -57,14 +57,17 @@ Tokens tokens_of(const Gguf& file) {
   return result;
 }
 
-/// Begins and ends texts as the file says.
+/// Begins and ends texts as the file says; where it says nothing as llama.cpp does, which begins texts of Llama's.
 void add_frame(const Gguf& file, const Tokens& tokens, Vocabulary& vocabulary) {
   using Item = Template::Item;
-  const auto kept = [&](const char* name, const char* flag) {
+  const auto kept = [&](const char* name, const char* flag, bool otherwise) {
     const auto id = tokens.id(file, name);
-    return id && value_or(file, flag, false) ? id : std::nullopt;
+    return id && value_or(file, flag, otherwise) ? id : std::nullopt;
   };
-  const auto bos = kept("bos", "tokenizer.ggml.add_bos_token"), eos = kept("eos", "tokenizer.ggml.add_eos_token");
+  const bool begins = value_or(file, "tokenizer.ggml.model", std::string_view()) == "llama" ||
+                      value_or(file, "tokenizer.ggml.pre", std::string_view()) == "llama-bpe";
+  const auto bos = kept("bos", "tokenizer.ggml.add_bos_token", begins),
+             eos = kept("eos", "tokenizer.ggml.add_eos_token", false);
   vocabulary.end_of_text = tokens.id(file, "eos");
   if (!bos && !eos) return;
   for (auto* items : {&vocabulary.frame.single, &vocabulary.frame.pair}) {
