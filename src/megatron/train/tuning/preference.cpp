@@ -22,7 +22,7 @@ namespace megatron::train {
 namespace {
 
 constexpr const char* kTensor = "log_probabilities";
-constexpr std::int64_t kLast = -1;  // dimension
+constexpr std::int64_t kVocabDimension = -1;
 
 /// [b]: of each text the sum of the log-probabilities of its counted labels, in float32 or wider.
 at::Tensor log_probabilities(const model::TransformerStage& stage, at::Tensor x, const model::Batch& batch,
@@ -31,7 +31,7 @@ at::Tensor log_probabilities(const model::TransformerStage& stage, at::Tensor x,
   if (logits_sbv.scalar_type() != at::kDouble) logits_sbv = logits_sbv.to(at::kFloat);
   const at::Tensor labels_sb = batch.labels_bs.t();
   const at::Tensor chosen = logits_sbv.gather(-1, labels_sb.unsqueeze(-1)).squeeze(-1);
-  return ((chosen - at::logsumexp(logits_sbv, at::IntArrayRef(kLast))) * batch.loss_mask_bs.t()).sum(0);
+  return ((chosen - at::logsumexp(logits_sbv, at::IntArrayRef(kVocabDimension))) * batch.loss_mask_bs.t()).sum(0);
 }
 
 /// Every other element, from `first` on.
