@@ -57,7 +57,7 @@ Tokens tokens_of(const Gguf& file) {
   return result;
 }
 
-/// Begins and ends texts as the file says; where it says nothing as llama.cpp does, which begins texts of Llama's.
+/// Begins and ends texts as the file says; where it leaves that open as llama.cpp does, which begins texts of Llama's.
 void add_frame(const Gguf& file, const Tokens& tokens, Vocabulary& vocabulary) {
   using Item = Template::Item;
   const auto kept = [&](const char* name, const char* flag, bool otherwise) {
