@@ -6,8 +6,9 @@ vocabulary), ours against transformers in PyTorch eager, in turns so that a busy
 
 Needs torch and transformers. A training step: 4 samples of 512 tokens, AdamW and clipping, no auxiliary loss; the
 peer's bf16 is autocast. The goals are against transformers' default, `grouped_mm`, all experts in one call; its
-`eager`, the other peer, goes through the experts one by one. Where build/kernels_experts_bench is there (-DMEGATRON_BENCH=ON),
-also the products of all experts in one call against those of each alone, and against one product of as many rows."""
+`eager`, the other peer, goes through the experts one by one. Where build/kernels_experts_bench is there
+(-DMEGATRON_BENCH=ON), also the products of all experts in one call against those of each alone, and against one product
+of as many rows."""
 import json
 import os
 import pathlib
