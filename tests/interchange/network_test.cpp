@@ -106,10 +106,17 @@ ModelConfig of_experts(ModelConfig model) {
   return model;
 }
 
+ModelConfig in_groups(ModelConfig model) {
+  model.moe_router_num_groups = 2;
+  model.moe_router_group_topk = 1;
+  return model;
+}
+
 TEST(Network, EveryOptionThatWeightsDependOnIsToldByItsNameOrByShapes) {
   std::set<std::string> seen, all;
-  for (const ModelConfig& model : {gpt2(), llama(), bert(), t5(), classes(llama()), classes(bert()),
-                                   scaled_with_width(gpt2()), stretched(llama()), of_experts(llama())}) {
+  for (const ModelConfig& model :
+       {gpt2(), llama(), bert(), t5(), classes(llama()), classes(bert()), scaled_with_width(gpt2()), stretched(llama()),
+        of_experts(llama()), in_groups(of_experts(llama()))}) {
     EXPECT_TRUE(differences(model, model).empty());
     config::RunConfig base;
     base.model = model;
