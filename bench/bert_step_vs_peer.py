@@ -117,15 +117,16 @@ def steps_in_turns(arguments, script, dtype, recipe, batch, length, peers=PEERS)
     return rounds
 
 
-def add_rows(result, rounds, dtype, unit, tokens_of_unit, goal):
-    """Rows of a report: `unit`s a second (a unit: tokens_of_unit tokens that are read) and memory, equal work first."""
+def add_rows(result, rounds, dtype, unit, tokens_of_unit, goal, peers=PEERS, equal="masked"):
+    """Rows of a report: `unit`s per second (a unit: tokens_of_unit tokens that are read) and memory, equal work first.
+    `equal`: the peer that the goal is against."""
     mine = [row["ours"]["tokens_per_s"] / tokens_of_unit for row in rounds]
-    for name, against in PEERS.items():
+    for name, against in peers.items():
         result.add(f"step, {dtype}", mine, f"{unit}/s", [row[name]["units_per_s"] for row in rounds], against,
-                   at_least=goal if name == "masked" else None,
+                   at_least=goal if name == equal else None,
                    bound_fraction=rounds[0]["ours"]["bound_fraction"], kernels=rounds[0]["ours"]["kernels"])
     result.add(f"peak memory, {dtype}", [row["ours"]["peak_memory_bytes"] / 1e6 for row in rounds], "MB",
-               [row["masked"]["peak_memory_bytes"] / 1e6 for row in rounds], PEERS["masked"])
+               [row[equal]["peak_memory_bytes"] / 1e6 for row in rounds], peers[equal])
 
 
 def step_options(text, peers=PEERS):

@@ -37,9 +37,9 @@ class Peer:
             return NEW / (time.perf_counter() - begin), PREFILL / prefill
 
 
-def ours(folder, dtype, threads):
-    found = report.ours("bench", "generate", "--load", folder, "--dtype", dtype, "--threads-per-rank", threads,
-                        "--repeats", 2, "--new-tokens", NEW, "--prompt-tokens", PROMPT, "--prefill-tokens", PREFILL)
+def ours(folder, threads, *options):
+    found = report.ours("bench", "generate", "--load", folder, "--threads-per-rank", threads, "--repeats", 2,
+                        "--new-tokens", NEW, "--prompt-tokens", PROMPT, "--prefill-tokens", PREFILL, *options)
     return found["tokens_per_s"], found["prefill_tokens_per_s"], found
 
 
@@ -59,7 +59,8 @@ def main():
         torch.set_num_threads(threads)
         for dtype in arguments.dtypes:
             peer = Peer(folder, dtype)
-            mine, theirs = zip(*((ours(folder, dtype, threads), peer.measure()) for _ in range(arguments.rounds)))
+            mine, theirs = zip(*((ours(folder, threads, "--dtype", dtype), peer.measure())
+                                 for _ in range(arguments.rounds)))
             for i, what in enumerate(("writing", "reading")):
                 result.add(f"{name}, {what}, {dtype}, {threads} thread{'s' * (threads > 1)}",
                            [run[i] for run in mine], "tokens/s", [run[i] for run in theirs], "transformers",

@@ -2,7 +2,7 @@
 """A mixture of experts of Mixtral's form (h 512, 4 layers, 8 experts of which a token passes 2, 8192 tokens of
 vocabulary), ours against transformers in PyTorch eager, in turns so that a busy machine slows both:
 
-    bench/moe_vs_peer.py [--rounds 3] [--steps 3] [--dtypes fp32 bf16] [--threads 2] [--dropout 0]
+    bench/moe_vs_peer.py [--rounds 3] [--steps 3] [--dtypes fp32 bf16] [--threads 2]
 
 Needs torch and transformers. A training step: 4 samples of 512 tokens, AdamW and clipping, no auxiliary loss; the
 peer's bf16 is autocast. The goals are against transformers' default, `grouped_mm`, all experts in one call; its
@@ -15,7 +15,7 @@ import pathlib
 import subprocess
 
 import report
-from bert_step_vs_peer import print_steps, step_options, steps_in_turns
+from bert_step_vs_peer import add_rows, print_steps, step_options, steps_in_turns
 
 LAYERS, HIDDEN, HEADS, GROUPS, INNER, EXPERTS, TOP_K, VOCAB, LENGTH, BATCH = 4, 512, 8, 4, 1536, 8, 2, 8192, 512, 4
 GOALS = {"fp32": 2.0, "bf16": 3.0}
@@ -84,6 +84,8 @@ def grouped_products(result, arguments):
 def main():
     parser = step_options(__doc__, PEERS)
     arguments = report.parse(parser)
+    if arguments.dropout:
+        parser.error("--dropout: transformers' Mixtral is built without")
     report.need_modules("torch", "transformers")
     if arguments.peer:
         peer_steps(arguments)
@@ -91,16 +93,10 @@ def main():
     report.need_program()
     arguments.steps = 1 if arguments.quick else arguments.steps
     result = report.Report("moe", f"Mixture of experts: {LAYERS} layers, h {HIDDEN}, {EXPERTS} experts of {INNER}, "
-                           f"{TOP_K} a token: a step of {BATCH} x {LENGTH} tokens", arguments)
+                           f"top {TOP_K}: a step of {BATCH} x {LENGTH} tokens", arguments)
     for dtype in arguments.dtypes:
-        rounds = steps_in_turns(arguments, __file__, dtype, RECIPE, BATCH, LENGTH, PEERS)
-        for name, against in PEERS.items():
-            result.add(f"step, {dtype}", [row["ours"]["tokens_per_s"] for row in rounds], "tokens/s",
-                       [row[name]["units_per_s"] for row in rounds], against,
-                       at_least=GOALS.get(dtype) if name == "grouped" else None,
-                       bound_fraction=rounds[0]["ours"]["bound_fraction"], kernels=rounds[0]["ours"]["kernels"])
-        result.add(f"peak memory, {dtype}", [row["ours"]["peak_memory_bytes"] / 1e6 for row in rounds], "MB",
-                   [row["eager"]["peak_memory_bytes"] / 1e6 for row in rounds], PEERS["eager"])
+        add_rows(result, steps_in_turns(arguments, __file__, dtype, RECIPE, BATCH, LENGTH, PEERS), dtype, "tokens", 1,
+                 GOALS.get(dtype), PEERS, "grouped")
     grouped_products(result, arguments)
     result.write()
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Writing and reading with matrices in 8 bits (--weights q8_0) beside bf16 and fp32 of the same model, in turns so that
-a busy machine slows all:
+"""Writing and reading with matrices in 8 bits (--weights q8_0) compared with bf16 and fp32 of the same model, in turns
+so that a busy machine slows all:
 
     bench/q8_0_vs_dense.py [MODEL_FOLDER] [--threads 2 1] [--rounds 3]
 
@@ -12,15 +12,9 @@ import subprocess
 import tempfile
 
 import report
+from generate_vs_peer import NEW, PREFILL, PROMPT, ours
 
-NEW, PROMPT, PREFILL = 128, 16, 1024
 GOALS = {"bf16": (1, None), "fp32": (2, None), "llama.cpp": (1.1, None)}  # writing, reading
-
-
-def ours(folder, threads, *options):
-    found = report.ours("bench", "generate", "--load", folder, "--threads-per-rank", threads, "--repeats", 2,
-                        "--new-tokens", NEW, "--prompt-tokens", PROMPT, "--prefill-tokens", PREFILL, *options)
-    return found["tokens_per_s"], found["prefill_tokens_per_s"], found
 
 
 class LlamaCpp:

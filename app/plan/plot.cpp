@@ -40,9 +40,8 @@ struct Options {
   void visit(auto& v) {
     v("output", output, "SVG file to write; empty: only print the table.", "output");
     v("field", field,
-      "Metric to draw: loss, valid_loss, lm_loss, grad_norm, tokens_per_s, or another of metrics.jsonl; expert_loads: "
-      "a "
-      "heat map.",
+      "Metric to draw: loss, valid_loss, lm_loss, grad_norm, tokens_per_s, or another of metrics.jsonl; "
+      "expert_loads: a heat map.",
       "field");
     v("x", x, "Horizontal axis.", "x", config::Choices({"iteration", "consumed_samples"}));
     v("smooth", smooth, "Moving average over so many points.", "smooth");
@@ -214,8 +213,8 @@ int plot(const Args& args) {
     throw ConfigError(rule_got_fix("--output takes a file that ends in .svg.", options.output, "--output curves.svg"));
   if (options.field == "expert_loads") {
     if (inputs.size() > 1)
-      throw ConfigError(
-          rule_got_fix("--field expert_loads takes one run.", concat(inputs.size()), "megatron plot runs/a"));
+      throw ConfigError(rule_got_fix("--field expert_loads takes one run.", concat(inputs.size()),
+                                     "megatron plot runs/a --field expert_loads"));
     return plot_loads(inputs.front(), options);
   }
   for (const std::string& path : inputs) {

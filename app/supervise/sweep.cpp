@@ -1,3 +1,5 @@
+#include <unistd.h>
+
 #include <algorithm>
 #include <charconv>
 #include <cmath>
@@ -34,10 +36,11 @@ using Json = nlohmann::ordered_json;
 
 constexpr const char* kUsage =
     "megatron sweep --lr LR,LR… [--batch N,N…] [--rounds N] -- train RECIPE.toml [--section.key value]…\n\n"
-    "Tries each learning rate with each batch size, all on the same number of samples. After each round the worse half "
-    "of the\ntrials ends; the next round is twice as long. In train.out: a folder for each trial, sweep.json, "
-    "sweep.svg. "
-    "The same\ncommand again resumes.";
+    "Tries each learning rate with each batch size, all on the same number of samples. After each round but the last "
+    "the\n"
+    "worse half of the trials ends; what is left trains twice as far. In train.out: a folder for each trial, "
+    "sweep.json,\n"
+    "sweep.svg. The same command again resumes.";
 
 constexpr std::size_t kMaxTrials = 256, kMaxDrawn = 8;
 constexpr double kNone = std::numeric_limits<double>::infinity();
@@ -53,14 +56,15 @@ struct SweepOptions {
       config::Common());
     v("rounds", rounds, "Rounds; after each but the last the worse half ends. 1: every trial runs to its end.",
       config::Common());
-    v("json", json, "Print one JSON object instead of the table, as the last line.", config::Common());
+    v("json", json, "Print one JSON object instead of the table; what the runs print goes to stderr.",
+      config::Common());
   }
 };
 
 /// A learning rate with a batch size, and how far it has come.
 struct Trial {
-  std::string lr, batch;
-  std::int64_t batch_size = 0, round_iters = 0;  ///< round_iters: of the first round
+  std::string lr;
+  std::int64_t batch = 0, round_iters = 0;  ///< round_iters: of the first round
   fs::path out;
   std::vector<double> losses = {};  ///< after each round that it was in
   bool failed = false;
@@ -113,6 +117,10 @@ SweptCommand swept_command(const Args& words) {
   if (command.config.train.train_iters < 1)
     throw ConfigError(
         rule_got_fix("A sweep needs the length of its runs.", "train.train_iters 0", "--train.train_iters 1000"));
+  if (command.config.train.global_batch_size < 1)
+    throw ConfigError(
+        rule_got_fix("A sweep needs train.global_batch_size: its trials train on as many samples as the recipe.",
+                     concat(command.config.train.global_batch_size), "--global-batch-size 32"));
   if (!command.config.schedule.rampup_batch_size.empty())
     throw ConfigError(rule_got_fix("The trials of a sweep keep their batch sizes.", "schedule.rampup_batch_size",
                                    "leave --rampup-batch-size out"));
@@ -123,7 +131,7 @@ class Sweep {
  public:
   Sweep(SweptCommand command, const SweepOptions& options) : options_(options), command_(std::move(command)) {
     const config::TrainConfig& train = command_.config.train;
-    const std::int64_t own = std::max<std::int64_t>(1, train.global_batch_size);
+    const std::int64_t own = train.global_batch_size;
     std::vector<std::string> batches = options.batch;
     if (batches.empty()) batches.push_back(std::to_string(own));
     if (options.lr.size() * batches.size() > kMaxTrials)
@@ -135,10 +143,9 @@ class Sweep {
         number_of(lr, "--lr");
         const std::int64_t size = batch_of(batch), iters = (samples + size - 1) / size;
         trials_.push_back({.lr = lr,
-                           .batch = batch,
-                           .batch_size = size,
+                           .batch = size,
                            .round_iters = (iters + parts - 1) / parts,
-                           .out = fs::path(train.out) / concat("lr_", lr, "_batch_", batch)});
+                           .out = fs::path(train.out) / concat("lr_", lr, "_batch_", size)});
       }
   }
 
@@ -166,13 +173,14 @@ class Sweep {
     const std::int64_t end = iters_after(trial, round), all = iters_after(trial, options_.rounds - 1);
     if (sv::newest_checkpoint(trial.out / "checkpoints").value_or(0) < end) {
       ProgramStart program{.path = "/proc/self/exe", .words = {"megatron"}};
+      if (options_.json) program.output = STDERR_FILENO;
       program.words.insert(program.words.end(), command_.words.begin(), command_.words.end());
       const auto add = [&](const char* option, const std::string& value) {
         program.words.push_back(concat("--", option, "=", value));
       };
       add("schedule.lr", trial.lr);
       add("schedule.min_lr", formatted("{}", min_lr_of(trial)));
-      add("train.global_batch_size", trial.batch);
+      add("train.global_batch_size", std::to_string(trial.batch));
       add("train.train_iters", std::to_string(all));
       add("train.exit_interval", std::to_string(end == all ? 0 : end));
       if (validates()) add("train.eval_interval", std::to_string(trial.round_iters));
@@ -233,13 +241,13 @@ class Sweep {
       for (const double loss : trial.losses) losses.push_back(std::isfinite(loss) ? Json(loss) : Json());
       all.push_back(
           {{"lr", trial.lr},
-           {"batch", trial.batch_size},
+           {"batch", trial.batch},
            {"out", trial.out.string()},
            {"iterations", trial.losses.empty() ? 0 : iters_after(trial, static_cast<int>(trial.losses.size()) - 1)},
            {"losses", losses},
            {"failed", trial.failed}});
     }
-    return {{"measure", measure()}, {"best", {{"lr", best.lr}, {"batch", best.batch_size}}}, {"trials", all}};
+    return {{"measure", measure()}, {"best", {{"lr", best.lr}, {"batch", best.batch}}}, {"trials", all}};
   }
 
   void write(const Trial& best) const {
@@ -255,7 +263,7 @@ class Sweep {
       charts::Curve curve{.name = concat("lr ", trial->lr, ", batch ", trial->batch), .points = {}};
       bool finite = false;
       for (const auto& [iteration, loss] : points_of(*trial)) {
-        curve.points.emplace_back(iteration * static_cast<double>(trial->batch_size), loss);
+        curve.points.emplace_back(iteration * static_cast<double>(trial->batch), loss);
         finite = finite || std::isfinite(loss);
       }
       if (finite && curves.size() < kMaxDrawn) curves.push_back(std::move(curve));

@@ -4,7 +4,7 @@ import sys
 import unittest
 
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "testing"))
-from program import RunFolder, run  # noqa: E402
+from program import RunFolder  # noqa: E402
 
 MODEL = ["--normalization", "RMSNorm", "--position-embedding-type", "rope", "--swiglu", "--disable-bias-linear",
          "--reset-attention-mask", "--reset-position-ids", "--hidden-dropout", 0.1, "--attention-dropout", 0.1,
@@ -15,19 +15,10 @@ class ContextParallelism(unittest.TestCase):
     def test_a_run_changes_its_layout_and_keeps_its_losses(self):
         place = RunFolder()
         self.addCleanup(place.close)
-        place.train("one", *MODEL)
-        ranks = [["--world-size", 2, "--cp", 2, "--cp-comm-type", "p2p"],
-                 ["--world-size", 4, "--context-parallel-size", 2, "--tp", 2, "--sp"],
-                 ["--world-size", 4, "--cp", 4, "--use-distributed-optimizer"]]
-        for until, layout in zip((2, 4, 6), ranks):
-            place.train("many", *MODEL, *layout, "--train.exit_interval", until)
-        one, many = place.losses("one"), place.losses("many")
-        self.assertEqual(sorted(many), list(range(1, 7)))
-        for iteration, loss in one.items():
-            self.assertAlmostEqual(many[iteration] / loss, 1, delta=1e-10)
-        text = [run("generate", "--load", place.path / name, "--prompt", "the old man", "--temperature", 0,
-                    "--max-new-tokens", 8, "--ignore-eos") for name in ("one", "many")]
-        self.assertEqual(*text)
+        place.check_layouts(self, MODEL, [
+            ["--world-size", 2, "--cp", 2, "--cp-comm-type", "p2p"],
+            ["--world-size", 4, "--context-parallel-size", 2, "--tp", 2, "--sp"],
+            ["--world-size", 4, "--cp", 4, "--use-distributed-optimizer"]])
 
     def test_ranks_that_do_not_fit_are_refused(self):
         place = RunFolder()

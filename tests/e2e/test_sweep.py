@@ -19,9 +19,8 @@ class Sweep(unittest.TestCase):
         return run("sweep", *options, "--", *words, code=code)
 
     def told(self, *options):
-        """What the sweep prints at its end, behind what its runs print."""
-        text = self.sweep("swept", *options, train=["--eval-interval", 1, "--eval-iters", 1])
-        return json.loads(text.splitlines()[-1])
+        """The one object that the sweep prints."""
+        return json.loads(self.sweep("swept", *options, train=["--eval-interval", 1, "--eval-iters", 1]))
 
     def test_half_of_the_trials_ends_and_the_best_is_the_run_that_it_would_be_alone(self):
         options = ["--lr", "1e-9,5e-3", "--batch", "8,16", "--rounds", 2, "--json"]

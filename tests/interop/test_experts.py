@@ -32,12 +32,7 @@ class Experts(unittest.TestCase):
         self.place = RunFolder()
         self.addCleanup(self.place.close)
         torch.manual_seed(5)
-        # Documents that are all alike, each as long as a sample: so is every sample.
-        text = self.place.path / "alike.jsonl"
-        line = "the old man never answers my friend on monday, and the cat sees a dog."
-        text.write_text((json.dumps({"text": line}) + "\n") * 50)
-        run("data", "preprocess", "--input", text, "--tokenizer", self.place.tokenizer, "--output-prefix",
-            self.place.path / "alike")
+        line = self.place.write_alike()
         tokenizer = transformers.AutoTokenizer.from_pretrained(self.place.tokenizer)
         ids = tokenizer(line, return_tensors="pt")["input_ids"]
         self.ids = torch.cat([ids, ids[:, :1]], dim=1)

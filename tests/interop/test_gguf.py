@@ -73,6 +73,16 @@ class Gguf(unittest.TestCase):
         self.path = pathlib.Path(folder.name)
         torch.manual_seed(5)
 
+    def sentencepiece_folder(self):
+        """The Llama's folder with SentencePiece's tokenizer.model as its tokenizer, and that model."""
+        folder = next(self.models())[1]
+        for file in ("tokenizer.json", "tokenizer_config.json"):
+            (folder / file).unlink()
+        sentencepiece.SentencePieceTrainer.train(
+            input=str(TRAIN), model_prefix=str(folder / "tokenizer"), vocab_size=410, model_type="bpe",
+            byte_fallback=True, normalization_rule_name="identity", remove_extra_whitespaces=False, minloglevel=2)
+        return folder, sentencepiece.SentencePieceProcessor(model_file=str(folder / "tokenizer.model"))
+
     def models(self):
         """Name, folder, tokenizer: what the two architectures can differ in."""
         sizes = dict(vocab_size=416, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
@@ -190,13 +200,7 @@ class Gguf(unittest.TestCase):
                 self.assertEqual(fields["tokenizer.chat_template"], CHAT)
 
     def test_a_sentencepiece_model_keeps_its_scores_and_types(self):
-        folder = list(self.models())[0][1]
-        for file in ("tokenizer.json", "tokenizer_config.json"):
-            (folder / file).unlink()
-        sentencepiece.SentencePieceTrainer.train(
-            input=str(TRAIN), model_prefix=str(folder / "tokenizer"), vocab_size=410, model_type="bpe",
-            byte_fallback=True, normalization_rule_name="identity", remove_extra_whitespaces=False, minloglevel=2)
-        model = sentencepiece.SentencePieceProcessor(model_file=str(folder / "tokenizer.model"))
+        folder, model = self.sentencepiece_folder()
         fields = fields_of(self.export(folder)[1])
         self.assertEqual(fields["tokenizer.ggml.model"], "llama")
         self.assertTrue(fields["tokenizer.ggml.add_space_prefix"])
@@ -282,7 +286,9 @@ class Gguf(unittest.TestCase):
             self.assertEqual([int(id) for id in ids], expected, name)
 
     def test_reads_blocks_as_the_package_does(self):
-        for name, folder, _ in list(self.models())[:1] + list(self.models())[3:]:
+        for name, folder, _ in self.models():
+            if name not in ("llama", "qwen2"):
+                continue
             _, reader = self.export(folder)
             for kind in ("Q8_0", "Q4_0", "Q4_1", "BF16", "F16"):
                 with self.subTest(name=name, kind=kind):
@@ -300,7 +306,7 @@ class Gguf(unittest.TestCase):
                         self.assertEqual(got[self.hugging_face_name(tensor.name)].numpy().tobytes(),
                                          np.ascontiguousarray(rows).tobytes(), tensor.name)
 
-    def test_generates_and_continues_training_from_a_file(self):
+    def test_a_file_generates_and_imports_as_its_folder_does(self):
         name, folder, _ = next(self.models())
         file, _ = self.export(folder)
         words = ["--prompt", "the cat", "--temperature", 0, "--max-new-tokens", 12, "--json", "--ignore-eos"]
@@ -313,16 +319,9 @@ class Gguf(unittest.TestCase):
         self.assertEqual(run("generate", "--load", file, *chat), run("generate", "--load", folder, *chat))
 
     def test_a_sentencepiece_tokenizer_is_read(self):
-        folder = list(self.models())[0][1]
-        for file in ("tokenizer.json", "tokenizer_config.json"):
-            (folder / file).unlink()
-        sentencepiece.SentencePieceTrainer.train(
-            input=str(TRAIN), model_prefix=str(folder / "tokenizer"), vocab_size=410, model_type="bpe",
-            byte_fallback=True, normalization_rule_name="identity", remove_extra_whitespaces=False, minloglevel=2)
-        model = sentencepiece.SentencePieceProcessor(model_file=str(folder / "tokenizer.model"))
+        folder, model = self.sentencepiece_folder()
         file, _ = self.export(folder)
-        lines = ["the cat  sees 12 dogs", " never\u00e9 \u4e16", ""]
-        for line in lines[:2]:
+        for line in ("the cat  sees 12 dogs", " never\u00e9 \u4e16"):
             ids = run("tokenizer", "encode", "--tokenizer", file, stdin=line + "\n").split()
             self.assertEqual([int(id) for id in ids], model.encode(line), line)
 

@@ -64,19 +64,33 @@ class Tuned(unittest.TestCase):
     def check_close(self, a, b, limit=1e-5):
         self.assertLess((a - b).abs().max().item(), limit)
 
+    def alike_ids(self):
+        """The tokens of every sample of `alike_text_document`, and the next one."""
+        ids = self.tokenizer(self.place.write_alike(), return_tensors="pt")["input_ids"]
+        return torch.cat([ids, ids[:, :1]], dim=1)
+
+    def steps(self, model, loss_of):
+        """Losses of STEPS steps of AdamW on what of the model is trained."""
+        optimizer = torch.optim.AdamW([each for each in model.parameters() if each.requires_grad], **ADAM)
+        losses = []
+        for _ in range(STEPS):
+            loss = loss_of()
+            losses.append(loss.item())
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        return losses
+
+    def check_losses(self, got, want):
+        for step, (ours, theirs) in enumerate(zip(got, want, strict=True), 1):
+            self.assertAlmostEqual(ours, theirs, delta=1e-5, msg=f"step {step}")
+
 
 @unittest.skipIf(MISSING, MISSING)
 class Adapters(Tuned):
     def setUp(self):
         super().setUp()
-        # Documents that are all alike, each as long as a sample: so is every sample.
-        text = self.place.path / "alike.jsonl"
-        line = "the old man never answers my friend on monday, and the cat sees a dog."
-        text.write_text((json.dumps({"text": line}) + "\n") * 50)
-        run("data", "preprocess", "--input", text, "--tokenizer", self.place.tokenizer, "--output-prefix",
-            self.place.path / "alike")
-        ids = self.tokenizer(line, return_tensors="pt")["input_ids"]
-        self.ids = torch.cat([ids, ids[:, :1]], dim=1)
+        self.ids = self.alike_ids()
 
     def adapted(self, **options):
         """A model of peft with random adapters, saved in `adapter`."""
@@ -90,17 +104,8 @@ class Adapters(Tuned):
         return model
 
     def their_losses(self, model):
-        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        optimizer = torch.optim.AdamW(trained, **ADAM)
-        losses = []
-        for _ in range(STEPS):
-            logits = model(self.ids[:, :-1]).logits
-            loss = torch.nn.functional.cross_entropy(logits[0], self.ids[0, 1:])
-            losses.append(loss.item())
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-        return losses
+        return self.steps(model, lambda: torch.nn.functional.cross_entropy(model(self.ids[:, :-1]).logits[0],
+                                                                           self.ids[0, 1:]))
 
     def train_adapters(self, name, *options):
         return self.train(name, "--data-path", self.place.path / "alike_text_document", "--seq-length",
@@ -116,8 +121,7 @@ class Adapters(Tuned):
         for name, layout in LAYOUTS.items():
             with self.subTest(name):
                 got = self.train_adapters(name, "--load", self.place.path / "adapter", *layout)
-                for step, (ours, theirs) in enumerate(zip(got, want)):
-                    self.assertAlmostEqual(ours, theirs, delta=1e-5, msg=f"step {step + 1}")
+                self.check_losses(got, want)
                 back = self.place.path / f"{name}-adapter"
                 run("checkpoint", "export", "--load", self.place.path / name, "--output", back, "--format", "peft")
                 read = peft.PeftModel.from_pretrained(self.model(), back)
@@ -143,8 +147,7 @@ class Adapters(Tuned):
         want = self.their_losses(model)
         got = self.train_adapters("chosen", "--load", self.place.path / "adapter", "--lora.rslora", "--lora.targets",
                                   "k_proj", "down_proj")
-        for ours, theirs in zip(got, want):
-            self.assertAlmostEqual(ours, theirs, delta=1e-5)
+        self.check_losses(got, want)
 
     def test_one_matrix_of_queries_keys_and_values_is_merged(self):
         torch.manual_seed(3)
@@ -173,13 +176,7 @@ class Adapters(Tuned):
 @unittest.skipIf(MISSING, MISSING)
 class Teacher(Tuned):
     def test_losses_are_those_of_transformers_logits(self):
-        text = self.place.path / "alike.jsonl"
-        line = "the old man never answers my friend on monday, and the cat sees a dog."
-        text.write_text((json.dumps({"text": line}) + "\n") * 50)
-        run("data", "preprocess", "--input", text, "--tokenizer", self.place.tokenizer, "--output-prefix",
-            self.place.path / "alike")
-        ids = self.tokenizer(line, return_tensors="pt")["input_ids"]
-        ids = torch.cat([ids, ids[:, :1]], dim=1)
+        ids = self.alike_ids()
         torch.manual_seed(8)
         teacher = transformers.LlamaForCausalLM(transformers.LlamaConfig(**{**SIZES, "hidden_size": 64}))
         with torch.no_grad():
@@ -188,20 +185,17 @@ class Teacher(Tuned):
         teacher.save_pretrained(self.place.path / "teacher")
         alpha, temperature = 0.3, 2.0
         model = self.model()
-        optimizer = torch.optim.AdamW(model.parameters(), **ADAM)
-        want = []
-        for _ in range(STEPS):
+
+        def loss_of():
             logits = model(ids[:, :-1]).logits[0]
             with torch.no_grad():
                 log_q = (teacher(ids[:, :-1]).logits[0] / temperature).log_softmax(-1)
             log_p = (logits / temperature).log_softmax(-1)
             divergence = torch.nn.functional.kl_div(log_p, log_q, reduction="batchmean", log_target=True)
-            loss = ((1 - alpha) * torch.nn.functional.cross_entropy(logits, ids[0, 1:]) +
+            return ((1 - alpha) * torch.nn.functional.cross_entropy(logits, ids[0, 1:]) +
                     alpha * temperature ** 2 * divergence)
-            want.append(loss.item())
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+
+        want = self.steps(model, loss_of)
         for name, layout in LAYOUTS.items():
             if "--pp" in layout:
                 continue
@@ -210,8 +204,7 @@ class Teacher(Tuned):
                                  ids.shape[1] - 1, "--micro-batch-size", 1, "--global-batch-size", 2, "--load",
                                  self.base, "--finetune", "--distill.teacher", self.place.path / "teacher",
                                  "--distill.alpha", alpha, "--distill.temperature", temperature, *layout)
-                for step, (ours, theirs) in enumerate(zip(got, want)):
-                    self.assertAlmostEqual(ours, theirs, delta=1e-5, msg=f"step {step + 1}")
+                self.check_losses(got, want)
 
 
 @unittest.skipIf(MISSING, MISSING)
@@ -236,9 +229,8 @@ class Preferences(Tuned):
         """The sigmoid loss of trl's DPOTrainer.dpo_loss, written out."""
         model = self.model()
         reference = copy.deepcopy(model)
-        optimizer = torch.optim.AdamW(model.parameters(), **ADAM)
-        losses = []
-        for _ in range(STEPS):
+
+        def loss_of():
             all_pairs = []
             for prompt, chosen, rejected in self.PAIRS:
                 ratio = self.log_probability(model, prompt, chosen) - self.log_probability(model, prompt, rejected)
@@ -248,12 +240,9 @@ class Preferences(Tuned):
                 margin = self.BETA * (ratio - of_reference)
                 all_pairs.append(-torch.nn.functional.logsigmoid(margin) * (1 - smoothing) -
                                  torch.nn.functional.logsigmoid(-margin) * smoothing)
-            loss = torch.stack(all_pairs).mean()
-            losses.append(loss.item())
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-        return losses
+            return torch.stack(all_pairs).mean()
+
+        return self.steps(model, loss_of)
 
     def prefer(self, name, *options):
         return self.train(name, "--data-path", self.path, "--seq-length", 32, "--micro-batch-size", 2,
@@ -266,13 +255,11 @@ class Preferences(Tuned):
         self.assertLess(want[-1], 0.6)
         for name, layout in LAYOUTS.items():
             with self.subTest(name):
-                for step, (ours, theirs) in enumerate(zip(self.prefer(name, *layout), want)):
-                    self.assertAlmostEqual(ours, theirs, delta=1e-5, msg=f"step {step + 1}")
+                self.check_losses(self.prefer(name, *layout), want)
 
     def test_label_smoothing(self):
         got = self.prefer("smoothed", "--dpo.label_smoothing", self.SMOOTHING)
-        for ours, theirs in zip(got, self.their_losses(self.SMOOTHING)):
-            self.assertAlmostEqual(ours, theirs, delta=1e-5)
+        self.check_losses(got, self.their_losses(self.SMOOTHING))
 
     def test_a_run_that_resumes_keeps_its_reference(self):
         whole = self.prefer("whole")
@@ -286,6 +273,10 @@ class Preferences(Tuned):
         losses = self.place.losses("cut")
         for step in range(STEPS):
             self.assertEqual(losses[step + 1], whole[step])
+        self.path.write_text(self.path.read_text().replace("my friend on friday", "the dog on friday"))
+        refused = run(*command, "--train-iters", STEPS + 1, code=1)
+        self.assertIn("must be of the run's preferences", refused)
+        self.assertIn("answer 5 of 8", refused)  # the third pair's chosen one
         (cut / "reference" / "train.safetensors").unlink()
         self.assertIn("log-probabilities", run(*command, "--train-iters", STEPS + 1, code=1))
 

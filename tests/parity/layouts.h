@@ -30,8 +30,7 @@ struct Layout {
   bool t5 = false;
   int split = 0;
   /// A mixture of experts in place of the MLPs of `llama`: 1 in every layer; 2 in every other one, with a shared
-  /// expert.
-  /// 3: groups of experts, biases that even out their load, and a capacity.
+  /// expert; 3 with groups of experts, biases that even out their load, and a capacity.
   int experts = 0;
   int ep = 1;         ///< parallel.ep
   bool muon = false;  ///< optimizer.name, which sees whole matrices

@@ -49,7 +49,7 @@ inline std::vector<Layout> sequence_layouts() {
     }
   }
   all.push_back({.cp = 2, .with = length, .exchange = "auto"});
-  for (const int kind : {1, 2}) {  // mixtures of experts, whose auxiliary losses are of whole sequences
+  for (const int kind : {1, 2, 3}) {  // mixtures of experts, whose auxiliary losses are of whole sequences
     std::vector<Layout> some;
     some.push_back({.cp = 2, .micro_batch = 2, .documents = true});
     some.push_back({.cp = 4, .micro_batch = 2, .ep = 2});
@@ -59,7 +59,7 @@ inline std::vector<Layout> sequence_layouts() {
     for (Layout& layout : some) {
       layout.experts = kind;
       layout.llama = 2;
-      layout.with = length;
+      layout.with = length + (kind == 3 ? " model.moe_expert_capacity_factor=0" : "");
       layout.exchange = "allgather";
       all.push_back(layout);
     }

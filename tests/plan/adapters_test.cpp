@@ -162,7 +162,7 @@ TEST(AdapterRules, RefuseModelsAndOptimizersWithoutAdapters) {
                 c.lora.targets = {"gate_proj"};
                 c.model.gated_linear_unit = false;
               }),
-              HasSubstr("lora.targets must name layers that the model has"));
+              HasSubstr("lora.targets must name layers of the model"));
   EXPECT_THAT(error_after([](auto& c) { c.lora.dropout = 1; }), HasSubstr("lora.dropout"));
   EXPECT_THAT(error_after([](auto& c) { c.lora.rank = 0, c.lora.base = "model"; }),
               HasSubstr("lora.base needs lora.rank"));

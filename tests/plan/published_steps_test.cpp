@@ -63,10 +63,10 @@ TEST(PublishedSteps, WithAndWithoutRecomputationAreWithinTenPercent) {
       {{"1T", 128, 25600, 160, 8, 64, 512, 512}, 1, 1, 94.42, 71.49, false},
   };
   for (const Row& row : rows) {
-    const double most = row.fitted ? 0.03 : 0.10;
-    EXPECT_NEAR(predicted_s(run_of(row.model, row.vpp, row.micro_batch, false)) / row.full_s, 1, most)
+    const double tolerance = row.fitted ? 0.03 : 0.10;
+    EXPECT_NEAR(predicted_s(run_of(row.model, row.vpp, row.micro_batch, false)) / row.full_s, 1, tolerance)
         << row.model.name;
-    EXPECT_NEAR(predicted_s(run_of(row.model, row.vpp, row.micro_batch, true)) / row.selective_s, 1, most)
+    EXPECT_NEAR(predicted_s(run_of(row.model, row.vpp, row.micro_batch, true)) / row.selective_s, 1, tolerance)
         << row.model.name;
   }
 }

@@ -104,6 +104,30 @@ class RunFolder:
     def train(self, name, *options, code=0):
         return run(*self.train_words(name, *options), code=code)
 
+    def write_alike(self):
+        """Tokens, `alike_text_document`, of documents that are all alike, each as long as a sample: so is every sample.
+        Their text."""
+        line = "the old man never answers my friend on monday, and the cat sees a dog."
+        text = self.path / "alike.jsonl"
+        text.write_text((json.dumps({"text": line}) + "\n") * 50)
+        run("data", "preprocess", "--input", text, "--tokenizer", self.tokenizer,
+            "--output-prefix", self.path / "alike")
+        return line
+
+    def check_layouts(self, test, options, layouts):
+        """A run `many` that changes its layout after iterations 2 and 4 of 6 has the losses and texts of `one`, on one
+        rank."""
+        self.train("one", *options)
+        for until, layout in zip((2, 4, 6), layouts, strict=True):
+            self.train("many", *options, *layout, "--train.exit_interval", until)
+        one, many = self.losses("one"), self.losses("many")
+        test.assertEqual(sorted(many), list(range(1, 7)))
+        for iteration, loss in one.items():
+            test.assertAlmostEqual(many[iteration] / loss, 1, delta=1e-10)
+        text = [run("generate", "--load", self.path / name, "--prompt", "the old man", "--temperature", 0,
+                    "--max-new-tokens", 8, "--ignore-eos") for name in ("one", "many")]
+        test.assertEqual(*text)
+
     def metrics(self, name):
         """The objects of metrics.jsonl that report a training step."""
         lines = (self.path / name / "metrics.jsonl").read_text().splitlines()

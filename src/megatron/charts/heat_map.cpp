@@ -13,13 +13,13 @@ namespace megatron::charts {
 namespace {
 
 // In pixels.
-constexpr double kMapLeft = 70, kMapTop = 70, kMapWidth = 720, kMostCell = 28, kLeastCell = 3, kMostRow = 22;
-constexpr double kDeepest = 4;  // of value and of its reciprocal
+constexpr double kMapLeft = 70, kMapTop = 70, kMapWidth = 720, kMaxCell = 28, kMinCell = 3, kMaxRow = 22;
+constexpr double kMaxRatio = 4;  // of value and of its reciprocal
 
 constexpr svg::Rgb kWhite{255, 255, 255}, kMore{178, 24, 43}, kLess{33, 102, 172};
 
 svg::Rgb color_of(double value) {
-  const double depth = std::clamp(std::log(std::max(value, 1e-9)) / std::log(kDeepest), -1.0, 1.0);
+  const double depth = std::clamp(std::log(std::max(value, 1e-9)) / std::log(kMaxRatio), -1.0, 1.0);
   const svg::Rgb& end = depth > 0 ? kMore : kLess;
   svg::Rgb rgb{};
   for (std::size_t i = 0; i < rgb.size(); ++i)
@@ -38,7 +38,7 @@ std::string color_scale(double x, double y) {
   constexpr int kSteps = 41;
   constexpr double kStep = 5;
   for (int i = 0; i < kSteps; ++i) {
-    const double value = std::pow(kDeepest, 2.0 * i / (kSteps - 1) - 1);
+    const double value = std::pow(kMaxRatio, 2.0 * i / (kSteps - 1) - 1);
     out += cell(x + i * kStep, y, kStep, 12, value, fmt::format("{:.2f}", value));
   }
   for (const auto& [at, text] : {std::pair(0.0, "1/4"), std::pair(0.5, "1"), std::pair(1.0, "4")})
@@ -53,8 +53,8 @@ std::string draw_heat_map(const HeatMapNames& names, const std::vector<std::vect
   if (columns == 0 || names.labels.size() != values.size() ||
       std::ranges::any_of(values, [&](const auto& row) { return row.size() != columns; }))
     throw std::logic_error("a heat map needs rows of equal lengths, each with a label");
-  const double width = std::clamp(kMapWidth / static_cast<double>(columns), kLeastCell, kMostCell);
-  const double height = std::max(std::min(width, kMostRow), 10.0);
+  const double width = std::clamp(kMapWidth / static_cast<double>(columns), kMinCell, kMaxCell);
+  const double height = std::max(std::min(width, kMaxRow), 10.0);
   std::string body;
   for (std::size_t r = 0; r < values.size(); ++r) {
     const double y = kMapTop + static_cast<double>(r) * height;

@@ -12,7 +12,7 @@ namespace megatron::config {
 /// Help of options that name a tokenizer, and of those that name its kind.
 inline constexpr const char* kTokenizerHelp =
     "Tokenizer folder or file (tokenizer.json; encoder.json + vocab.bpe; vocab.json + merges.txt; vocab.txt; .model; "
-    ".tiktoken), or the two files VOCAB,MERGES.";
+    ".tiktoken; .gguf), or the two files VOCAB,MERGES.";
 inline constexpr const char* kTokenizerTypeHelp =
     "Megatron's name of the tokenizer's kind, such as GPT2BPETokenizer; empty: found out by itself. For NullTokenizer "
     "the tokenizer is how many numbers there are; left out, they and the end token are model.vocab_size.";

@@ -59,10 +59,10 @@ struct ExpertsVariant {
       "Groups that a token's experts are in: those whose best experts have the greatest scores together.",
       "moe-router-group-topk", when("model.moe_router_num_groups"));
     v("moe_router_enable_expert_bias", moe_router_enable_expert_bias,
-      "Add a number of each expert to its scores for the choice alone, which evens out the load without a loss.",
+      "Add a bias to each expert's score where experts are chosen, which evens out the load without a loss.",
       "moe-router-enable-expert-bias", when("model.num_experts"));
     v("moe_router_bias_update_rate", moe_router_bias_update_rate,
-      "How far each step raises the number of an expert that got less than the mean, and lowers that of one that got "
+      "How far each step raises the bias of an expert that got less than the mean, and lowers that of one that got "
       "more.",
       "moe-router-bias-update-rate", Affects::Step, when("model.moe_router_enable_expert_bias"));
     v("moe_expert_capacity_factor", moe_expert_capacity_factor,

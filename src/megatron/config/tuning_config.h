@@ -20,13 +20,14 @@ struct LoraConfig {
   void visit(auto& v) {
     v("rank", rank, "Rank of the adapters of linear layers, which are trained alone; 0: the weights are trained.",
       Affects::Weights, OnlyInTraining());
-    v("alpha", alpha, "Adapters count alpha / rank.", Affects::Weights, when("lora.rank"), OnlyInTraining());
-    v("dropout", dropout, "Dropout of what adapters read.", when("lora.rank"), OnlyInTraining());
+    v("alpha", alpha, "Scale of the adapters: alpha / rank multiplies B A.", Affects::Weights, when("lora.rank"),
+      OnlyInTraining());
+    v("dropout", dropout, "Dropout probability of the adapters' input.", when("lora.rank"), OnlyInTraining());
     v("targets", targets, "Linear layers that get adapters, by PEFT's names; all-linear: every one.", Affects::Weights,
       when("lora.rank"), OnlyInTraining(),
       Choices({"all-linear", "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}));
-    v("rslora", rslora, "Adapters count alpha / sqrt(rank) (Kalajdzievski 2023).", Affects::Weights, when("lora.rank"),
-      OnlyInTraining());
+    v("rslora", rslora, "Scale the adapters by alpha / sqrt(rank) (Kalajdzievski 2023).", Affects::Weights,
+      when("lora.rank"), OnlyInTraining());
     v("base", base,
       "Folder of the weights that stay as they are, of any kind that can be loaded; empty: as train.seed draws them.",
       when("lora.rank"), OnlyInTraining());
@@ -41,7 +42,7 @@ struct DpoConfig {
   void visit(auto& v) {
     v("beta", beta,
       "Train on preferences with this beta: paths are JSONL files of {\"prompt\": …, \"chosen\": …, \"rejected\": …}, "
-      "and batches count texts, two a pair; 0: no preferences.",
+      "and batches count texts, two per pair; 0: no preferences.",
       Affects::Samples, OnlyInTraining());
     v("label_smoothing", label_smoothing, "Share of pairs that are taken to be the wrong way round.", when("dpo.beta"),
       OnlyInTraining());

@@ -110,8 +110,9 @@ class Metadata {
 
 // ---- the tokenizer
 
-/// gguf's TokenType; SentencePiece's own numbers.
-enum TokenType : std::int32_t { Normal = 1, Control = 3, UserDefined = 4, Unused = 5 };
+/// gguf's TokenType: SentencePiece's own numbers.
+using TokenType = text::SentencePiece::Type;
+std::int32_t number_of(TokenType type) { return static_cast<std::int32_t>(type); }
 
 struct Tokens {
   std::string model, pre;
@@ -142,7 +143,8 @@ std::optional<std::string> name_of_cuts(const text::Vocabulary& vocabulary) {
 /// Of tokens that a file adds to the model's: llama.cpp takes those that look special for such.
 TokenType type_of(const text::SpecialToken& token) {
   const std::string& text = token.content;
-  return token.special || (text.starts_with("<|") && text.ends_with("|>")) ? Control : UserDefined;
+  return token.special || (text.starts_with("<|") && text.ends_with("|>")) ? TokenType::Control
+                                                                           : TokenType::UserDefined;
 }
 
 /// Byte-level BPE: tokens and merges spelled as in GPT-2's files, added tokens as they are in a text.
@@ -155,11 +157,11 @@ std::optional<Tokens> byte_level_tokens(const text::Vocabulary& vocabulary) {
   Tokens result{.model = "gpt2", .pre = *cuts};
   for (const std::string& token : vocabulary.tokens) {
     result.tokens.push_back(text::to_byte_level(token));
-    result.types.push_back(token.empty() ? Unused : Normal);
+    result.types.push_back(number_of(token.empty() ? TokenType::Unused : TokenType::Normal));
   }
   for (const text::SpecialToken& special : vocabulary.specials) {
     result.tokens.at(static_cast<std::size_t>(special.id)) = special.content;
-    result.types.at(static_cast<std::size_t>(special.id)) = type_of(special);
+    result.types.at(static_cast<std::size_t>(special.id)) = number_of(type_of(special));
   }
   const auto spelled = [&](std::int32_t id) {
     return text::to_byte_level(vocabulary.tokens.at(static_cast<std::size_t>(id)));
@@ -186,11 +188,11 @@ std::optional<Tokens> sentence_piece_tokens(const text::Vocabulary& vocabulary,
     const auto id = static_cast<std::size_t>(token.id);
     if (id >= result.tokens.size()) {
       result.tokens.resize(id + 1);
-      result.types.resize(id + 1, Unused);
+      result.types.resize(id + 1, number_of(TokenType::Unused));
       result.scores.resize(id + 1, -10000);
     }
     result.tokens[id] = token.content;
-    result.types[id] = type_of(token);
+    result.types[id] = number_of(type_of(token));
     result.scores[id] = -1000;  // as the converter has it: no merge makes it
   }
   return result;
@@ -271,10 +273,11 @@ void add_tokenizer(Metadata& metadata, const fs::path& folder, const TokenIds& k
                                    concat(tokens.tokens.size(), " tokens in ", folder.string(), ", ", rows, " rows"),
                                    "copy the files of the model's tokenizer into the weights' folder"));
   tokens.tokens.resize(size);
-  tokens.types.resize(size, Unused);
+  tokens.types.resize(size, number_of(TokenType::Unused));
   if (!tokens.scores.empty()) tokens.scores.resize(size, -10000);
   for (std::size_t i = 0; i < size; ++i)
-    if (tokens.types[i] == Unused && tokens.tokens[i].empty()) tokens.tokens[i] = concat("[PAD", i, "]");
+    if (tokens.types[i] == number_of(TokenType::Unused) && tokens.tokens[i].empty())
+      tokens.tokens[i] = concat("[PAD", i, "]");
 
   metadata.add("tokenizer.ggml.model", tokens.model);
   metadata.add("tokenizer.ggml.pre", tokens.pre);

@@ -28,7 +28,7 @@ std::vector<float> rope_factors(const config::ModelConfig& model, std::int64_t h
 
 /// config.json of the model in `path`; entries of its architecture that are not known are refused by name.
 std::string gguf_config_json(const std::filesystem::path& path);
-/// The same of a file whose bytes are there.
+/// As above, for a file whose bytes are in memory.
 std::string gguf_config_json(const Gguf& file, std::string_view bytes);
 FolderConfig read_gguf_config(const std::filesystem::path& path);
 

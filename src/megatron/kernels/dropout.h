@@ -20,6 +20,9 @@ struct Dropout {
   std::int64_t jump_at = 0, jump = 0;
   std::int64_t positions = 0;  ///< attention_dropout_mask: queries of the whole sequence; 0: those of the tensor given
 
+  /// Positions and features of the whole activation, of which the tensor given has `own`.
+  std::int64_t positions_or(std::int64_t own) const { return positions > 0 ? positions : own; }
+  std::int64_t features_or(std::int64_t own) const { return features > 0 ? features : own; }
   /// Position in the sequence of row `row`.
   std::int64_t position_of(std::int64_t row) const { return position_offset + row + (row >= jump_at ? jump : 0); }
 };
@@ -29,7 +32,7 @@ struct Dropout {
 at::Tensor dropout_mask(const Dropout& dropout, std::int64_t s, std::int64_t b, std::int64_t h, at::ScalarType dtype,
                         at::Device device);
 
-/// The same for attention probabilities [b, n, q, k]: the element index is
+/// The scaled mask for attention probabilities [b, n, q, k]: the element index is
 /// ((head_offset + n) * full_queries + position_offset + q) * full_keys + feature_offset + k, where full_queries is
 /// `positions` and full_keys `features`, each where it is not 0, else the queries and keys given.
 at::Tensor attention_dropout_mask(const Dropout& dropout, std::int64_t b, std::int64_t n, std::int64_t head_offset,

@@ -87,7 +87,7 @@ struct Groups {
 };
 /// y [rows, n] of x [rows, k].
 at::Tensor grouped_linear(const at::Tensor& x, const Groups& groups);
-/// linear_activation() of each group, without a bias.
+/// linear_activation() of each group, without a bias: u [rows, n], y [rows, n], or [rows, n / 2] where gated.
 ActivatedOutput grouped_linear_activation(const at::Tensor& x, const Groups& groups, Activation form, bool gated);
 /// [rows, k] of dy [rows, n].
 at::Tensor grouped_input_gradient(const at::Tensor& dy, const Groups& groups);

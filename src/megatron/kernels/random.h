@@ -13,7 +13,8 @@ namespace megatron::kernels {
 void fill_normal_(const at::Tensor& out, std::uint64_t key, double std, const std::vector<std::int64_t>& full_shape,
                   int dim, std::int64_t offset);
 
-/// The same with values that are spread evenly from -bound to bound: element i is made of random word i of the stream.
+/// Fills with values spread evenly from -bound to bound; arguments as above: element i is made of random word i of the
+/// stream.
 void fill_uniform_(const at::Tensor& out, std::uint64_t key, double bound, const std::vector<std::int64_t>& full_shape,
                    int dim, std::int64_t offset);
 

@@ -24,7 +24,7 @@ parallel::ParameterPtr bias_of(const parallel::ParameterStore& p, const std::str
   return has_bias ? p.get(prefix + "bias") : nullptr;
 }
 
-/// Of the parts of a linear layer that have some; null: none has. `first`: of what the rank reads.
+/// The adapters of those parts of a linear layer that have one; null: none has.
 parallel::AdapterPtr adapter_of(const parallel::ParameterStore& p, const plan::LayerSpec& layer,
                                 const plan::Linear& linear, const Block::Options& options, const comm::Group& tp) {
   if (!options.lora) return nullptr;

@@ -14,7 +14,7 @@ at::Tensor outputs_of(const at::Tensor& y, const plan::LinearPart& part) {
   return y.view(shape).narrow(-1, part.offset, part.length);
 }
 
-/// The same as [s, b, groups length], contiguous.
+/// The gradient of a part's outputs, [s, b, groups * length], contiguous.
 at::Tensor gradient_of(const at::Tensor& dy, const plan::LinearPart& part) {
   auto shape = dy.sizes().vec();
   shape.back() = part.outputs();

@@ -46,7 +46,7 @@ class Adapter {
   /// Whether write_gradients() is to be put off.
   bool deferring() const { return parts_.front().a->deferring(); }
   void contribute(GradientQueue::Work write) const { parts_.front().a->contribute(std::move(write)); }
-  /// What autograd is told that the layer depends on besides.
+  /// Appends the values of A and B, on which autograd sees the layer depend.
   void append_values(std::vector<at::Tensor>& inputs) const;
 
  private:

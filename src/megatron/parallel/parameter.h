@@ -160,7 +160,7 @@ class ParameterStore {
   void add_in_blocks(plan::ParameterSpec spec);
   /// From now on get() also finds the parameters of `frozen`, a store with Gradients::None: the weights of a model
   /// whose adapters are in this one.
-  void put_beside(std::shared_ptr<const ParameterStore> frozen) { frozen_ = std::move(frozen); }
+  void add_frozen(std::shared_ptr<const ParameterStore> frozen) { frozen_ = std::move(frozen); }
   const std::shared_ptr<const ParameterStore>& frozen() const { return frozen_; }  ///< may be null
 
   const ParameterPtr& get(const std::string& name) const;  ///< throws std::out_of_range naming the parameter

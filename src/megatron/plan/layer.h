@@ -87,9 +87,9 @@ struct Router {
   /// Experts are in so many groups, of which a token's are in group_top_k (docs/decisions/0112); 1: in one.
   std::int64_t groups = 1, group_top_k = 1;
   /// A number of each expert is added to its scores for the choice alone, and after each step raised or lowered by
-  /// bias_rate where its load was below or above the mean (Wang et al. 2024; docs/decisions/0112).
+  /// model.moe_router_bias_update_rate where its load was below or above the mean (Wang et al. 2024;
+  /// docs/decisions/0112).
   bool bias = false;
-  double bias_rate = 0;
 
   bool operator==(const Router&) const = default;
 };
@@ -140,7 +140,7 @@ struct Branch {
   std::string site() const;      ///< in the names of dropout streams: "attention"
   /// In the order of computation; the last reads what the inside gives and ends the branch.
   std::vector<Linear> linears(std::int64_t hidden) const;
-  /// The same with one expert for all (Linear::alike), for who only counts.
+  /// linears() with one expert for all alike (Linear::alike), for counting.
   std::vector<Linear> kinds(std::int64_t hidden) const;
   Kept kept(int tp, bool rms_norm, const Recomputed& again) const;
   /// What its weight products read in the second half of backward, besides the stream before its norm and the gradient

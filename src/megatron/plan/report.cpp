@@ -121,9 +121,7 @@ json shards_of(const ResolvedRun& run, const BufferLayout& layout, const auto& n
 
 /// The buffer of a rank of a pipeline rank; they are alike, since all slices of a parameter have one size.
 json gradient_buffer_of(const ResolvedRun& run, int pp_rank) {
-  const auto specs =
-      trained_parameters(run.shape, run.grid.size(Axis::Tp), 0, parts_of_rank(run.parts, run.placement, pp_rank),
-                         {.ep = run.config.parallel.ep});
+  const auto specs = rank_parameters(run, 0, pp_rank);
   const BufferLayout layout = rank_layout(run, specs);
   const auto name_of = [&](int parameter) { return specs[static_cast<std::size_t>(parameter)].name; };
   json slots = json::array(), buckets = json::array();

@@ -110,12 +110,12 @@ inline std::int64_t next_multiple(std::int64_t size, std::int64_t unit) {
 
 /// The rules of the section model that need no other section.
 void check_model(const config::ModelConfig& model, Rules& rules);
-/// Those of the sections lora, dpo and distill, and what these exclude.
+/// The rules of the sections lora, dpo and distill, and what these exclude.
 void check_tuning(const config::RunConfig& config, Rules& rules);
-/// Those of its experts, and those of how the `shares` ranks with other tokens (dp x cp) share them.
+/// The rules of the model's experts, and of how the `shares` ranks with other tokens (dp x cp) share them.
 void check_experts(const config::ModelConfig& model, Rules& rules);
 void check_expert_layout(const config::RunConfig& config, int shares, Rules& rules);
-/// Those of ranks that share sequences.
+/// The rules of ranks that share sequences.
 void check_sequence_shares(const config::RunConfig& config, Rules& rules);
 
 }  // namespace megatron::plan

@@ -10,7 +10,7 @@ void check_sequence_shares(const config::RunConfig& config, Rules& rules) {
   const config::ParallelConfig& parallel = config.parallel;
   const config::ModelConfig& model = config.model;
   const std::int64_t cp = parallel.cp, tp = parallel.tp, length = config.data.seq_length;
-  if (cp == 1 || cp < 1 || cp > kMaxRanks || tp < 1 || tp > kMaxRanks) return;
+  if (cp <= 1 || cp > kMaxRanks || tp < 1 || tp > kMaxRanks) return;
   const config::ModelTraits& traits = config::model_traits(model.architecture);
   rules.require(
       traits.causal && !traits.encoder_decoder,

@@ -9,8 +9,7 @@ namespace {
 
 /// Whether a layer of the model has a part of that name.
 bool has_part(const config::ModelConfig& model, const std::string& target) {
-  const bool gated_alone = target == "gate_proj";
-  return !gated_alone || model.gated_linear_unit;
+  return target != "gate_proj" || model.gated_linear_unit;
 }
 
 void check_lora(const config::RunConfig& config, Rules& rules) {
@@ -43,7 +42,7 @@ void check_lora(const config::RunConfig& config, Rules& rules) {
                 "lora.rank needs an optimizer that updates elements: muon sees whole weights.", config.optimizer.name,
                 "--optimizer adam");
   for (const std::string& target : lora.targets)
-    rules.require(has_part(model, target), "lora.targets must name layers that the model has.",
+    rules.require(has_part(model, target), "lora.targets must name layers of the model.",
                   concat(target, ", without model.gated_linear_unit"), "--lora.targets up_proj down_proj");
   const config::CheckpointConfig& checkpoint = config.checkpoint;
   rules.require(!checkpoint.use_checkpoint_args || !lora.base.empty(),

@@ -5,6 +5,7 @@
 
 #include "megatron/serve/api/api_error.h"
 #include "megatron/serve/api/responses.h"
+#include "megatron/serve/error_response.h"
 
 namespace megatron::serve {
 namespace {
@@ -48,9 +49,7 @@ void EmbeddingResponse::failed(int status, const std::string& message) {
   const std::lock_guard lock(mutex_);
   if (failed_.exchange(true)) return;
   metrics_.add("megatron_requests_total", 1, {{"path", kEmbeddingPath}, {"status", std::to_string(status)}});
-  HttpResponse response{.status = status, .body = error_json(ApiError(status, message))};
-  if (status == 503) response.headers.emplace_back("Retry-After", "10");
-  reply_->send(std::move(response));
+  reply_->send(error_response(text_error(status, message)));
 }
 
 }  // namespace megatron::serve

@@ -13,6 +13,7 @@
 #include "megatron/base/text/format.h"
 #include "megatron/serve/api/api_error.h"
 #include "megatron/serve/embedding_response.h"
+#include "megatron/serve/error_response.h"
 #include "megatron/serve/grammar/grammar_mask.h"
 #include "megatron/serve/grammar/json_schema.h"
 #include "megatron/serve/page.h"
@@ -57,8 +58,7 @@ void Service::handle(const HttpRequest& request, const std::shared_ptr<Reply>& r
   const auto refuse = [&](const ApiError& error) {
     metrics_.add("megatron_requests_total", 1,
                  {{"path", family_of(request.path)}, {"status", std::to_string(error.status)}});
-    HttpResponse response{.status = error.status, .body = error_json(error)};
-    if (error.retry_after_s > 0) response.headers.emplace_back("Retry-After", std::to_string(error.retry_after_s));
+    HttpResponse response = error_response(error);
     if (error.status == 401) response.headers.emplace_back("WWW-Authenticate", "Bearer");
     reply->send(std::move(response));
   };

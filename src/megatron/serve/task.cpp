@@ -80,4 +80,16 @@ void TaskQueue::set_rate(double tokens_per_s) {
   tokens_per_s_ = tokens_per_s;
 }
 
+void end_stale(TaskQueue& queue, Metrics& metrics, Clock::time_point now) {
+  for (const TextTask& task : queue.take_stale(now)) {
+    metrics.add("megatron_texts_total", 1, {{"end", task.listener->gone() ? "cancelled" : "late"}});
+    task.listener->on_error(503, "the request waited for too long; the server is busy");
+  }
+}
+
+void end_waiting(TaskQueue& queue) {
+  while (auto task = queue.take_if([](const TextTask&) { return true; }))
+    task->listener->on_error(503, "the server is stopping");
+}
+
 }  // namespace megatron::serve

@@ -12,6 +12,7 @@
 #include "megatron/serve/api/request.h"
 #include "megatron/serve/api/responses.h"
 #include "megatron/serve/fair_queue.h"
+#include "megatron/serve/metrics.h"
 
 namespace megatron::serve {
 
@@ -107,5 +108,11 @@ class TaskQueue {
 
 /// Seconds after which a client may try again where `tokens` wait in front of it: 1 to 60.
 int retry_after_s(double tokens, double tokens_per_s);
+
+/// Ends the tasks that wait beyond their deadlines, or whose clients are gone, by 503; `metrics` counts them
+/// (megatron_texts_total).
+void end_stale(TaskQueue& queue, Metrics& metrics, Clock::time_point now);
+/// Ends all that waits by 503: the server is stopping.
+void end_waiting(TaskQueue& queue);
 
 }  // namespace megatron::serve

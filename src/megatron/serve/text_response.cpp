@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "megatron/serve/api/api_error.h"
+#include "megatron/serve/error_response.h"
 
 namespace megatron::serve {
 
@@ -139,16 +140,13 @@ void TextResponse::ended() {
 void TextResponse::failed(int status, const std::string& message) {
   const std::lock_guard lock(mutex_);
   if (failed_.exchange(true)) return;
-  ApiError error(status, message);
-  if (status == 503) error.retry_after_s = 10;
+  const ApiError error = text_error(status, message);
   if (begun_) {
     reply_->write(event(error_json(error)));
     return reply_->end();
   }
   metrics_.add("megatron_requests_total", 1, {{"path", path()}, {"status", std::to_string(status)}});
-  HttpResponse response{.status = status, .body = error_json(error)};
-  if (error.retry_after_s > 0) response.headers.emplace_back("Retry-After", std::to_string(error.retry_after_s));
-  reply_->send(std::move(response));
+  reply_->send(error_response(error));
 }
 
 }  // namespace megatron::serve

@@ -65,16 +65,17 @@ Jinja parsed(const std::string& jinja, const std::string& name) {
 
 }  // namespace
 
-ChatTemplate ChatTemplate::load(const std::filesystem::path& folder) {
-  if (is_gguf(folder)) {
-    const MappedFile mapped(folder);
-    const Gguf file(mapped.text(), folder.string());
+ChatTemplate ChatTemplate::load(const std::filesystem::path& path) {
+  if (is_gguf(path)) {
+    const MappedFile mapped(path);
+    const Gguf file(mapped.text(), path.string());
     const std::string jinja = gguf_chat_template(file);
     if (jinja.empty())
-      throw ConfigError(rule_got_fix("a chat needs a template: tokenizer.chat_template in a GGUF file.",
-                                     folder.string(), "name the folder of a chat model as the tokenizer"));
-    return {jinja, gguf_named_tokens(file), folder.string()};
+      throw ConfigError(rule_got_fix("a chat needs a template: tokenizer.chat_template in a GGUF file.", path.string(),
+                                     "name the folder of a chat model as the tokenizer"));
+    return {jinja, gguf_named_tokens(file), path.string()};
   }
+  const auto folder = std::filesystem::is_regular_file(path) ? path.parent_path() : path;
   const auto config_file = folder / "tokenizer_config.json", jinja_file = folder / "chat_template.jinja";
   nlohmann::json config = nlohmann::json::object();
   if (std::filesystem::exists(config_file)) config = parse_json(read_file(config_file, kMaxFile), config_file.string());

@@ -31,10 +31,10 @@ class ChatTemplate {
   /// The special tokens that a template may write, by their names in tokenizer_config.json: "bos_token", "eos_token" …
   using Tokens = std::map<std::string, std::string>;
 
-  /// The template of a folder: chat_template.jinja, or `chat_template` in tokenizer_config.json (of several the one
-  /// named "default"), with that file's tokens; or of a GGUF file, with those of its tokenizer. Throws ConfigError
-  /// where there is none, or it is no template.
-  static ChatTemplate load(const std::filesystem::path& folder);
+  /// The template of a folder, or of that of a tokenizer's file: chat_template.jinja, or `chat_template` in
+  /// tokenizer_config.json (of several the one named "default"), with that file's tokens; or of a GGUF file, with those
+  /// of its tokenizer. Throws ConfigError where there is none, or it is no template.
+  static ChatTemplate load(const std::filesystem::path& path);
 
   /// `name` is what messages call it. strftime_now() is the time at which this is called.
   ChatTemplate(const std::string& jinja, Tokens tokens, std::string name);

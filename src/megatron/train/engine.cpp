@@ -44,7 +44,7 @@ parallel::ParameterStore make_parameters(const plan::ResolvedRun& run, const par
   if (!config.lora.base.empty())  // they are read: drawing them would be in vain
     for (plan::ParameterSpec& spec : weights) spec.init = plan::Init::Zero;
   auto buffer = plan::buffer_layout(weights, 0);
-  parameters.put_beside(std::make_shared<const parallel::ParameterStore>(
+  parameters.add_frozen(std::make_shared<const parallel::ParameterStore>(
       std::move(weights), std::move(buffer), precision.values, context.device(), config.train.seed,
       parallel::ParameterStore::Gradients::None));
   return parameters;
@@ -118,7 +118,7 @@ optim::OptimizerOptions optimizer_options(const plan::ResolvedRun& run, const pa
           .slices = context.tensor()};
 }
 
-/// By layer that has experts.
+/// Names of the routers' biases, one for each layer that has experts; empty without biases.
 std::vector<std::string> router_biases(const plan::ModelShape& shape) {
   std::vector<std::string> names;
   if (!shape.experts || !shape.experts->router.bias) return names;

@@ -7,8 +7,8 @@
 
 namespace megatron::train {
 
-/// What the experts of a model got in a step, layer by layer, as numbers that ranks add up: sums over the sequences of
-/// the ranks, so that they are the same in every layout.
+/// How often experts of a model were chosen in a step, layer by layer, as numbers that ranks add up: sums over the
+/// sequences of the ranks, so that they are the same in every layout.
 class ExpertFigures {
  public:
   ExpertFigures() = default;
@@ -17,6 +17,7 @@ class ExpertFigures {
   /// What numbers() of all ranks add up to.
   ExpertFigures(std::size_t experts, std::vector<double> numbers) : experts_(experts), numbers_(std::move(numbers)) {}
 
+  /// Adds the counts of one rank. `layer`: its number among the layers that have experts.
   void add(std::size_t layer, const model::RouterCounts& counts);
   const std::vector<double>& numbers() const { return numbers_; }
 
@@ -25,9 +26,9 @@ class ExpertFigures {
   std::size_t experts() const { return experts_; }
   /// Copies of tokens that chose each expert of the layer, [experts].
   std::span<const double> loads(std::size_t layer) const;
-  /// Of all copies of the layer those that were dropped, 0 … 1.
+  /// Share of the layer's copies that were dropped, 0 … 1.
   double dropped_share(std::size_t layer) const;
-  /// The most that an expert of the layer got, as a multiple of the mean: 1 where the load is even.
+  /// The most copies that chose an expert of the layer, as a multiple of the mean: 1 where the load is even.
   double imbalance(std::size_t layer) const;
   /// Sums of the auxiliary losses over the tokens that count.
   double balance(std::size_t layer) const { return at(layer, 1); }

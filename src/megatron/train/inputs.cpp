@@ -6,7 +6,6 @@
 
 #include "megatron/base/collected_errors.h"
 #include "megatron/base/error.h"
-#include "megatron/base/files/gguf.h"
 #include "megatron/base/named_path.h"
 #include "megatron/base/text/format.h"
 #include "megatron/base/text/printable.h"
@@ -179,12 +178,10 @@ SampleTools load_tools(const config::RunConfig& config) {
       (model_samples(config.model.architecture).needs_tokenizer && !config.data.mock_data))
     tools.tokenizer =
         text::Tokenizer::load(config.data.tokenizer, config.data.tokenizer_type, config.data.vocab_extra_ids);
-  const fs::path named = config.data.tokenizer;
-  const fs::path folder = fs::is_directory(named) || is_gguf(named) ? named : named.parent_path();
-  if (config.data.sft) tools.chat = text::ChatTemplate::load(folder);
+  if (config.data.sft) tools.chat = text::ChatTemplate::load(config.data.tokenizer);
   if (config.dpo.beta > 0) {
     try {
-      tools.chat = text::ChatTemplate::load(folder);
+      tools.chat = text::ChatTemplate::load(config.data.tokenizer);
     } catch (const ConfigError&) {  // preferences of strings need none
     }
   }
@@ -327,7 +324,7 @@ std::vector<std::string> check_checkpoint(const fs::path& folder, const plan::Re
                      wanted[path], fix_of_difference(path, saved, wanted)));
   }
   if (run.shape.lora && saved["lora.base"].empty() != run.config.lora.base.empty())
-    add(rule_got_fix("lora.base must be there, or not, as in the checkpoint.", wanted["lora.base"],
+    add(rule_got_fix("lora.base must be there, or not, as in the checkpoint.", text_of(wanted["lora.base"]),
                      concat("--lora.base=", saved["lora.base"])));
   if (run.shape.lora && run.config.lora.base.empty() && saved["train.seed"] != wanted["train.seed"])
     add(rule_got_fix("Weights that train.seed draws need that seed.", wanted["train.seed"],
@@ -376,8 +373,9 @@ void check_base(const plan::ResolvedRun& run) {
   if (!run.shape.lora || base.empty()) return;
   interchange::format_of(base);  // says what it has looked for where nothing of it is there
   if (interchange::holds_adapter(base))
-    throw ConfigError(rule_got_fix("lora.base must hold the weights of a whole model.", base + ", which holds adapters",
-                                   "--lora.base the folder that they were trained on, and --load this one"));
+    throw ConfigError(
+        rule_got_fix("lora.base must hold the weights of a whole model.", base + ", which holds adapters",
+                     concat("--lora.base FOLDER, the model that they were trained on, with --load ", base)));
   checkpoint::compare_weights(*interchange::open_weights(base), plan::without_adapters(run.shape), /*strict=*/true);
   interchange::check_same_network(run.config.model, base);
 }

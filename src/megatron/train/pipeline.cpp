@@ -49,7 +49,7 @@ std::vector<std::int64_t> boundary(const plan::ResolvedRun& run, std::int64_t se
   return {seq_length / parts, micro_batch, run.shape.hidden};
 }
 
-// The same of a whole sequence, of which ranks of context parallelism have their shares.
+// boundary() of a rank's tokens: a sequence's, divided between the ranks of context parallelism.
 std::vector<std::int64_t> boundary_of_sequence(const plan::ResolvedRun& run) {
   return boundary(run, run.config.data.seq_length / run.grid.sequence_shares(), run.config.train.micro_batch_size);
 }

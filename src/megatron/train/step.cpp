@@ -97,8 +97,8 @@ TrainStep::Totals TrainStep::totals_over_world(const PassResult& pass, bool stop
           .experts = {total.begin() + static_cast<std::ptrdiff_t>(others), total.end()}};
 }
 
-// Each by the sign of what its expert lacks of the mean load, on whoever updates it. All loads are sums of whole
-// numbers, so every rank and every layout finds the same signs.
+// Shifts each bias by the sign of the mean load minus its expert's, on the ranks that update it. All loads are sums of
+// whole numbers, so every rank and every layout finds the same signs.
 void TrainStep::move_router_biases(const ExpertFigures& experts) {
   std::map<std::string, std::vector<double>> all_changes;
   for (std::size_t layer = 0; layer < options_.router_biases.size(); ++layer) {

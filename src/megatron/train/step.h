@@ -27,7 +27,7 @@ struct StepOptions {
   bool sentence_head = false;  ///< the model has one (a BERT's): the loss is the mean over tokens and that over samples
   bool params_norm = false, num_zeros_in_grad = false;  ///< what else is measured
   std::int64_t num_experts = 0;                         ///< of a layer that has some
-  /// Of routers whose experts have biases, by layer that has experts: the parameters' names; else empty.
+  /// Names of the routers' biases, one for each layer that has experts; empty without biases.
   std::vector<std::string> router_biases = {};
   double bias_update_rate = 0;
 };

@@ -162,7 +162,7 @@ class TrainingRun {
     if (outside_.activity != nullptr) outside_.activity->begin_phase(phase, state_.iteration + 1);
   }
 
-  // Of preferences. Collective over the world.
+  // Gives every set of preferences its reference, computed or read. Collective over the world.
   void find_references() {
     begin_phase("reference");
     const fs::path folder = fs::path(config_.train.out) / "reference";

@@ -41,12 +41,13 @@ std::vector<std::string> environment_with(const Environment& changes) {
 }
 
 /// What the child does after fork; only calls that are safe there. It writes why the program cannot run.
-[[noreturn]] void become(const char* path, char* const* argv, char* const* envp, int errors, pid_t parent,
-                         const HeldSignals& signals, int report) {
+[[noreturn]] void become(const char* path, char* const* argv, char* const* envp, const ProgramStart& start,
+                         pid_t parent, const HeldSignals& signals, int report) {
   setpgid(0, 0);
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (getppid() != parent) _exit(127);  // it died before the line above
-  if (errors >= 0) dup2(errors, STDERR_FILENO);
+  if (start.output >= 0) dup2(start.output, STDOUT_FILENO);
+  if (start.errors >= 0) dup2(start.errors, STDERR_FILENO);
   std::signal(SIGUSR1, SIG_IGN);
   std::signal(SIGUSR2, SIG_IGN);
   signals.give_back();
@@ -107,7 +108,7 @@ pid_t start_process(const ProgramStart& start, const HeldSignals& signals) {
   if (pipe2(report, O_CLOEXEC) != 0) throw std::runtime_error(concat("cannot start a process: ", std::strerror(errno)));
   const pid_t parent = getpid();
   const pid_t child = fork();
-  if (child == 0) become(start.path.c_str(), argv.data(), envp.data(), start.errors, parent, signals, report[1]);
+  if (child == 0) become(start.path.c_str(), argv.data(), envp.data(), start, parent, signals, report[1]);
   const int fork_error = errno;
   close(report[1]);
   const int error = child > 0 ? error_reported(report[0]) : 0;

@@ -42,6 +42,7 @@ struct ProgramStart {
   std::string path;                ///< of the program, e.g. "/proc/self/exe": this one, whatever became of its file
   std::vector<std::string> words;  ///< its name and its arguments
   Environment variables = {};      ///< besides this process's environment
+  int output = -1;                 ///< descriptor that becomes its stdout; -1: this process's
   int errors = -1;                 ///< descriptor that becomes its stderr; -1: this process's
 };
 

@@ -36,12 +36,14 @@ void capacity(Translation& c, ModelConfig& m) {
   if (!c.args.has("moe-expert-capacity-factor")) return;
   m.moe_expert_capacity_factor = std::max(0.0, c.args.number("moe-expert-capacity-factor"));
   const bool whole = c.args.integer("tensor-model-parallel-size") == 1 || !c.args.has("sequence-parallel");
-  c.require(m.moe_expert_capacity_factor == 0 ||
-                ((!c.args.has("micro-batch-size") || c.args.integer("micro-batch-size") == 1) && whole),
+  const bool one = !c.args.has("micro-batch-size") || c.args.integer("micro-batch-size") == 1;
+  c.require(m.moe_expert_capacity_factor == 0 || (one && whole),
             "An expert's capacity is that of each sequence here: of micro batches of several sequences, or of parts of "
             "one with --sequence-parallel, Megatron-LM drops other tokens.",
             concat("--moe-expert-capacity-factor ", m.moe_expert_capacity_factor, whole ? "" : ", --sequence-parallel"),
-            "--micro-batch-size 1 without --sequence-parallel");
+            whole ? "--micro-batch-size 1"
+            : one ? "leave --sequence-parallel out"
+                  : "--micro-batch-size 1, and leave --sequence-parallel out");
 }
 
 }  // namespace

@@ -48,8 +48,7 @@ void Embedder::run(serve::TaskQueue& queue, serve::Metrics& metrics) const {
   int waits = 0;
   while (!queue.stopped()) {
     const auto now = serve::Clock::now();
-    for (serve::TextTask& task : queue.take_stale(now))
-      if (!task.listener->gone()) task.listener->on_error(504, "the request took too long");
+    serve::end_stale(queue, metrics, now);
     auto task = queue.take_if([](const serve::TextTask&) { return true; });
     metrics.set("megatron_queued_texts", static_cast<double>(queue.size()));
     if (!task) {
@@ -59,14 +58,14 @@ void Embedder::run(serve::TaskQueue& queue, serve::Metrics& metrics) const {
     }
     tell(task->prompt);
     task->listener->on_embedding(embed(task->prompt));
+    metrics.add("megatron_texts_total", 1, {{"end", "embedding"}});
     const std::chrono::duration<double> took = serve::Clock::now() - now;
     metrics.add("megatron_prompt_tokens_total", static_cast<double>(task->prompt.size()));
     metrics.observe("megatron_text_seconds",
                     std::chrono::duration<double>(serve::Clock::now() - task->arrived).count());
     queue.set_rate(static_cast<double>(task->prompt.size()) / took.count());
   }
-  while (auto task = queue.take_if([](const serve::TextTask&) { return true; }))
-    task->listener->on_error(503, "the server is stopping");
+  serve::end_waiting(queue);
   say(world_, device_, kEnd);
 }
 

@@ -123,10 +123,7 @@ void Engine::fail(Place text, int status, const std::string& message) {
 
 void Engine::drop_stale() {
   const auto now = now_();
-  for (const TextTask& task : queue_.take_stale(now)) {
-    metrics_.add("megatron_texts_total", 1, {{"end", task.listener->gone() ? "cancelled" : "late"}});
-    task.listener->on_error(503, "the request waited for too long; the server is busy");
-  }
+  end_stale(queue_, metrics_, now);
   for (auto text = texts_.begin(); text != texts_.end();) {
     const auto next = std::next(text);
     if (text->task.listener->gone())
@@ -367,8 +364,7 @@ void Engine::run() {
   while (true) {
     if (queue_.stopped()) {
       if (!stopped_at_) stopped_at_ = now_();
-      while (auto task = queue_.take_if([](const TextTask&) { return true; }))
-        task->listener->on_error(503, "the server is stopping");
+      end_waiting(queue_);
       if (texts_.empty() || seconds_between(*stopped_at_, now_()) > options_.drain_s) break;
     }
     if (step()) continue;

@@ -54,7 +54,7 @@ OpenedAdapter open_adapter(const fs::path& folder, const config::ModelConfig& mo
         rule_got_fix("A run with lora.rank begins with adapters: a checkpoint of such a run, or PEFT's "
                      "folder (adapter_config.json).",
                      concat(place_text(folder), " holds a whole model"),
-                     concat("--lora.base ", folder.string(), " in place of --load")));
+                     concat("leave --load out; --lora.base ", folder.string(), " names the model")));
   const auto lora = plan::lora_of(checkpoint::saved_recipe(folder).lora);
   if (!lora)
     throw ConfigError(

@@ -18,7 +18,7 @@ namespace megatron::interchange {
 /// The matrices of adapters under our names (plan::adapter_name()), whole.
 struct OpenedAdapter {
   std::shared_ptr<const checkpoint::WeightSource> matrices;
-  plan::Lora lora;  ///< as the folder says; targets are those that it has
+  plan::Lora lora;  ///< as the folder says, without targets
 };
 
 /// What adapters are opened for: a matrix of PEFT's that belongs to several of our parts (queries, keys and values in

@@ -98,8 +98,7 @@ std::string base_of(const fs::path& folder) {
 /// The matrices of a folder under our names.
 class PeftMatrices final : public checkpoint::WeightSource {
  public:
-  PeftMatrices(const fs::path& folder, const config::ModelConfig& model, plan::Lora& lora, AdapterUse use)
-      : raw_(folder, kMatrices) {
+  PeftMatrices(const fs::path& folder, const config::ModelConfig& model, AdapterUse use) : raw_(folder, kMatrices) {
     std::set<std::string> used;
     for (const PeftPart& part : peft_parts(model)) {
       const std::string a = concat(kPrefix, part.module, ".lora_A.weight"),
@@ -107,9 +106,10 @@ class PeftMatrices final : public checkpoint::WeightSource {
       const auto *a_shape = raw_.shape(a), *b_shape = raw_.shape(b);
       if (a_shape == nullptr || b_shape == nullptr || a_shape->size() != 2 || b_shape->size() != 2) continue;
       if (use == AdapterUse::Training && !used.insert(a).second)
-        throw ConfigError(rule_got_fix(
-            concat(name(), ": an adapter to be trained must be of one part of a layer here."),
-            concat(printable(part.module), ", which holds several"), "merge it: megatron checkpoint export --load"));
+        throw ConfigError(
+            rule_got_fix(concat(name(), ": an adapter to be trained must be of one part of a layer here."),
+                         concat(printable(part.module), ", which holds several"),
+                         "merge it: megatron checkpoint export --load FOLDER --output TO"));
       used.insert(a);
       used.insert(b);
       const std::int64_t last = part.rows.empty() ? -1 : *std::ranges::max_element(part.rows);
@@ -119,7 +119,6 @@ class PeftMatrices final : public checkpoint::WeightSource {
       entries_[part.a] = {a, *a_shape, {}};
       entries_[part.b] = {b, *b_shape, part.rows};
       if (!part.rows.empty()) entries_[part.b].shape[0] = static_cast<std::int64_t>(part.rows.size());
-      if (std::ranges::find(lora.targets, part.part.name) == lora.targets.end()) lora.targets.push_back(part.part.name);
     }
     for (const std::string& tensor : raw_.tensors())
       if (!used.contains(tensor))
@@ -280,8 +279,7 @@ bool is_peft(const fs::path& folder) {
 
 OpenedAdapter open_peft(const fs::path& folder, const config::ModelConfig& model, AdapterUse use) {
   plan::Lora lora = read_lora(folder);
-  auto matrices = std::make_shared<const PeftMatrices>(folder, model, lora, use);
-  return {std::move(matrices), std::move(lora)};
+  return {std::make_shared<const PeftMatrices>(folder, model, use), std::move(lora)};
 }
 
 WeightFormat peft_format() {

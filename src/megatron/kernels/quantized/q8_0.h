@@ -44,8 +44,8 @@ QuantizedMatrix quantize(const at::Tensor& w, const std::string& name);
 /// whatever the others are; of more rows w is widened to x's dtype piece by piece.
 at::Tensor linear(const at::Tensor& x, const QuantizedMatrix& w);
 inline constexpr std::int64_t kFewQuantizedRows = 16;
-/// The same of few rows x [rows, k], into y [rows, n], both contiguous, where the vector kernels run. `wide`: scratch
-/// of rows * k float32; may be undefined where x is float32.
+/// y [rows, n] = x [rows, k] w^T of at most kFewQuantizedRows rows, both contiguous, by the vector kernels. `wide`:
+/// scratch of rows * k float32; may be undefined where x is float32.
 void few_rows_linear(const at::Tensor& y, const at::Tensor& x, const QuantizedMatrix& w, const at::Tensor& wide);
 
 /// Row tokens[..] - begin of w widened to `dtype`, zeros where w has no such row: embedding() of embedding.h.

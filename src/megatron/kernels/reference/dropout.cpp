@@ -68,7 +68,7 @@ at::Tensor random_words_by_operators(std::uint64_t key, const at::Tensor& sample
 at::Tensor dropout_mask(const Dropout& dropout, std::int64_t s, std::int64_t b, std::int64_t h, at::ScalarType dtype,
                         at::Device device) {
   const auto longs = at::TensorOptions().dtype(at::kLong).device(device);
-  const std::int64_t features = dropout.features > 0 ? dropout.features : h;
+  const std::int64_t features = dropout.features_or(h);
   const at::Tensor sample = dropout.sample_ids.to(longs).view({1, b, 1});
   const at::Tensor row = at::arange(s, longs);
   const at::Tensor position = row + (row >= dropout.jump_at).to(at::kLong) * dropout.jump + dropout.position_offset;
@@ -81,8 +81,7 @@ at::Tensor attention_dropout_mask(const Dropout& dropout, std::int64_t b, std::i
                                   std::int64_t queries, std::int64_t keys, at::ScalarType dtype, at::Device device) {
   const auto longs = at::TensorOptions().dtype(at::kLong).device(device);
   const at::Tensor sample = dropout.sample_ids.to(longs).view({b, 1, 1, 1});
-  const std::int64_t all_queries = dropout.positions > 0 ? dropout.positions : queries,
-                     all_keys = dropout.features > 0 ? dropout.features : keys;
+  const std::int64_t all_queries = dropout.positions_or(queries), all_keys = dropout.features_or(keys);
   const at::Tensor index = ((at::arange(n, longs) + head_offset).view({n, 1, 1}) * all_queries +
                             (at::arange(queries, longs) + dropout.position_offset).view({1, queries, 1})) *
                                all_keys +

@@ -3,17 +3,13 @@
 #include <ATen/TensorOperators.h>
 
 #include "megatron/kernels/reference.h"
+#include "megatron/kernels/reference/precision.h"
 
 namespace megatron::kernels::reference {
-namespace {
-
-at::ScalarType wide_of(const at::Tensor& x) { return x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat; }
-
-}  // namespace
 
 WeightedGradient weighted_activation_backward(const at::Tensor& dy, const at::Tensor& u, const at::Tensor& weights,
                                               Activation form, bool gated) {
-  const at::ScalarType wide = wide_of(u), stored = u.scalar_type();
+  const at::ScalarType wide = compute_type(u), stored = u.scalar_type();
   const at::Tensor wide_u = u.to(wide), wide_dy = dy.to(wide);
   const at::Tensor y = gated ? reference::gated_activation(wide_u, form) : reference::activation(wide_u, form);
   const at::Tensor scaled_dy = weights.defined() ? wide_dy * weights.unsqueeze(1) : wide_dy.clone();
@@ -27,7 +23,7 @@ WeightedGradient weighted_activation_backward(const at::Tensor& dy, const at::Te
 at::Tensor combined_rows(const at::Tensor& rows, const at::Tensor& index, const at::Tensor& weights) {
   const at::Tensor absent = index.lt(0).unsqueeze(2);
   at::Tensor each = rows.index_select(0, index.clamp_min(0).reshape({-1}))
-                        .to(wide_of(rows))
+                        .to(compute_type(rows))
                         .view({index.size(0), index.size(1), rows.size(1)})
                         .masked_fill(absent, 0);
   if (weights.defined()) each = each * weights.unsqueeze(2);

@@ -40,8 +40,9 @@ class ScoringGpt {
   /// parallel::VocabParallelOutput::token_losses.
   parallel::VocabParallelOutput::TokenLosses score(const at::Tensor& in, const ScoredTokens& scored) const;
 
-  /// What the last norm gives of every token, in [s, b, h] of the whole model: also of an encoder's texts, which have
-  /// no padding and token types 0. `in`, communication and errors as for forward().
+  /// What the last norm gives of every token, [s, b, h] of the model's dtype, on the last stage alone (else
+  /// logic_error): also of an encoder's texts, which have no padding and token types 0. `in`, communication and errors
+  /// as for forward().
   at::Tensor states(const at::Tensor& in) const;
 
   const TransformerOptions& options() const;

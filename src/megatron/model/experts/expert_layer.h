@@ -31,7 +31,7 @@ struct RouterSite {
 struct RouterCounts {
   std::vector<double> loads;  ///< copies that chose each expert of the layer
   double dropped = 0;         ///< of these
-  /// Of the auxiliary losses, balance and z: sums over sequences, times the tokens that count; 0 where neither has a
+  /// Auxiliary losses, balance and z: sums over sequences, times the tokens that count; 0 where neither has a
   /// coefficient. Counted by the first rank of tp.
   double balance = 0, z = 0;
 };
@@ -61,9 +61,8 @@ class ExpertLayer {
   /// `recompute_fn`: x again, so that it need not be kept; may be empty.
   at::Tensor forward(const at::Tensor& x, parallel::RecomputeFunction recompute_fn, const RouterSite& site,
                      parallel::Value value = parallel::Value::Needed) const;
-  /// What has been counted, which starts over.
+  /// Returns what was counted since the last call, and resets it.
   RouterCounts take_counts() const;
-  const plan::Experts& spec() const { return spec_; }
   /// The most rows of which each gets the same bits whatever the others are, of each product; 0: none.
   std::int64_t most_few_rows() const;
 

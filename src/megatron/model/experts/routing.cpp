@@ -121,7 +121,6 @@ Routes::Routes(const at::Tensor& experts, std::int64_t count, comm::Group group)
   };
   for (std::int64_t e = 0; e < count; ++e) loads_.push_back(rows_of(group_.rank(), e));
   const std::int64_t routed = std::accumulate(loads_.begin(), loads_.end(), std::int64_t{0});
-  drops_ = routed < flat.numel();
   order = order.narrow(0, 0, routed);
   const auto by_copy = [&](const at::Tensor& rows) {  // the row of each copy, of the copy of each sorted row
     return at::full_like(flat, -1).scatter_(0, order, rows).view(experts.sizes());
@@ -193,7 +192,6 @@ at::Tensor Routes::combined(const at::Tensor& rows, const at::Tensor& weights) c
 
 at::Tensor Routes::copies_back(const at::Tensor& numbers) const {
   const auto come = come_back(numbers.unsqueeze(1)).squeeze(1);
-  if (!drops_) return come.index_select(0, returned_.view({-1})).view(returned_.sizes());
   return come.index_select(0, returned_.clamp_min(0).view({-1}))
       .view(returned_.sizes())
       .masked_fill(returned_.lt(0), 0);

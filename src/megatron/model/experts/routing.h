@@ -65,7 +65,6 @@ class Routes {
 
   comm::Group group_;
   std::int64_t top_k_ = 0;
-  bool drops_ = false;  ///< some copy may go nowhere
   std::vector<std::int64_t> offsets_, loads_;
   at::Tensor sent_;      ///< [m] int64: which copy each row that is sent is of
   at::Tensor returned_;  ///< [T, k] int64: the row that comes back for each copy; -1: none

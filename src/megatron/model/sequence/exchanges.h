@@ -21,7 +21,7 @@ struct Piece {
 
   at::Tensor rows(const at::Tensor& x) const { return x.narrow(0, row, positions.size()); }
 };
-/// Of rank `rank`, where each has `rows` tokens of a sequence.
+/// The pieces of rank `rank`, where each rank has `rows` tokens of a sequence.
 std::vector<Piece> pieces_of(int ranks, int rank, std::int64_t rows);
 
 /// `options` of a whole sequence of `length` tokens for some of its queries and keys: these end where the queries end,
@@ -30,13 +30,14 @@ AttentionOptions options_of_part(const AttentionOptions& options, std::int64_t l
                                  const plan::Positions& keys);
 
 /// Rows [ranks * s, …] that lie rank by rank, each rank's two pieces one after the other, in the order of positions;
-/// and back.
+/// by_rank() is the inverse.
 at::Tensor by_position(const at::Tensor& by_rank, int ranks);
 at::Tensor by_rank(const at::Tensor& by_position, int ranks);
 
 /// [s, b, g, d] twice -> [s, b, g, 2, d], contiguous.
 at::Tensor keys_and_values(const at::Tensor& k, const at::Tensor& v);
 
+// Shapes and collectives: shared_attention() and shared_attention_backward(); of more than one rank.
 AttentionOutput gathered_attention(const comm::Group& ranks, const Triple& in, const AttentionOptions& options);
 void gathered_attention_backward(const comm::Group& ranks, const at::Tensor& dout, const Triple& in,
                                  const AttentionOutput& forward, const AttentionOptions& options, const Triple& into);

@@ -67,7 +67,11 @@ class Pieces {
     LayerWork work;
     work.tokens = as_double(tokens.sequences * tokens.length) / cp_;
     for (const Branch& branch : layer.branches) {
-      for (const Linear& linear : branch.kinds(layer.hidden)) work.weights.push_back(product_of(linear, layer, tokens));
+      const bool mlp = std::holds_alternative<Mlp>(branch.inner) || std::holds_alternative<Experts>(branch.inner);
+      for (const Linear& linear : branch.kinds(layer.hidden)) {
+        work.weights.push_back(product_of(linear, layer, tokens));
+        if (mlp && linear.split != Linear::Split::Inputs) work.again_of_mlp.push_back(work.weights.back());
+      }
       std::visit([&](const auto& inner) { add_inside(work, inner, tokens); }, branch.inner);
     }
     return work;
@@ -181,17 +185,10 @@ class Pieces {
     work.queries += as_double(attention.query_rows()) / tp_;
   }
   void add_inside(LayerWork& work, const Mlp& mlp, const LayerTokens& /*tokens*/) const {
-    work.again_of_mlp = {work.weights[work.weights.size() - 2]};
     work.inner += as_double(mlp.first_rows()) / tp_;
   }
   void add_inside(LayerWork& work, const Experts& experts, const LayerTokens& tokens) const {
     const double ep = run_.config.parallel.ep, top_k = as_double(experts.top_k);
-    // All but the products that end in the stream: router, first layers, gate.
-    const std::size_t own = experts.shared_width == 0 ? 3 : experts.shared_gate ? 6 : 5;
-    const auto first = work.weights.end() - static_cast<std::ptrdiff_t>(own);
-    work.again_of_mlp = {first[0], first[1]};
-    if (own > 3) work.again_of_mlp.push_back(first[3]);
-    if (own > 5) work.again_of_mlp.push_back(first[5]);
     if (ep > 1) work.sent += as_double(tokens.sequences * tokens.length) / cp_ * top_k;
     work.inner += (top_k * as_double(experts.expert.first_rows()) + as_double(experts.shared().first_rows())) / tp_;
   }
@@ -308,9 +305,7 @@ struct BufferSizes {
   double elements = 0, buckets = 0, owned = 0;
 };
 BufferSizes buffer_sizes(const ResolvedRun& run, int pp_rank) {
-  const auto specs =
-      trained_parameters(run.shape, run.grid.size(Axis::Tp), 0, parts_of_rank(run.parts, run.placement, pp_rank),
-                         {.ep = run.config.parallel.ep});
+  const auto specs = rank_parameters(run, 0, pp_rank);
   const BufferLayout layout = rank_layout(run, specs);
   return {as_double(layout.size), static_cast<double>(layout.buckets.size()),
           as_double(owned_elements(layout, owners_of(run)))};

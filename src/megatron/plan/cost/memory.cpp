@@ -15,7 +15,7 @@ std::int64_t stream_width(const config::RunConfig& config, std::int64_t hidden) 
   return config.parallel.sp ? hidden / config.parallel.tp : hidden;
 }
 
-/// Of a microbatch on one rank.
+/// Tokens of a microbatch on one rank.
 std::int64_t tokens_of(const config::RunConfig& config) {
   return config.train.micro_batch_size * config.data.seq_length / config.parallel.cp;
 }
@@ -272,7 +272,7 @@ MemoryPlan held_by(const ResolvedRun& run, int tp_rank, const std::vector<StageP
   return memory;
 }
 
-/// With what its passes hold.
+/// `memory` with what the rank's passes hold.
 MemoryPlan in_passes(MemoryPlan memory, const ResolvedRun& run, const std::vector<StagePart>& parts,
                      const RankActivations& activations) {
   const config::RunConfig& config = run.config;

@@ -71,12 +71,12 @@ std::int64_t bytes_of_ranks(const ResolvedRun& run, LocalRanks ranks, Holding ho
     const Coord coord = run.grid.coord_of(rank);
     const int tp_rank = coord[static_cast<std::size_t>(Axis::Tp)], pp_rank = coord[static_cast<std::size_t>(Axis::Pp)];
     const auto [place, is_new] = of_place.try_emplace({tp_rank, pp_rank}, 0);
-    if (is_new) {
+    if (is_new && holding == Holding::WeightsInBlocks) {
+      place->second = bytes_in_blocks(run, tp_rank, pp_rank);
+    } else if (is_new) {
       const MemoryPlan memory =
           memory_plan(run, tp_rank, pp_rank, activations[static_cast<std::size_t>(pp_rank)], instruction_set);
-      place->second = trains                                ? memory.total()
-                      : holding == Holding::WeightsInBlocks ? bytes_in_blocks(run, tp_rank, pp_rank)
-                                                            : memory.parameters + memory.packed_weights;
+      place->second = trains ? memory.total() : memory.parameters + memory.packed_weights;
     }
     sum += place->second;
   }

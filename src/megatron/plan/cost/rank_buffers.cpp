@@ -80,6 +80,11 @@ std::int64_t held_elements(const ResolvedRun& run, const GradientPool& pool, con
 
 }  // namespace
 
+std::vector<ParameterSpec> rank_parameters(const ResolvedRun& run, int tp_rank, int pp_rank) {
+  return trained_parameters(run.shape, run.grid.size(Axis::Tp), tp_rank,
+                            parts_of_rank(run.parts, run.placement, pp_rank), {.ep = run.config.parallel.ep});
+}
+
 BufferLayout rank_layout(const ResolvedRun& run, const std::vector<ParameterSpec>& specs) {
   const config::OptimizerConfig& optimizer = run.config.optimizer;
   const int ranks = RankRoles(run.grid).gradients(0).size();
@@ -130,9 +135,7 @@ std::vector<std::string> gradient_warnings(const ResolvedRun& run) {
   std::vector<std::string> lines;
   if (!shares_gradients(run)) return lines;
   for (int pp_rank = 0; pp_rank < run.placement.num_ranks(); ++pp_rank) {
-    const auto specs =
-        trained_parameters(run.shape, run.grid.size(Axis::Tp), 0, parts_of_rank(run.parts, run.placement, pp_rank),
-                           {.ep = run.config.parallel.ep});
+    const auto specs = rank_parameters(run, 0, pp_rank);
     const BufferLayout layout = rank_layout(run, specs);
     const std::int64_t held = held_elements(run, pool_of(run, specs, layout), layout);
     if (held < layout.size) continue;

@@ -12,6 +12,9 @@
 
 namespace megatron::plan {
 
+/// What the rank trains whose place among those of tp and pp is this.
+std::vector<ParameterSpec> rank_parameters(const ResolvedRun& run, int tp_rank, int pp_rank);
+
 /// The layout of one rank's buffers, `specs` being its parameters (model_parameters): Megatron-Core's padding with
 /// optimizer.use_distributed_optimizer, and then a tied embedding whose copies are on two pipeline ranks has a bucket
 /// of its own, so that the same data-parallel rank owns the same elements of both. Where gradients are shared too

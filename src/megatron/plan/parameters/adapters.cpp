@@ -53,13 +53,10 @@ bool Lora::adapts(const std::string& part) const {
                              [&](const std::string& target) { return target == "all-linear" || target == part; });
 }
 
-std::optional<Lora> lora_of(const config::LoraConfig& config) {
-  if (config.rank <= 0) return std::nullopt;
-  return Lora{.rank = config.rank,
-              .alpha = config.alpha,
-              .dropout = config.dropout,
-              .rslora = config.rslora,
-              .targets = config.targets};
+std::optional<Lora> lora_of(const config::LoraConfig& lora) {
+  if (lora.rank <= 0) return std::nullopt;
+  return Lora{
+      .rank = lora.rank, .alpha = lora.alpha, .dropout = lora.dropout, .rslora = lora.rslora, .targets = lora.targets};
 }
 
 std::vector<LinearPart> linear_parts(const LayerSpec& layer, const Linear& linear, int tp) {

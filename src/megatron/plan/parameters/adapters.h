@@ -30,7 +30,7 @@ std::vector<LinearPart> linear_parts(const LayerSpec& layer, const Linear& linea
 std::string adapter_name(const LayerSpec& layer, const Linear& linear, const LinearPart& part, const char* matrix);
 
 /// The adapters that options describe; nothing with lora.rank 0.
-std::optional<Lora> lora_of(const config::LoraConfig& config);
+std::optional<Lora> lora_of(const config::LoraConfig& lora);
 
 /// The parameters of the adapters that one rank holds, in forward order; arguments as those of model_parameters(). A is
 /// drawn evenly from -1/sqrt(inputs) to 1/sqrt(inputs), as torch.nn.Linear draws a weight and PEFT an A; B is zero. Of

@@ -21,16 +21,15 @@ struct Positions {
 struct SequenceShare {
   int ranks = 1, rank = 0;
 
-  /// Of a sequence of `length` tokens, which 2 x ranks divides: two pieces of one length, of one rank the whole.
+  /// The rank's positions in a sequence of `length` tokens, which 2 x ranks divides: two pieces of one length, of one
+  /// rank the whole.
   std::vector<Positions> pieces(std::int64_t length) const;
-  /// Tokens that the rank has.
-  std::int64_t size(std::int64_t length) const { return length / ranks; }
 
   /// Where a chunk lies.
   struct Place {
     int rank = 0, piece = 0;
   };
-  /// Of each of the 2 x ranks chunks.
+  /// The owner of each of the 2 x ranks chunks.
   std::vector<Place> places() const;
 };
 

@@ -16,8 +16,9 @@ namespace {
 
 constexpr const char* kOther = "name the folder of the model's tokenizer: --tokenizer FOLDER";
 
-/// gguf's TokenType; SentencePiece's own numbers.
-enum TokenKind : std::int64_t { kNormal = 1, kControl = 3, kUserDefined = 4, kUnused = 5, kByte = 6 };
+/// gguf's TokenType: SentencePiece's own numbers.
+using Kind = SentencePiece::Type;
+bool is_kind(std::int64_t number, Kind kind) { return number == static_cast<std::int64_t>(kind); }
 
 using Texts = std::vector<std::string_view>;
 
@@ -46,7 +47,8 @@ Tokens tokens_of(const Gguf& file) {
   if (tokens == nullptr || tokens->empty() || tokens->size() >= std::size_t{1} << 31)
     throw ConfigError(
         rule_got_fix(concat(file.name(), ": must have a tokenizer."), "no tokenizer.ggml.tokens", kOther));
-  Tokens result{.tokens = *tokens, .kinds = std::vector<std::int64_t>(tokens->size(), kNormal)};
+  Tokens result{.tokens = *tokens,
+                .kinds = std::vector<std::int64_t>(tokens->size(), static_cast<std::int64_t>(Kind::Normal))};
   if (const auto* kinds = file.find<std::vector<std::int64_t>>("tokenizer.ggml.token_type")) {
     if (kinds->size() != tokens->size())
       throw ConfigError(
@@ -91,9 +93,9 @@ Vocabulary read_byte_level(const Gguf& file, const Tokens& tokens) {
   for (std::size_t i = 0; i < tokens.tokens.size(); ++i) {
     const auto id = static_cast<std::int32_t>(i);
     const std::int64_t kind = tokens.kinds[i];
-    if (kind == kUnused) continue;
-    if (kind == kControl || kind == kUserDefined)
-      specials.push_back({.content = std::string(tokens.tokens[i]), .id = id, .special = kind == kControl});
+    if (is_kind(kind, Kind::Unused)) continue;
+    if (is_kind(kind, Kind::Control) || is_kind(kind, Kind::UserDefined))
+      specials.push_back({.content = std::string(tokens.tokens[i]), .id = id, .special = is_kind(kind, Kind::Control)});
     else
       spelled.push_back({tokens.tokens[i], id});
   }
@@ -129,7 +131,7 @@ Vocabulary read_sentence_piece(const Gguf& file, const Tokens& tokens) {
   ProtobufMessage model;
   bool has_bytes = false;
   for (std::size_t i = 0; i < tokens.tokens.size(); ++i) {
-    has_bytes = has_bytes || tokens.kinds[i] == kByte;
+    has_bytes = has_bytes || is_kind(tokens.kinds[i], Kind::Byte);
     ProtobufMessage piece;
     piece.bytes(1, tokens.tokens[i]).single(2, static_cast<float>((*scores)[i]));
     piece.integer(3, static_cast<std::uint64_t>(tokens.kinds[i]));

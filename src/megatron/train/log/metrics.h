@@ -24,7 +24,7 @@ struct ExpertMetrics {
   bool drops = false, balances = false, z = false;  ///< which of the figures there are
   bool by_layer = false;                            ///< log.moe_per_layer
 
-  /// The largest imbalance; of a figure the mean over the layers.
+  /// imbalance(): the largest of the layers. mean(): a figure's mean over the layers.
   double imbalance() const;
   double mean(double Layer::*figure) const;
 };

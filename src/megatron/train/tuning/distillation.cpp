@@ -78,7 +78,7 @@ void check_teacher(const plan::ResolvedRun& run) {
   const config::ModelTraits& traits = config::model_traits(model.architecture);
   need(traits.causal && !traits.encoder_decoder && model.head == "tokens",
        concat("distill.teacher must be a GPT with its output layer, not ", model.architecture, "."), folder,
-       "--distill.teacher the folder of a language model");
+       "--distill.teacher FOLDER, a language model's");
   need(teacher.shape.vocab == run.shape.vocab, "distill.teacher must have the student's tokens.",
        concat(teacher.shape.vocab, " tokens, the student ", run.shape.vocab),
        concat("--model.vocab_size ", teacher.shape.vocab, " and the teacher's tokenizer"));

@@ -9,9 +9,11 @@
 
 #include <algorithm>
 #include <span>
+#include <string_view>
 #include <utility>
 
 #include "megatron/base/error.h"
+#include "megatron/base/files/checksum.h"
 #include "megatron/base/files/file.h"
 #include "megatron/checkpoint/files/safetensors.h"
 #include "megatron/comm/first_rank.h"
@@ -21,7 +23,7 @@
 namespace megatron::train {
 namespace {
 
-constexpr const char* kTensor = "log_probabilities";
+constexpr const char *kTensor = "log_probabilities", *kDigests = "answer_digests";
 constexpr std::int64_t kVocabDimension = -1;
 
 /// [b]: of each text the sum of the log-probabilities of its counted labels, in float32 or wider.
@@ -73,31 +75,60 @@ std::vector<double> compute_references(const plan::ResolvedRun& run, Engine& eng
   return references;
 }
 
-void write_references(const std::filesystem::path& path, const std::vector<double>& references) {
+/// A checksum per document of what its log-probability depends on: tokens, labels and which of these count.
+std::vector<std::int64_t> digests_of(const data::Dataset& dataset) {
+  const auto length = static_cast<std::size_t>(dataset.seq_length());
+  std::vector<std::int64_t> ids(2 * length), digests(static_cast<std::size_t>(dataset.documents()));
+  std::vector<float> mask(length);
+  const std::span<std::int64_t> tokens(ids.data(), length), labels(ids.data() + length, length);
+  const auto bytes = [](const auto& of) {
+    return std::string_view(reinterpret_cast<const char*>(of.data()), std::as_bytes(std::span(of)).size());
+  };
+  for (std::int64_t i = 0; i < dataset.documents(); ++i) {
+    dataset.get(i, {.tokens = tokens, .labels = labels, .loss_mask = mask});
+    digests[static_cast<std::size_t>(dataset.document_of(i))] =
+        std::int64_t{crc32c(bytes(ids))} << 31 ^ std::int64_t{crc32c(bytes(mask))};
+  }
+  return digests;
+}
+
+void write_references(const std::filesystem::path& path, const std::vector<double>& references,
+                      const std::vector<std::int64_t>& digests) {
   std::string header;
-  checkpoint::make_safetensors({{.name = kTensor, .dtype = "F64", .shape = {std::ssize(references)}}},
+  checkpoint::make_safetensors({{.name = kTensor, .dtype = "F64", .shape = {std::ssize(references)}},
+                                {.name = kDigests, .dtype = "I64", .shape = {std::ssize(digests)}}},
                                {{"format", "pt"}}, header);
   make_folder(path.parent_path());
   AtomicFile file(path);
   file.write(header);
   file.write(std::as_bytes(std::span(references)));
+  file.write(std::as_bytes(std::span(digests)));
   file.commit();
 }
 
-std::vector<double> read_references(const std::filesystem::path& path, std::int64_t documents) {
+/// Throws ConfigError where the file is not there, or of other answers than those that `digests` are of.
+std::vector<double> read_references(const std::filesystem::path& path, const std::vector<std::int64_t>& digests) {
   if (!std::filesystem::exists(path))
     throw ConfigError(rule_got_fix(
         "A run of preferences resumes with the log-probabilities of the model that it began with.",
         path.string() + " is not there",
         "bring the file back; or begin from the weights alone: --finetune --load, and another --train.out"));
   const interchange::SafetensorsFolder folder(path.parent_path(), path.filename().string());
-  const auto* const shape = folder.shape(kTensor);
-  if (shape == nullptr || *shape != std::vector<std::int64_t>{documents})
-    throw ConfigError(rule_got_fix(concat(path.string(), " must be of the run's preferences."),
-                                   concat("not of ", documents, " answers"),
-                                   "the data with which the run began; or another --train.out"));
-  std::vector<double> references(static_cast<std::size_t>(documents));
-  folder.read(kTensor, {{0}, {documents}}, at::from_blob(references.data(), {documents}, at::kDouble));
+  const std::vector<std::int64_t> shape{std::ssize(digests)};
+  const auto refuse = [&](const std::string& got) {
+    throw ConfigError(rule_got_fix(concat(path.string(), " must be of the run's preferences."), got,
+                                   "the data, tokenizer and data.seq_length with which the run began; or another "
+                                   "--train.out"));
+  };
+  for (const char* name : {kTensor, kDigests})
+    if (const auto* const found = folder.shape(name); found == nullptr || *found != shape)
+      refuse(concat("not of ", digests.size(), " answers"));
+  std::vector<std::int64_t> kept(digests.size());
+  folder.read(kDigests, {{0}, shape}, at::from_blob(kept.data(), shape, at::kLong));
+  if (const auto differs = std::ranges::mismatch(kept, digests); differs.in1 != kept.end())
+    refuse(concat("answer ", differs.in1 - kept.begin() + 1, " of ", digests.size(), " was another"));
+  std::vector<double> references(digests.size());
+  folder.read(kTensor, {{0}, shape}, at::from_blob(references.data(), shape, at::kDouble));
   return references;
 }
 
@@ -130,9 +161,9 @@ References reference_log_probabilities(const plan::ResolvedRun& run, Engine& eng
       world,
       [&] {
         if (resumes)
-          references = read_references(file, batches.dataset().documents());
+          references = read_references(file, digests_of(batches.dataset()));
         else if (world.rank() == 0)
-          write_references(file, references);
+          write_references(file, references, digests_of(batches.dataset()));
       },
       beat_of(run.config));
   return std::make_shared<const std::vector<double>>(std::move(references));

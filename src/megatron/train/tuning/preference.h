@@ -24,7 +24,7 @@ using References = std::shared_ptr<const std::vector<double>>;
 
 /// Those of all documents of `batches`: computed with the engine's weights as they are, and kept in `file`, or, where
 /// `resumes`, read from it. Collective over the world. Throws ConfigError on every rank where a run that resumes does
-/// not find them.
+/// not find them, or finds those of other answers: the file has a checksum of each.
 References reference_log_probabilities(const plan::ResolvedRun& run, Engine& engine, const DatasetBatches& batches,
                                        const std::filesystem::path& file, bool resumes);
 

@@ -1,9 +1,11 @@
 #include "megatron/data/samples/chats/preferences.h"
+#include "megatron/data/samples/chats/cached_pair.h"
 
 #include <simdjson.h>
 
 #include <algorithm>
 #include <array>
+#include <memory>
 #include <numeric>
 #include <span>
 #include <stdexcept>
@@ -11,9 +13,6 @@
 #include <utility>
 
 #include "megatron/base/error.h"
-#include "megatron/base/files/regular_file.h"
-#include "megatron/base/progress.h"
-#include "megatron/data/files/text_reader.h"
 #include "megatron/data/index/numpy_random.h"
 #include "megatron/data/samples/chats/sft.h"
 
@@ -24,7 +23,7 @@ constexpr int kPreferencesVersion = 1;  // raised when the same file begins to m
 
 using Messages = std::vector<text::ChatMessage>;
 
-/// One of the three of a line: a string, or messages.
+/// A line's prompt or one of its answers: a string, or messages.
 struct Turns {
   std::optional<std::string> plain;
   Messages messages;
@@ -93,9 +92,10 @@ class PreferenceEncoder {
       return tokens;
     }
     if (!chat_template_)
-      throw ConfigError(rule_got_fix("messages need a chat template in the tokenizer's folder.",
-                                     "chat_template.jinja is not there, nor chat_template in tokenizer_config.json",
-                                     "strings for prompt, chosen and rejected; or --tokenizer of a chat model"));
+      throw ConfigError(
+          rule_got_fix("messages need a chat template in the tokenizer's folder.",
+                       "none that can be read: chat_template.jinja, or chat_template in tokenizer_config.json",
+                       "strings for prompt, chosen and rejected; or --tokenizer of a chat model"));
     Messages all = prompt.messages;
     all.insert(all.end(), answer.messages.begin(), answer.messages.end());
     return encode_chat(chat_template_->render(all), encoder_);
@@ -107,35 +107,16 @@ class PreferenceEncoder {
   text::Encoder encoder_;
 };
 
-void tokenize_preferences(const std::string& path, const std::string& prefix, const text::Tokenizer& tokenizer,
-                          const std::optional<text::ChatTemplate>& chat_template) {
-  check_regular(path);
-  BlockReader reader({.inputs = {path}, .format = TextFormat::Jsonl});
-  IndexedDatasetWriter writer(prefix, DType::I32);
-  PreferenceEncoder encoder(tokenizer, chat_template);
-  PreferenceParser parser;
-  Progress progress("tokenize " + path, "bytes", reader.total_bytes().value_or(0));
-  for (TextBlock block; reader.next(block); progress.update(block.input_position))
-    for (const TextBlock::Record& record : block.records) {
-      std::array<std::vector<std::int32_t>, 2> documents;
-      try {
-        if (record.too_long)
-          throw ConfigError(rule_got_fix("a preference has at most 64 MiB.", "more", "leave it out"));
-        const auto all = parser.parse(std::string_view(block.bytes).substr(record.begin, record.size));
-        documents = {encoder.encode(all.prompt, all.chosen), encoder.encode(all.prompt, all.rejected)};
-        for (const auto& tokens : documents)
-          if (tokens.size() < 2 || std::none_of(tokens.begin() + 1, tokens.end(), [](auto id) { return id >= 0; }))
-            throw ConfigError(rule_got_fix("chosen and rejected must have tokens of their own.", "an empty answer",
-                                           "leave the line out"));
-      } catch (const ConfigError& error) {
-        throw ConfigError(concat(path, ", line ", record.line, ": ", error.what()));
-      }
-      for (const auto& tokens : documents) {
-        const auto length = static_cast<std::int32_t>(tokens.size());
-        writer.add_document(tokens, {&length, 1});
-      }
-    }
-  writer.publish();
+/// Both documents of a line.
+std::vector<std::vector<std::int32_t>> encode_preference(PreferenceParser& parser, PreferenceEncoder& encoder,
+                                                         std::string_view line) {
+  const auto all = parser.parse(line);
+  std::vector documents{encoder.encode(all.prompt, all.chosen), encoder.encode(all.prompt, all.rejected)};
+  for (const auto& tokens : documents)
+    if (tokens.size() < 2 || std::none_of(tokens.begin() + 1, tokens.end(), [](auto id) { return id >= 0; }))
+      throw ConfigError(
+          rule_got_fix("chosen and rejected must have tokens of their own.", "an empty answer", "leave the line out"));
+  return documents;
 }
 
 /// The pairs of a part, of all in the file.
@@ -148,32 +129,26 @@ SequenceRange pairs_of(const GptDatasetSpec& spec, const IndexedDataset& data) {
 std::string build_preference_pair(const std::string& path, const text::Tokenizer& tokenizer,
                                   const std::optional<text::ChatTemplate>& chat_template,
                                   const std::string& cache_folder, const WaitMessage& say) {
-  const std::filesystem::path file = path;
-  std::error_code missing;
-  const auto size = std::filesystem::file_size(file, missing);
-  if (missing)
-    throw ConfigError(
-        rule_got_fix("preferences must be in a readable file.", path, "name a file that is there and may be read"));
-  const auto changed = std::filesystem::last_write_time(file).time_since_epoch().count();
-  const auto folder = cache_folder.empty() ? file.parent_path() / "cache" / "PreferenceDataset_indices"
-                                           : std::filesystem::path(cache_folder);
-  const CacheEntry entry(folder, "PreferenceDataset",
-                         concat("version: ", kPreferencesVersion, "\nfile: ", std::filesystem::absolute(file).string(),
-                                "\nbytes: ", size, "\nchanged: ", changed, "\ntokenizer: ", tokenizer.fingerprint(),
-                                "\ntemplate: ", chat_template ? chat_template->description() : "none", "\n"));
-  build_once(
-      entry, {"pairs.idx", "pairs.bin"},
-      [&] { tokenize_preferences(path, entry.file("pairs"), tokenizer, chat_template); }, say);
-  return entry.file("pairs");
+  static constexpr CachedPair kPairs{"PreferenceDataset", "pairs",        "preferences",
+                                     "a preference",      "leave it out", kPreferencesVersion};
+  const auto make = [&]() -> EncodeLine {
+    return [parser = std::make_shared<PreferenceParser>(),
+            encoder = std::make_shared<PreferenceEncoder>(tokenizer, chat_template)](std::string_view line) {
+      return encode_preference(*parser, *encoder, line);
+    };
+  };
+  return build_cached_pair(kPairs, path, tokenizer, chat_template ? chat_template->description() : "none", cache_folder,
+                           make, say);
 }
 
 void check_preferences(const std::string& path, const GptDatasetSpec& spec, const WaitMessage& say) {
   const IndexedDataset data(spec.prefix);
   const SequenceRange pairs = pairs_of(spec, data);
   if (pairs.size() == 0)
-    throw ConfigError(rule_got_fix(concat(path, ": the part for ", split_part_name(spec.part), " must have a pair."),
-                                   concat("split ", spec.split, " of ", data.size() / 2, " pairs"),
-                                   "share the pairs out otherwise: --data.split 9,1,0"));
+    throw ConfigError(rule_got_fix(
+        concat(path, ": the part for ", split_part_name(spec.part), " must have a pair."),
+        concat("split ", spec.split, " of ", data.size() / 2, " pairs"),
+        data.size() < 4 ? "add pairs to the file" : "give the part a larger share of data.split, or add pairs"));
   std::int64_t cut = 0;
   std::vector<std::int64_t> tokens;
   for (std::int64_t i = 2 * pairs.first; i < 2 * pairs.last; ++i) {

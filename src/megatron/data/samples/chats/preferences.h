@@ -11,8 +11,8 @@
 
 // Preferences for training: JSON lines {"prompt": P, "chosen": C, "rejected": R}, also compressed. P, C and R are
 // strings, which follow one another and end with the end-of-document token; or lists of messages as in sft.h, which the
-// chat template of the tokenizer's folder writes. They become a .bin/.idx pair in the cache, two documents a line: the
-// prompt with the chosen answer, and with the rejected one.
+// chat template of the tokenizer's folder writes. They become a .bin/.idx pair in the cache, two documents per line:
+// the prompt with the chosen answer, and with the rejected one.
 namespace megatron::data {
 
 /// Tokenizes the preferences of `path` into the cache unless that is done, and returns the prefix of the pair, in which

@@ -1,19 +1,18 @@
 #include "megatron/data/samples/chats/sft.h"
+#include "megatron/data/samples/chats/cached_pair.h"
 
 #include <simdjson.h>
 
 #include <algorithm>
 #include <cstdio>
+#include <memory>
 #include <optional>
 #include <string_view>
 #include <utility>
 
 #include "megatron/base/error.h"
-#include "megatron/base/files/regular_file.h"
-#include "megatron/base/progress.h"
 #include "megatron/base/text/format.h"
 #include "megatron/data/files/indexed_dataset.h"
-#include "megatron/data/files/text_reader.h"
 
 namespace megatron::data {
 namespace {
@@ -63,32 +62,6 @@ class ChatParser {
   simdjson::dom::parser parser_;
 };
 
-void tokenize_file(const std::string& path, const std::string& prefix, const text::Tokenizer& tokenizer,
-                   const text::ChatTemplate& chat_template) {
-  check_regular(path);
-  BlockReader reader({.inputs = {path}, .format = TextFormat::Jsonl});
-  IndexedDatasetWriter writer(prefix, DType::I32);
-  text::Encoder encoder = tokenizer.encoder();
-  ChatParser parser;
-  Progress progress("tokenize " + path, "bytes", reader.total_bytes().value_or(0));
-  for (TextBlock block; reader.next(block); progress.update(block.input_position))
-    for (const TextBlock::Record& record : block.records) {
-      std::vector<std::int32_t> tokens;
-      try {
-        if (record.too_long)
-          throw ConfigError(
-              rule_got_fix("a conversation has at most 64 MiB.", "more", "cut it into several conversations"));
-        const auto messages = parser.parse(std::string_view(block.bytes).substr(record.begin, record.size));
-        tokens = encode_chat(chat_template.render(messages), encoder);
-      } catch (const ConfigError& error) {
-        throw ConfigError(concat(path, ", line ", record.line, ": ", error.what()));
-      }
-      const auto length = static_cast<std::int32_t>(tokens.size());
-      writer.add_document(tokens, {&length, length > 0 ? std::size_t{1} : std::size_t{0}});
-    }
-  writer.publish();
-}
-
 }  // namespace
 
 std::vector<std::int32_t> encode_chat(const text::RenderedChat& chat, text::Encoder& encoder) {
@@ -106,23 +79,15 @@ std::vector<std::int32_t> encode_chat(const text::RenderedChat& chat, text::Enco
 std::string build_chat_pair(const std::string& path, const text::Tokenizer& tokenizer,
                             const text::ChatTemplate& chat_template, const std::string& cache_folder,
                             const WaitMessage& say) {
-  const std::filesystem::path file = path;
-  std::error_code missing;
-  const auto size = std::filesystem::file_size(file, missing);
-  if (missing)
-    throw ConfigError(
-        rule_got_fix("conversations must be in a readable file.", path, "name a file that is there and may be read"));
-  const auto changed = std::filesystem::last_write_time(file).time_since_epoch().count();
-  const auto folder =
-      cache_folder.empty() ? file.parent_path() / "cache" / "SFTDataset_indices" : std::filesystem::path(cache_folder);
-  const CacheEntry entry(folder, "SFTDataset",
-                         concat("version: ", kVersion, "\nfile: ", std::filesystem::absolute(file).string(),
-                                "\nbytes: ", size, "\nchanged: ", changed, "\ntokenizer: ", tokenizer.fingerprint(),
-                                "\ntemplate: ", chat_template.description(), "\n"));
-  build_once(
-      entry, {"chats.idx", "chats.bin"}, [&] { tokenize_file(path, entry.file("chats"), tokenizer, chat_template); },
-      say);
-  return entry.file("chats");
+  static constexpr CachedPair kChats{
+      "SFTDataset", "chats", "conversations", "a conversation", "cut it into several conversations", kVersion};
+  const auto make = [&]() -> EncodeLine {
+    return [&, parser = std::make_shared<ChatParser>(),
+            encoder = std::make_shared<text::Encoder>(tokenizer.encoder())](std::string_view line) {
+      return std::vector<std::vector<std::int32_t>>{encode_chat(chat_template.render(parser->parse(line)), *encoder)};
+    };
+  };
+  return build_cached_pair(kChats, path, tokenizer, chat_template.description(), cache_folder, make, say);
 }
 
 void check_learned(const std::string& path, const IndexedDataset& pair, const SequenceRange& range,

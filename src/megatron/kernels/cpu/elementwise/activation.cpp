@@ -52,8 +52,39 @@ void gated_backward(const T* dy, const T* u, T* du, std::size_t count) {
 }
 
 template <class Form, class T>
+float weighted_backward(const T* dy, const T* u, float weight, T* du, T* y, std::size_t count) {
+  const Floats d;
+  const F w = hn::Set(d, weight);
+  F sum = hn::Zero(d);
+  for_vectors(count, [&](std::size_t i, std::size_t lanes) VECTOR_BODY {
+    const F x = load(u + i, lanes), g = load(dy + i, lanes), value = Form::value(x);
+    sum = hn::MulAdd(g, value, sum);
+    store(hn::Mul(w, value), y + i, lanes);
+    store(hn::Mul(hn::Mul(w, g), Form::slope(x)), du + i, lanes);
+  });
+  return sum_of_lanes(sum);
+}
+
+template <class Form, class T>
+float gated_weighted_backward(const T* dy, const T* u, float weight, T* du, T* y, std::size_t count) {
+  const Floats d;
+  const F w = hn::Set(d, weight);
+  F sum = hn::Zero(d);
+  for_vectors(count, [&](std::size_t i, std::size_t lanes) VECTOR_BODY {
+    const F gate = load(u + i, lanes), up = load(u + count + i, lanes), g = load(dy + i, lanes);
+    const F open = Form::value(gate), value = hn::Mul(open, up), wg = hn::Mul(w, g);
+    sum = hn::MulAdd(g, value, sum);
+    store(hn::Mul(w, value), y + i, lanes);
+    store(hn::Mul(hn::Mul(wg, up), Form::slope(gate)), du + i, lanes);
+    store(hn::Mul(wg, open), du + count + i, lanes);
+  });
+  return sum_of_lanes(sum);
+}
+
+template <class Form, class T>
 ActivationKernels<T> kernels_of() {
-  return {forward<Form, T>, backward<Form, T>, gated_forward<Form, T>, gated_backward<Form, T>};
+  return {forward<Form, T>,        backward<Form, T>,          gated_forward<Form, T>,
+          gated_backward<Form, T>, weighted_backward<Form, T>, gated_weighted_backward<Form, T>};
 }
 template <class T>
 ActivationKernels<T> kernels(Activation form) {

@@ -40,6 +40,8 @@ struct RowKernels {
                             float* grad_weight, std::size_t count);
   /// to += from.
   void (*add)(float* to, const T* from, std::size_t count);
+  /// to = the sum of weights[r] * rows[r].
+  void (*weighted_sum)(const T* const* rows, const float* weights, std::size_t num_rows, T* to, std::size_t count);
 };
 template <class T>
 RowKernels<T> row_kernels();
@@ -53,6 +55,10 @@ struct ActivationKernels {
   /// One row of `count` gates and `count` values: x += bias as above, y = f(gate) * value.
   void (*gated_forward)(T* x, const T* bias, T* y, std::size_t count);
   void (*gated_backward)(const T* dy, const T* u, T* du, std::size_t count);
+  /// du = weight * dy * f'(u), y = weight * f(u); returns the sum of dy * f(u).
+  float (*weighted_backward)(const T* dy, const T* u, float weight, T* du, T* y, std::size_t count);
+  /// As weighted_backward(), of one row of `count` gates and `count` values.
+  float (*gated_weighted_backward)(const T* dy, const T* u, float weight, T* du, T* y, std::size_t count);
 };
 template <class T>
 ActivationKernels<T> activation_kernels(Activation form);

@@ -130,10 +130,25 @@ void accumulate(float* to, const T* from, std::size_t count) {
 }
 
 template <class T>
+void weighted_sum(const T* const* rows, const float* weights, std::size_t num_rows, T* to, std::size_t count) {
+  const Floats d;
+  for_vectors(count, [=](std::size_t i, std::size_t lanes) VECTOR_BODY {
+    F sum = hn::Zero(d);
+    for (std::size_t r = 0; r < num_rows; ++r) sum = hn::MulAdd(hn::Set(d, weights[r]), load(rows[r] + i, lanes), sum);
+    store(sum, to + i, lanes);
+  });
+}
+
+template <class T>
 RowKernels<T> kernels() {
-  return {
-      add_branch<T>, drop<T>, norm<T>, norm_backward<T>, root_mean_square_norm<T>, root_mean_square_norm_backward<T>,
-      accumulate<T>};
+  return {add_branch<T>,
+          drop<T>,
+          norm<T>,
+          norm_backward<T>,
+          root_mean_square_norm<T>,
+          root_mean_square_norm_backward<T>,
+          accumulate<T>,
+          weighted_sum<T>};
 }
 RowKernels<float> of_float() { return kernels<float>(); }
 RowKernels<c10::BFloat16> of_bf16() { return kernels<c10::BFloat16>(); }

@@ -92,9 +92,8 @@ Prepared prepare(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, 
     p.head_offset = static_cast<std::size_t>(options.head_offset);
     p.first_query = static_cast<std::size_t>(options.dropout.position_offset);
     p.first_masked_key = static_cast<std::size_t>(options.dropout.feature_offset);
-    p.sequence_queries =
-        options.dropout.positions > 0 ? static_cast<std::size_t>(options.dropout.positions) : p.queries;
-    p.sequence_keys = options.dropout.features > 0 ? static_cast<std::size_t>(options.dropout.features) : p.keys;
+    p.sequence_queries = static_cast<std::size_t>(options.dropout.positions_or(static_cast<std::int64_t>(p.queries)));
+    p.sequence_keys = static_cast<std::size_t>(options.dropout.features_or(static_cast<std::int64_t>(p.keys)));
   }
   return prepared;
 }

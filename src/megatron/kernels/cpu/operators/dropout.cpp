@@ -56,7 +56,7 @@ at::Tensor dropout_mask(const Dropout& dropout, std::int64_t s, std::int64_t b, 
   if (!can_mask(dtype, device)) return reference::dropout_mask(dropout, s, b, h, dtype, device);
   const at::Tensor ids = dropout.sample_ids.contiguous();
   const std::int64_t* sample = ids.const_data_ptr<std::int64_t>();
-  const std::int64_t features = dropout.features > 0 ? dropout.features : h;
+  const std::int64_t features = dropout.features_or(h);
   return mask_by_rows(
       dropout, {s, b, h}, dtype, [&](std::int64_t row) { return sample[row % b]; },
       [&](std::int64_t row) { return dropout.position_of(row / b) * features + dropout.feature_offset; });
@@ -69,8 +69,7 @@ at::Tensor attention_dropout_mask(const Dropout& dropout, std::int64_t b, std::i
   }
   const at::Tensor ids = dropout.sample_ids.contiguous();
   const std::int64_t* sample = ids.const_data_ptr<std::int64_t>();
-  const std::int64_t all_queries = dropout.positions > 0 ? dropout.positions : queries,
-                     all_keys = dropout.features > 0 ? dropout.features : keys;
+  const std::int64_t all_queries = dropout.positions_or(queries), all_keys = dropout.features_or(keys);
   return mask_by_rows(
       dropout, {b, n, queries, keys}, dtype, [&](std::int64_t row) { return sample[row / (n * queries)]; },
       [&](std::int64_t row) {

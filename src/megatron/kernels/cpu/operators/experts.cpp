@@ -7,7 +7,7 @@
 #include <cstddef>
 #include <vector>
 
-#include "megatron/kernels/cpu/elementwise/experts.h"
+#include "megatron/kernels/cpu/elementwise/elementwise.h"
 #include "megatron/kernels/cpu/isa.h"
 #include "megatron/kernels/cpu/operators.h"
 #include "megatron/kernels/cpu/parallel.h"
@@ -38,7 +38,7 @@ WeightedGradient weighted_activation_backward(const at::Tensor& dy, const at::Te
   const float* const w = weights.defined() ? weights.const_data_ptr<float>() : nullptr;
   float* const dw = weights.defined() ? out.weights.mutable_data_ptr<float>() : nullptr;
   with_storage(u.scalar_type(), [&]<class T>(T) {
-    const ExpertKernels<T> kernels = expert_kernels<T>(form);
+    const ActivationKernels<T> kernels = activation_kernels<T>(form);
     const auto backward = gated ? kernels.gated_weighted_backward : kernels.weighted_backward;
     const T *dy_data = dy.const_data_ptr<T>(), *u_data = u.const_data_ptr<T>();
     T *du_data = out.du.mutable_data_ptr<T>(), *y_data = out.y.mutable_data_ptr<T>();
@@ -59,7 +59,7 @@ at::Tensor combined_rows(const at::Tensor& rows, const at::Tensor& index, const 
   const std::int64_t* const at_row = index.const_data_ptr<std::int64_t>();
   const float* const w = weights.defined() ? weights.const_data_ptr<float>() : nullptr;
   with_storage(rows.scalar_type(), [&]<class T>(T) {
-    const auto sum = expert_kernels<T>(Activation::Relu).weighted_sum;  // the same of every form
+    const auto sum = row_kernels<T>().weighted_sum;
     const T* const from = rows.const_data_ptr<T>();
     T* const to = out.mutable_data_ptr<T>();
     const auto each = static_cast<std::size_t>(top_k), threads = static_cast<std::size_t>(num_threads());

@@ -40,7 +40,7 @@ class RowMasks {
         count_(static_cast<std::size_t>(x_sbh.size(-1))) {
     if (dropout.p <= 0) return;
     ids_ = dropout.sample_ids.contiguous();
-    features_ = dropout.features > 0 ? dropout.features : x_sbh.size(-1);
+    features_ = dropout.features_or(x_sbh.size(-1));
     words_.resize(static_cast<std::size_t>(cpu::num_threads()) * count_);
   }
 

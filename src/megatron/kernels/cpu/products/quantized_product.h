@@ -4,8 +4,8 @@
 
 #include "megatron/kernels/cpu/products/matrix.h"
 
-// Matrices of 8-bit numbers, of which each 32 of a row have a scale (kernels/quantized.h), one call being one piece of
-// work for one thread.
+// Matrices of 8-bit numbers, of which each 32 of a row have a scale (kernels/quantized/q8_0.h), one call being one
+// piece of work for one thread.
 namespace megatron::kernels::cpu {
 
 /// Rows of such a matrix, contiguous: depth a multiple of 32.

@@ -89,7 +89,7 @@ class LaunchedMask {
     mask.factor = dropout.p < 1 ? 1.0 / (1.0 - dropout.p) : 0.0;
     mask.key = dropout.key;
     mask.position_offset = dropout.position_offset;
-    mask.features = dropout.features > 0 ? dropout.features : features;
+    mask.features = dropout.features_or(features);
     mask.feature_offset = dropout.feature_offset;
     mask.jump_at = dropout.jump_at;
     mask.jump = dropout.jump;

@@ -93,7 +93,7 @@ struct AttentionOperators {
       args.scale = static_cast<C>(options.scale != 0 ? options.scale : 1.0 / std::sqrt(static_cast<double>(args.d)));
       args.causal = options.causal;
       args.mask = mask_.mask;
-      args.mask_queries = options.dropout.positions > 0 ? options.dropout.positions : args.queries;
+      args.mask_queries = options.dropout.positions_or(args.queries);
       args.mask.position_offset = options.head_offset * args.mask_queries + options.dropout.position_offset;
       args.mask.jump = 0;
       const auto ints = at::TensorOptions().dtype(at::kInt).device(q.device());
