@@ -253,16 +253,19 @@ class Parity : public ::testing::TestWithParam<Layout> {
       return result;
     };
     // With GPT-2's layers come key biases, which have no gradient but for rounding: each may be counted, or not. Sums
-    // in another order may round to zero, or not, in the fewer digits of other data types.
+    // in another order may round to zero, or not, in the fewer digits of other data types; scores that do may send a
+    // token to another expert, and one that no token chose has no gradient.
     const bool adapted = layout.with.find("lora") != std::string::npos;  // which train no biases
     const bool key_biases = layout.llama == 0 && !layout.t5 && !adapted;
     const bool positions = key_biases && layout.with.find("rope") == std::string::npos;
-    const int slack = key_biases ? 4 * 32 : std::string_view(dtype) == "fp64" ? 0 : 16;
+    const bool exact = std::string_view(dtype) == "fp64";
+    const int slack = key_biases ? 4 * 32 : exact ? 0 : 16;
     for (std::size_t i = 0; i < want.zeros.size(); ++i) {
-      EXPECT_NEAR(got.zeros.at(i), want.zeros[i], slack) << "zeros in the gradient of step " << i + 1;
+      if (exact || layout.experts == 0)
+        EXPECT_NEAR(got.zeros.at(i), want.zeros[i], slack) << "zeros in the gradient of step " << i + 1;
       EXPECT_GE(want.zeros[i], positions ? 4 * 32 : 0) << "positions that no sample has";
     }
-    if (std::string_view(dtype) == "fp64") {
+    if (exact) {
       EXPECT_EQ(got.loads, want.loads) << "tokens that chose each expert";
       EXPECT_EQ(want.loads.front().empty(), layout.experts == 0);
       for (std::size_t i = 0; i < want.auxiliary.size(); ++i)
