@@ -14,6 +14,7 @@ int bench(const Args& args) {
                    {"checkpoint", "Saving and loading against the disk; what a save costs training.", bench_checkpoint},
                    {"generate", "Generation with a trained model: tokens/s, share of the bound.", bench_generate},
                    {"comm", "All-reduce between ranks.", bench_comm},
+                   {"hardware", "Rates of this machine, for plan --search and train --layout auto.", bench_hardware},
                    {"data", "Text to tokens, the order of samples, and fetching them.", bench_data},
                    {"tokenizer", "Learning, encoding and decoding of byte-level BPE.", bench_tokenizer}},
                   args);

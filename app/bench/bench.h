@@ -12,6 +12,7 @@ int bench_checkpoint(const Args& args);
 int bench_comm(const Args& args);
 int bench_data(const Args& args);
 int bench_generate(const Args& args);
+int bench_hardware(const Args& args);
 int bench_pipeline(const Args& args);
 int bench_scaling(const Args& args);
 int bench_step(const Args& args);

@@ -1,20 +1,17 @@
 #include "app/plan/search.h"
 
 #include <algorithm>
-#include <charconv>
 #include <nlohmann/json.hpp>
 
-#include "app/config_file.h"
 #include "app/json_line.h"
+#include "app/layouts.h"
 #include "app/print.h"
 #include "megatron/base/error.h"
 #include "megatron/base/files/file.h"
-#include "megatron/base/machine/cores.h"
 #include "megatron/base/progress.h"
 #include "megatron/charts/scatter_chart.h"
 #include "megatron/config/run_config.h"
 #include "megatron/plan/layout_search.h"
-#include "megatron/text/tokenizer.h"
 
 namespace megatron::app {
 namespace {
@@ -22,7 +19,6 @@ namespace {
 using nlohmann::ordered_json;
 
 constexpr const char* kUsage = "megatron plan RECIPE.toml --search --world-size N [--hardware NAME] [--fit 80GB]";
-constexpr int kMostEvaluated = 600;
 
 struct Options {
   config::RunConfig run;
@@ -34,26 +30,6 @@ struct Options {
     run.visit(v);
   }
 };
-
-/// "80GB", "1.5e9", "64GiB".
-double bytes_of(const std::string& text) {
-  double number = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  const std::string unit(end, text.data() + text.size());
-  double factor = 0;
-  for (const auto& [name, bytes] : {std::pair("", 1.0), {"GB", 1e9}, {"GiB", 0x1p30}, {"MB", 1e6}, {"MiB", 0x1p20}})
-    if (unit == name) factor = bytes;
-  if (error != std::errc() || factor == 0 || !(number > 0))
-    throw ConfigError(rule_got_fix("--fit must be bytes, as 80GB or 64GiB.", text, "--fit 80GB"));
-  return number * factor;
-}
-
-plan::Facts facts_of(const config::RunConfig& run) {
-  if (run.data.tokenizer.empty()) return {};
-  return {
-      .tokenizer_vocab =
-          text::Tokenizer::load(run.data.tokenizer, run.data.tokenizer_type, run.data.vocab_extra_ids).vocab_size()};
-}
 
 std::string sharding_text(const std::string& sharding) {
   return sharding.empty() ? "-" : sharding == "optim" ? "ZeRO-1" : "ZeRO-2";
@@ -151,19 +127,9 @@ int plan_search(const Args& args) {
   if (!(options.flags.gpu_hour_price >= 0 && options.flags.gpu_hour_price < 1e9))
     throw ConfigError(rule_got_fix("--gpu-hour-price must be 0 or more.", concat(options.flags.gpu_hour_price),
                                    "--gpu-hour-price 2.5"));
-  const std::string file = config_file(options.flags.hardware, "configs/hardware", "--hardware");
-  const plan::Hardware hardware = plan::parse_hardware(read_file(file, std::uint64_t{1} << 20), file);
-  const double capacity = options.flags.fit.empty() ? hardware.memory.capacity_bytes() : bytes_of(options.flags.fit);
-  const plan::LayoutSearch found = plan::search_layouts(options.run, hardware, capacity, facts_of(options.run),
-                                                        options.flags.top, kMostEvaluated, usable_cores());
-  if (found.layouts.empty())
-    throw ConfigError(rule_got_fix(
-        concat("--search found no layout that fits into ", human_bytes(capacity), " a rank."),
-        found.too_large.empty()
-            ? "weights, gradients and the optimizer's state alone are more"
-            : concat("the smallest holds ", human_bytes(static_cast<double>(found.too_large[0].memory.total())), ": ",
-                     plan::flags_of(options.run, found.too_large[0].choice)),
-        "more ranks (--world-size), or ranks with more memory (--fit)"));
+  const RanksMachine machine = machine_of(options.flags.hardware, options.flags.fit);
+  const plan::Hardware& hardware = machine.hardware;
+  const plan::LayoutSearch found = find_layouts(options.run, machine, options.flags.top);
   const double tokens = options.flags.tokens > 0
                             ? options.flags.tokens
                             : static_cast<double>(options.run.train.train_iters * options.run.train.global_batch_size *
@@ -188,7 +154,7 @@ int plan_search(const Args& args) {
       rows.push_back(row_of(found.layouts[i], options, tokens));
     print_json(ordered_json{{"hardware", hardware.name},
                             {"world_size", options.run.parallel.world_size},
-                            {"capacity_bytes", capacity},
+                            {"capacity_bytes", machine.capacity_bytes},
                             {"allowed", found.allowed},
                             {"evaluated", found.evaluated},
                             {"complete", found.complete},

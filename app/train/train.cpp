@@ -2,7 +2,11 @@
 #include <optional>
 
 #include "app/jobs.h"
+#include "app/layouts.h"
+#include "megatron/base/error.h"
+#include "megatron/base/progress.h"
 #include "megatron/base/text/printable.h"
+#include "megatron/comm/processes/rendezvous.h"
 #include "megatron/config/options.h"
 #include "megatron/config/unused_options.h"
 #include "megatron/run/ranks.h"
@@ -17,13 +21,59 @@ constexpr const char* kUsage =
     "save\n"
     "and exit with 3.";
 
+struct Options {
+  config::RunConfig run;
+  std::string layout = "given", hardware, fit;
+
+  void visit(auto& v) {
+    v("layout", layout,
+      "given: the layout of ranks that the options say; auto: the fastest that fits, as plan --search finds it, in "
+      "place of their tp, pp, vpp, schedule, micro batch, recomputation and sharding.",
+      config::Choices({"given", "auto"}));
+    v("hardware", hardware,
+      "With --layout auto: what the ranks run on, a file (megatron bench hardware writes one) or the name of one in "
+      "configs/hardware/ without .toml.");
+    v("fit", fit, "With --layout auto: memory that a rank may take, as 80GB; empty: all that the hardware has.");
+    run.visit(v);
+  }
+};
+
+/// Every rank finds the same: nothing but its words and the number of ranks decides.
+std::string choose_layout(Options& options) {
+  if (options.layout == "given") {
+    if (!options.hardware.empty() || !options.fit.empty())
+      throw ConfigError(
+          rule_got_fix("--hardware and --fit are for the search of a layout.", "--layout given", "--layout auto"));
+    return "";
+  }
+  if (options.hardware.empty())
+    throw ConfigError(rule_got_fix("--layout auto needs what the ranks run on.", "no --hardware",
+                                   "--hardware dgx-h100; a file for this machine: megatron bench hardware --output "
+                                   "FILE"));
+  if (const auto place = comm::place_from(comm::process_environment()))
+    options.run.parallel.world_size = place->world_size;
+  const RanksMachine machine = machine_of(options.hardware, options.fit);
+  const plan::LayoutSearch found = find_layouts(options.run, machine, 1);
+  const plan::FoundLayout& best = found.layouts[0];
+  std::string note = concat("layout auto: ", plan::flags_of(options.run, best.choice), " (",
+                            human_bytes(static_cast<double>(best.memory.total())), " of ",
+                            human_bytes(machine.capacity_bytes), " a rank)");
+  options.run = plan::with_layout(options.run, best.choice);
+  return note;
+}
+
 int run_train(const Args& args) {
-  config::RunConfig config;
+  Options options;
   std::optional<run::TrainingJob> job;
-  const auto command = config::parse_recipe_command(config, args, kUsage, [&] { job = run::open_training(config); });
+  const auto command = config::parse_recipe_command(options, &Options::run, args, kUsage, [&] {
+    const std::string note = choose_layout(options);
+    job = run::open_training(options.run);
+    if (!note.empty()) job->notes.push_back(note);
+  });
   if (run::speaks_for(*job)) {
     for (const std::string& note : job->notes) write_line(stderr, note);
-    if (const std::string note = config::unread_note(config, command.given); !note.empty()) write_line(stderr, note);
+    if (const std::string note = config::unread_note(options.run, command.given); !note.empty())
+      write_line(stderr, note);
   }
   return run::train(*job, {.stop_on_signals = true});
 }

@@ -3,11 +3,12 @@ import json
 import pathlib
 import sys
 import tempfile
+import tomllib
 import unittest
 import xml.etree.ElementTree
 
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "testing"))
-from program import run  # noqa: E402
+from program import RunFolder, run  # noqa: E402
 
 RECIPE = pathlib.Path(__file__).resolve().parents[2] / "configs/gpt_1.3b.toml"
 RANKS = [RECIPE, "--world-size", 8, "--global-batch-size", 64, "--train.dtype", "bf16", "--device", "cuda"]
@@ -39,11 +40,47 @@ class Search(unittest.TestCase):
             self.assertIn(found["layouts"][0]["flags"], shown)
 
     def test_what_cannot_be_is_said(self):
-        self.assertIn("no layout that fits", run("plan", *RANKS, "--search", "--fit", "100MB", code=2))
+        self.assertIn("No layout", run("plan", *RANKS, "--search", "--fit", "100MB", code=2))
         self.assertIn("--fit 80GB", run("plan", *RANKS, "--search", "--fit", "much", code=2))
         self.assertIn("configs/hardware", run("plan", *RANKS, "--search", "--hardware", "abacus", code=2))
         self.assertIn("0 or more", run("plan", *RANKS, "--search", "--gpu-hour-price", -1, code=2))
         self.assertIn("--search", run("plan", *RANKS, "--svg", "search.svg", code=2))
+
+
+class Auto(unittest.TestCase):
+    """Training in the layout that the search puts first."""
+
+    def setUp(self):
+        self.place = RunFolder()
+        self.addCleanup(self.place.close)
+        self.machine = self.place.path / "machine.toml"
+
+    def test_a_run_takes_the_first_layout_and_learns_the_same(self):
+        figures = json.loads(run("bench", "hardware", "--ranks", 2, "--output", self.machine, "--json"))
+        self.assertGreater(figures["fp32_tflops"], 0)
+        self.assertGreater(figures["link_gb_s"], 0)
+        words = ["--world-size", 2, "--train-iters", 3, "--eval-interval", 0]
+        search = ["--search", "--hardware", self.machine, "--fit", "1GB"]
+        found = json.loads(run("plan", self.place.recipe, *words, *search, "--json",
+                               "--tokenizer", self.place.tokenizer))
+        first = found["layouts"][0]
+        self.place.train("auto", *words, "--layout", "auto", *search[1:])
+        recipe = tomllib.loads((self.place.path / "auto/recipe.toml").read_text())
+        for section, option in (("parallel", "tp"), ("parallel", "pp"), ("train", "micro_batch_size")):
+            self.assertEqual(recipe[section][option], first[option], first)
+        self.place.train("one", *words[2:])
+        got, want = self.place.losses("auto"), self.place.losses("one")
+        self.assertEqual(got.keys(), want.keys())
+        for step, loss in want.items():
+            self.assertLess(abs(got[step] / loss - 1), 1e-5)
+
+    def test_what_a_search_lacks_is_said(self):
+        words = ["--world-size", 2, "--layout", "auto"]
+        self.assertIn("bench hardware", self.place.train("none", *words, code=2))
+        words += ["--hardware", "dgx-h100"]
+        self.assertIn("No layout", self.place.train("none", *words, "--fit", "1MB", code=2))
+        self.assertIn("--layout auto", self.place.train("none", "--fit", "1GB", code=2))
+        self.assertFalse((self.place.path / "none").exists())
 
 
 if __name__ == "__main__":

@@ -1,0 +1,59 @@
+#include "app/layouts.h"
+
+#include <charconv>
+
+#include "app/config_file.h"
+#include "megatron/base/error.h"
+#include "megatron/base/files/file.h"
+#include "megatron/base/machine/cores.h"
+#include "megatron/base/progress.h"
+#include "megatron/text/tokenizer.h"
+
+namespace megatron::app {
+namespace {
+
+constexpr int kMostEvaluated = 600;
+
+double bytes_of(const std::string& text) {
+  double number = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  const std::string unit(end, text.data() + text.size());
+  double factor = 0;
+  for (const auto& [name, bytes] : {std::pair("", 1.0), {"GB", 1e9}, {"GiB", 0x1p30}, {"MB", 1e6}, {"MiB", 0x1p20}})
+    if (unit == name) factor = bytes;
+  if (error != std::errc() || factor == 0 || !(number > 0))
+    throw ConfigError(rule_got_fix("--fit must be bytes, as 80GB or 64GiB.", text, "--fit 80GB"));
+  return number * factor;
+}
+
+plan::Facts facts_of(const config::RunConfig& recipe) {
+  if (recipe.data.tokenizer.empty()) return {};
+  const config::DataConfig& data = recipe.data;
+  return {.tokenizer_vocab =
+              text::Tokenizer::load(data.tokenizer, data.tokenizer_type, data.vocab_extra_ids).vocab_size()};
+}
+
+}  // namespace
+
+RanksMachine machine_of(const std::string& hardware, const std::string& fit) {
+  const std::string file = config_file(hardware, "configs/hardware", "--hardware");
+  RanksMachine machine{plan::parse_hardware(read_file(file, std::uint64_t{1} << 20), file)};
+  machine.capacity_bytes = fit.empty() ? machine.hardware.memory.capacity_bytes() : bytes_of(fit);
+  return machine;
+}
+
+plan::LayoutSearch find_layouts(const config::RunConfig& recipe, const RanksMachine& machine, int most) {
+  plan::LayoutSearch found = plan::search_layouts(recipe, machine.hardware, machine.capacity_bytes, facts_of(recipe),
+                                                  most, kMostEvaluated, usable_cores());
+  if (found.layouts.empty())
+    throw ConfigError(rule_got_fix(
+        concat("No layout of the ranks fits into ", human_bytes(machine.capacity_bytes), " a rank."),
+        found.too_large.empty()
+            ? "weights, gradients and the optimizer's state alone are more"
+            : concat("the smallest holds ", human_bytes(static_cast<double>(found.too_large[0].memory.total())), ": ",
+                     plan::flags_of(recipe, found.too_large[0].choice)),
+        "more ranks (--world-size), or ranks with more memory (--fit)"));
+  return found;
+}
+
+}  // namespace megatron::app

@@ -1,0 +1,22 @@
+#pragma once
+#include <string>
+
+#include "megatron/config/run_config.h"
+#include "megatron/plan/layout_search.h"
+
+namespace megatron::app {
+
+/// What ranks compute on, and the memory that each may take.
+struct RanksMachine {
+  plan::Hardware hardware;
+  double capacity_bytes = 0;
+};
+
+/// `hardware`: a file, or the name of one in configs/hardware/. `fit`: "80GB", "1.5e9", "64GiB"; empty: all that the
+/// hardware has. Throws ConfigError.
+RanksMachine machine_of(const std::string& hardware, const std::string& fit);
+
+/// The `most` fastest layouts of `recipe` on such ranks (plan::search_layouts). Throws ConfigError where none fits.
+plan::LayoutSearch find_layouts(const config::RunConfig& recipe, const RanksMachine& machine, int most);
+
+}  // namespace megatron::app
