@@ -14,7 +14,7 @@ add_executable(megatron-torch ${app_torch_sources})
 target_link_libraries(megatron PRIVATE megatron_study megatron_supervise megatron_recipe megatron_corpus megatron_tasks megatron_data
   megatron_text megatron_config megatron_version)
 target_link_libraries(megatron-torch PRIVATE megatron_run megatron_generate megatron_finetune megatron_train
-  megatron_checkpoint megatron_study megatron_corpus megatron_data megatron_text megatron_config)
+  megatron_checkpoint megatron_study megatron_supervise megatron_corpus megatron_data megatron_text megatron_config)
 foreach(program megatron megatron-torch)
   megatron_unity(${program})
   target_include_directories(${program} PRIVATE ${PROJECT_SOURCE_DIR})

@@ -13,6 +13,7 @@
 #include "app/generate/chat_template.h"
 #include "app/jobs.h"
 #include "app/print.h"
+#include "app/serve/run_pictures.h"
 #include "megatron/base/error.h"
 #include "megatron/base/files/file.h"
 #include "megatron/base/machine/machine_memory.h"
@@ -242,7 +243,8 @@ serve::ServiceOptions service_options(const Plan& plan) {
       .created =
           std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch()).count(),
       .embeddings = plan.pooling.has_value(),
-      .limits = limits};
+      .limits = limits,
+      .pictures = plan.pooling ? decltype(serve::ServiceOptions::pictures){} : run_pictures(plan.flags.load)};
 }
 
 serve::ServerOptions server_options(const ServeFlags& flags) {

@@ -92,13 +92,23 @@ READY = """new Promise((done) => {
   look();
 })"""
 
+# Names of the run's pictures, and whether each could be drawn.
+IMAGES = """new Promise((done) => {
+  const look = () => {
+    const all = [...document.querySelectorAll("#run img")];
+    if (all.length && all.every((one) => one.complete)) done(all.map((one) => [one.alt, one.naturalWidth > 0]));
+    else requestAnimationFrame(look);
+  };
+  look();
+})"""
+
 
 @unittest.skipUnless(CHROMIUM, "chromium is not installed")
 class Page(unittest.TestCase):
     def setUp(self):
         place = RunFolder()
         self.addCleanup(place.close)
-        place.train("run", "--train-iters", 6, "--seq-length", 128)
+        place.train("run", "--train-iters", 6, "--seq-length", 128, "--world-size", 2, "--pp", 2)
         (place.path / "run/chat_template.jinja").write_text(TEMPLATE)
         self.server = Server(place.path / "run")
         self.addCleanup(self.server.close)
@@ -131,6 +141,8 @@ class Page(unittest.TestCase):
         browser.value("document.querySelector('.token').click()")
         self.assertEqual(browser.value("document.querySelectorAll('#detail tr').length"), 2 + 5)
         self.assertRegex(browser.value("document.getElementById('status').textContent"), r"^\d+ tokens, ")
+        browser.value("document.getElementById('run').open = true")
+        self.assertEqual(browser.value(IMAGES), [["curves", True], ["schedule", True]])
         # Everything that can be used has a name.
         unnamed = """[...document.querySelectorAll('button, input, select, textarea')].filter((one) =>
           !one.labels?.length && !one.textContent.trim() && !one.getAttribute('aria-label')).length"""

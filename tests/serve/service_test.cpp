@@ -56,6 +56,24 @@ struct Bench {
   Service service{{.model = "m", .context = 100, .vocab = 256, .ends = {0}}, tokenizer, std::nullopt, queue, metrics};
 };
 
+TEST(Service, ShowsThePicturesOfTheRun) {
+  Bench bench({.texts = 2, .texts_of_client = 1});
+  Service service({.model = "m", .tokens = {"secret"}, .pictures = {{"curves", [] { return std::string("<svg/>"); }}}},
+                  bench.tokenizer, std::nullopt, bench.queue, bench.metrics);
+  const auto get = [&](const std::string& path, const std::string& token) {
+    const auto reply = std::make_shared<Heard>();
+    service.handle({.method = "GET", .path = path, .headers = {{"authorization", "Bearer " + token}}, .body = ""},
+                   reply);
+    return *reply->response;
+  };
+  EXPECT_EQ(get("/run", "secret").body, R"({"pictures":["curves"]})");
+  EXPECT_EQ(get("/run/curves.svg", "secret").body, "<svg/>");
+  EXPECT_EQ(get("/run/curves.svg", "secret").type, "image/svg+xml");
+  EXPECT_EQ(get("/run/curves.svg", "other").status, 401);
+  EXPECT_EQ(get("/run/schedule.svg", "secret").status, 404);
+  EXPECT_EQ(get("/run/", "secret").status, 404);
+}
+
 TEST(Service, NamesATimeWhereTooManyWait) {
   Bench bench({.texts = 2, .texts_of_client = 1});
   EXPECT_FALSE(bench.ask({{"prompt", "a"}})->response);

@@ -36,6 +36,7 @@ input[type=number], input[type=text], input[type=password], select { width: 100%
   font: inherit; color: inherit; white-space: pre-wrap; cursor: pointer; text-align: left; }
 #detail table { border-collapse: collapse; width: 100%; font-size: .9rem; }
 #detail td, #detail th { text-align: left; padding: .1rem .4rem; border-bottom: 1px solid var(--line); }
+#run img { display: block; width: 100%; margin: .5rem 0; background: #fff; }
 code { background: var(--soft); white-space: pre-wrap; }
 .error { border: 2px solid #c00; }
 @media (max-width: 50rem) { body { display: block; height: auto; } aside { border: 0; } }
@@ -43,7 +44,10 @@ code { background: var(--soft); white-space: pre-wrap; }
 </head>
 <body>
 <header><h1 id="model">megatron serve</h1><span id="status" role="status" aria-live="polite">Ready.</span></header>
-<main id="talk" aria-label="Conversation" aria-live="polite" aria-busy="false"></main>
+<main>
+<details id="run" hidden><summary>The run that this model comes from</summary></details>
+<section id="talk" aria-label="Conversation" aria-live="polite" aria-busy="false"></section>
+</main>
 <aside aria-label="Settings">
   <label for="mode">Mode</label>
   <select id="mode"><option value="chat">Chat</option><option value="text">Continue a text</option></select>
@@ -82,6 +86,29 @@ const find_model = async () => {
   if (!response.ok) return say("The server wants a bearer token.");
   model = (await response.json()).data[0].id;
   $("model").textContent = document.title = model;
+  find_run();
+};
+
+const find_run = async () => {
+  const response = await fetch("run", {headers: headers()});
+  if (response.ok) $("run").hidden = (await response.json()).pictures.length === 0;
+};
+
+// Drawn anew each time that it is opened: the run may not be at its end.
+const show_run = async () => {
+  if (!$("run").open) return;
+  const {pictures} = await (await fetch("run", {headers: headers()})).json();
+  const images = [];
+  for (const name of pictures) {
+    const response = await fetch(`run/${name}.svg`, {headers: headers()});
+    if (!response.ok) continue;
+    const image = document.createElement("img");
+    image.alt = name;
+    image.src = URL.createObjectURL(await response.blob());
+    image.addEventListener("load", () => URL.revokeObjectURL(image.src));
+    images.push(image);
+  }
+  $("run").replaceChildren($("run").firstElementChild, ...images);
 };
 
 const say = (text) => { $("status").textContent = text; };
@@ -236,6 +263,7 @@ $("clear").addEventListener("click", () => {
   say("Ready.");
 });
 $("token").addEventListener("change", find_model);
+$("run").addEventListener("toggle", show_run);
 find_model();
 </script>
 </body>
@@ -249,7 +277,7 @@ std::string_view page() { return kPage; }
 std::vector<std::pair<std::string, std::string>> page_headers() {
   return {{"Content-Security-Policy",
            "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; "
-           "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"},
+           "img-src blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"},
           {"Referrer-Policy", "no-referrer"}};
 }
 

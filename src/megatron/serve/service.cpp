@@ -26,6 +26,7 @@ const std::map<std::string, std::string>& methods_of_paths() {
   static const std::map<std::string, std::string> methods = {{"/", "GET"},
                                                              {"/health", "GET"},
                                                              {"/metrics", "GET"},
+                                                             {"/run", "GET"},
                                                              {"/v1/models", "GET"},
                                                              {"/v1/completions", "POST"},
                                                              {"/v1/chat/completions", "POST"},
@@ -33,11 +34,12 @@ const std::map<std::string, std::string>& methods_of_paths() {
   return methods;
 }
 
-constexpr const char* kModelPath = "/v1/models/";
+constexpr const char *kModelPath = "/v1/models/", *kRunPath = "/run/";
 
 /// As metrics name it: what clients make up is not remembered.
 std::string family_of(const std::string& path) {
   if (path.starts_with(kModelPath)) return "/v1/models";
+  if (path.starts_with(kRunPath)) return "/run";
   return methods_of_paths().contains(path) ? path : "other";
 }
 
@@ -64,10 +66,10 @@ void Service::handle(const HttpRequest& request, const std::shared_ptr<Reply>& r
   };
   try {
     const auto known = methods_of_paths().find(request.path);
-    const bool of_model = request.path.starts_with(kModelPath);
-    if (known == methods_of_paths().end() && !of_model)
+    const bool is_read = request.path.starts_with(kModelPath) || picture_at(request.path) != nullptr;
+    if (known == methods_of_paths().end() && !is_read)
       throw ApiError(404, "no such path: " + request.path.substr(0, 200), "", "not_found");
-    const std::string method = of_model ? "GET" : known->second;
+    const std::string method = is_read ? "GET" : known->second;
     if (request.method != method && !(method == "GET" && request.method == "HEAD"))
       throw ApiError(405, concat(request.path, " takes ", method), "", "method_not_allowed");
     route(request, reply, authorized_client(request));
@@ -78,6 +80,14 @@ void Service::handle(const HttpRequest& request, const std::shared_ptr<Reply>& r
   } catch (const std::exception& error) {
     refuse(ApiError(500, error.what()));
   }
+}
+
+const std::function<std::string()>* Service::picture_at(const std::string& path) const {
+  constexpr std::string_view kEnd = ".svg";
+  if (!path.starts_with(kRunPath) || !path.ends_with(kEnd)) return nullptr;
+  const std::size_t begin = std::string_view(kRunPath).size();
+  const auto found = options_.pictures.find(path.substr(begin, path.size() - kEnd.size() - begin));
+  return found == options_.pictures.end() ? nullptr : &found->second;
 }
 
 std::string Service::authorized_client(const HttpRequest& request) const {
@@ -117,6 +127,13 @@ void Service::route(const HttpRequest& request, const std::shared_ptr<Reply>& re
   if (request.path == "/metrics")
     return reply->send({.type = "text/plain; version=0.0.4; charset=utf-8", .body = metrics_.text()});
   if (request.path == "/health") return reply->send({.body = R"({"status":"ok"})"});
+  if (request.path == "/run") {
+    nlohmann::ordered_json names = nlohmann::ordered_json::array();
+    for (const auto& [name, draw] : options_.pictures) names.push_back(name);
+    return reply->send({.body = nlohmann::ordered_json{{"pictures", names}}.dump()});
+  }
+  if (const auto* const draw = picture_at(request.path))
+    return reply->send({.type = "image/svg+xml", .body = (*draw)()});
   if (request.path == "/v1/models")
     return reply->send({.body = models_json(options_.model, options_.created, options_.context)});
   check_model(request.path.substr(std::string(kModelPath).size()));

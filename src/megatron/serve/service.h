@@ -2,6 +2,7 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -30,6 +31,8 @@ struct ServiceOptions {
   std::int64_t created = 0;  ///< seconds since 1970
   bool embeddings = false;   ///< the model makes vectors of texts, and writes none
   RequestLimits limits = {};
+  /// Of the run that the model comes from: SVG files by name ("curves"), made when they are asked for.
+  std::map<std::string, std::function<std::string()>> pictures = {};
 };
 
 /// Answers requests: what can be said at once it says, texts it puts into the queue.
@@ -44,6 +47,8 @@ class Service {
 
  private:
   void route(const HttpRequest& request, const std::shared_ptr<Reply>& reply, const std::string& client);
+  /// The picture at /run/NAME.svg; null where there is none.
+  const std::function<std::string()>* picture_at(const std::string& path) const;
   std::string authorized_client(const HttpRequest& request) const;
   void answer(Request request, const std::shared_ptr<Reply>& reply, const std::string& client);
   void embed(const EmbeddingRequest& request, const std::shared_ptr<Reply>& reply, const std::string& client);
