@@ -1,4 +1,5 @@
-// Models whose matrices are held in 8 bits: the truth is the model with the numbers that those bits stand for.
+// Models whose matrices are held in 8 or 4 bits: the truth is the model with the numbers that those bits stand for,
+// from which the rounding of each product's inputs to 8 bits leads away by little.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -6,7 +7,7 @@
 #include <vector>
 
 #include "megatron/comm/threads/local_backend.h"
-#include "megatron/kernels/quantized/q8_0.h"
+#include "megatron/kernels/quantized/blocks.h"
 #include "megatron/model/decoding/decode.h"
 #include "megatron/plan/parameters/blocks.h"
 #include "tests/kernels/isa.h"
@@ -36,32 +37,40 @@ std::vector<TransformerOptions> models_of_blocks() {
   return {llama, gpt2};
 }
 
-/// The weights with what 8 bits stand for in place of each matrix.
-Tensors rounded_to_blocks(const plan::ModelShape& shape, const Tensors& weights) {
+constexpr GgufType kTypes[] = {GgufType::Q8_0, GgufType::Q4_1, GgufType::Q4_0};
+
+kernels::QuantizedMatrix in_blocks(const plan::ParameterSpec& spec, const at::Tensor& w, GgufType type) {
+  return kernels::quantize(w.detach().to(at::kFloat).contiguous(), plan::block_type(spec, type), spec.name);
+}
+
+/// The weights with what the blocks stand for in place of each matrix.
+Tensors rounded_to_blocks(const plan::ModelShape& shape, const Tensors& weights, GgufType type) {
   Tensors rounded;
   for (const auto& spec : plan::model_parameters(shape, 1, 0)) {
     const at::Tensor w = weights.at(spec.name).detach();
-    rounded[spec.name] =
-        plan::fits_blocks(spec) ? kernels::quantize(w.to(at::kFloat).contiguous(), spec.name).widened(at::kDouble) : w;
+    rounded[spec.name] = plan::fits_blocks(spec) ? in_blocks(spec, w, type).widened(at::kDouble) : w;
   }
   return rounded;
 }
 
 /// A store of one rank whose matrices are in blocks.
 parallel::ParameterStore blocks_store(const plan::ModelShape& shape, int t, int k, const Tensors& weights,
-                                      at::ScalarType dtype) {
+                                      at::ScalarType dtype, GgufType type) {
   auto specs = plan::model_parameters(shape, t, k);
   std::vector<plan::ParameterSpec> plain, blocks;
   for (auto& spec : specs) (plan::fits_blocks(spec) ? blocks : plain).push_back(std::move(spec));
   auto layout = plan::buffer_layout(plain, 0);
   parallel::ParameterStore store(plain, std::move(layout), dtype, at::kCPU, 0,
                                  parallel::ParameterStore::Gradients::None);
-  for (auto& spec : blocks) store.add_in_blocks(std::move(spec));
+  for (auto& spec : blocks) {
+    const GgufType own = plan::block_type(spec, type);
+    store.add_in_blocks(std::move(spec), own);
+  }
   for (const auto& parameter : store.all()) {
     const at::Tensor part = slice_of(weights.at(parameter->spec.name).detach(), parameter->spec);
     if (parameter->in_blocks)
-      parameter->packed.replace(std::make_shared<const kernels::QuantizedMatrix>(
-          kernels::quantize(part.to(at::kFloat).contiguous(), parameter->spec.name)));
+      parameter->packed.replace(
+          std::make_shared<const kernels::QuantizedMatrix>(in_blocks(parameter->spec, part, type)));
     else
       parameter->value.copy_(part);
   }
@@ -76,34 +85,36 @@ at::Tensor logits_of(const CachedGpt& gpt, const at::Tensor& tokens_1s, std::int
   return at::cat(logits);
 }
 
-TEST(QuantizedGpt, IsTheModelOfTheNumbersInItsBlocksHoweverItIsDividedAndRead) {
+TEST(QuantizedGpt, IsNearlyTheModelOfTheNumbersInItsBlocksHoweverItIsDividedAndRead) {
   const at::Tensor tokens = megatron::testing::random_batch(10).tokens_bs.narrow(0, 0, 1);
-  for (const TransformerOptions& options : models_of_blocks()) {
-    const Tensors weights = random_weights(options.shape, 4);
-    const CachedGpt wide(options, make_store(options.shape, 1, 0, rounded_to_blocks(options.shape, weights)), {});
-    const at::Tensor expected = logits_of(wide, tokens, 7);
-    for (const std::string& set : kernels::instruction_sets()) {
-      kernels::force_instruction_set(set);
-      for (const auto dtype : {at::kFloat, at::kBFloat16})
-        for (const int t : {1, 2})
-          comm::run_ranks(t, [&](comm::Group tp) {
-            const auto store = blocks_store(options.shape, t, tp.rank(), weights, dtype);
-            const CachedGpt gpt(options, store, tp);
-            for (const std::int64_t prompt : {7, 1, 3})
-              EXPECT_NEAR_TENSOR(logits_of(gpt, tokens, prompt).to(at::kDouble), expected,
-                                 dtype == at::kFloat ? 1e-5 : 8e-2)
-                  << set << ", " << dtype << ", tp " << t << ", prompt " << prompt;
-          });
+  for (const TransformerOptions& options : models_of_blocks())
+    for (const GgufType type : kTypes) {
+      const Tensors weights = random_weights(options.shape, 4);
+      const CachedGpt wide(options, make_store(options.shape, 1, 0, rounded_to_blocks(options.shape, weights, type)),
+                           {});
+      const at::Tensor expected = logits_of(wide, tokens, 7);
+      const double size = expected.abs().max().item<double>();
+      for (const std::string& set : kernels::instruction_sets()) {
+        kernels::force_instruction_set(set);
+        for (const auto dtype : {at::kFloat, at::kBFloat16})
+          for (const int t : {1, 2})
+            comm::run_ranks(t, [&](comm::Group tp) {
+              const auto store = blocks_store(options.shape, t, tp.rank(), weights, dtype, type);
+              const CachedGpt gpt(options, store, tp);
+              for (const std::int64_t prompt : {7, 1, 3})
+                EXPECT_NEAR_TENSOR(logits_of(gpt, tokens, prompt).to(at::kDouble), expected, 0.03 * size)
+                    << set << ", " << dtype << ", tp " << t << ", prompt " << prompt;
+            });
+      }
+      kernels::force_instruction_set("auto");
     }
-    kernels::force_instruction_set("auto");
-  }
 }
 
 TEST(QuantizedGpt, SequencesWithACacheEachGetTheBitsThatTheyGetAlone) {
   const at::Tensor tokens = megatron::testing::random_batch(10).tokens_bs.repeat({10, 1});
   for (const TransformerOptions& options : models_of_blocks())
     for (const auto dtype : {at::kFloat, at::kBFloat16}) {
-      const auto store = blocks_store(options.shape, 1, 0, random_weights(options.shape, 4), dtype);
+      const auto store = blocks_store(options.shape, 1, 0, random_weights(options.shape, 4), dtype, GgufType::Q4_1);
       const CachedGpt gpt(options, store, {});
       std::vector<KvCache> caches;
       std::vector<KvCache*> all;
@@ -121,13 +132,16 @@ TEST(QuantizedGpt, SequencesWithACacheEachGetTheBitsThatTheyGetAlone) {
     }
 }
 
-TEST(QuantizedGpt, TakesLittleMoreThanAByteForEachNumber) {
+TEST(QuantizedGpt, TakesWhatIsCountedForIt) {
   const TransformerOptions options = models_of_blocks().front();
-  const auto store = blocks_store(options.shape, 1, 0, random_weights(options.shape, 4), at::kFloat);
-  for (const auto& parameter : store.all()) {
-    const std::int64_t numbers = parameter->spec.local_size();
-    EXPECT_EQ(parameter->value_bytes(), parameter->in_blocks ? plan::block_bytes(parameter->spec) : 4 * numbers);
-    EXPECT_EQ(parameter->in_blocks, parameter->spec.shape.size() == 2) << parameter->spec.name;
+  for (const GgufType type : kTypes) {
+    const auto store = blocks_store(options.shape, 1, 0, random_weights(options.shape, 4), at::kFloat, type);
+    for (const auto& parameter : store.all()) {
+      const std::int64_t numbers = parameter->spec.local_size();
+      EXPECT_EQ(parameter->value_bytes(),
+                parameter->in_blocks ? plan::block_bytes(parameter->spec, *parameter->in_blocks) : 4 * numbers);
+      EXPECT_EQ(parameter->in_blocks.has_value(), parameter->spec.shape.size() == 2) << parameter->spec.name;
+    }
   }
 }
 

@@ -12,7 +12,7 @@
 #include "megatron/checkpoint/model_state.h"
 #include "megatron/checkpoint/reader.h"
 #include "megatron/kernels/matmul.h"
-#include "megatron/kernels/quantized/q8_0.h"
+#include "megatron/kernels/quantized/blocks.h"
 #include "megatron/plan/parameters/adapters.h"
 
 namespace megatron::checkpoint {
@@ -84,7 +84,8 @@ WeightReport load_weights(const WeightSource& source, const parallel::ParameterS
     for (const ShardedTensor& tensor : model_tensor(spec.name, spec, shape, values))
       source.read(tensor.name, {tensor.offset, tensor.data.sizes().vec()}, tensor.data);
     if (parameter->in_blocks)
-      parameter->packed.replace(std::make_shared<const kernels::QuantizedMatrix>(kernels::quantize(values, spec.name)));
+      parameter->packed.replace(std::make_shared<const kernels::QuantizedMatrix>(
+          kernels::quantize(values, *parameter->in_blocks, spec.name)));
     else
       kernels::written_to(parameter->value);  // through its pointer
   }

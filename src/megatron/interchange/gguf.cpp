@@ -27,7 +27,7 @@
 #include "megatron/interchange/hugging_face/hf_family.h"
 #include "megatron/interchange/hugging_face/json.h"
 #include "megatron/interchange/mapped_source.h"
-#include "megatron/kernels/quantized/q8_0.h"
+#include "megatron/kernels/quantized/blocks.h"
 #include "megatron/text/characters/byte_level.h"
 #include "megatron/text/files/gguf_tokenizer.h"
 #include "megatron/text/tokenizer.h"
@@ -41,7 +41,7 @@ using nlohmann::json;
 
 constexpr std::uint32_t kVersion = 3, kAlignment = 32;
 constexpr std::uint32_t kQuantizationVersion = 2;
-constexpr std::int64_t kBlock = kernels::kQuantizedBlock, kBlockBytes = kBlock + 2;  // of Q8_0
+constexpr std::int64_t kBlock = kernels::kQuantizedBlock;
 constexpr std::int64_t kElementsAtOnce = std::int64_t{1} << 21;
 constexpr std::uint64_t kMaxConfigBytes = std::uint64_t{1} << 24;
 constexpr const char* kOtherFormat = "--format huggingface";
@@ -50,8 +50,23 @@ using Type = GgufType;
 
 /// LlamaFileType: what most tensors are.
 std::uint32_t file_type(Type type) {
-  return type == Type::F32 ? 0 : type == Type::F16 ? 1 : type == Type::Q8_0 ? 7 : 32;
+  switch (type) {
+    case Type::F32:
+      return 0;
+    case Type::F16:
+      return 1;
+    case Type::Q4_0:
+      return 2;
+    case Type::Q4_1:
+      return 3;
+    case Type::Q8_0:
+      return 7;
+    default:
+      return 32;
+  }
 }
+
+bool in_blocks(Type type) { return gguf_block(type).numbers > 1; }
 
 /// The entries before the tensors.
 class Metadata {
@@ -378,27 +393,27 @@ struct Tensor {
 
   std::int64_t columns() const { return shape.size() > 1 ? shape[1] : 1; }
   std::uint64_t bytes() const {
-    const std::int64_t elements = shape[0] * columns();
-    return static_cast<std::uint64_t>(type == Type::F32    ? 4 * elements
-                                      : type == Type::Q8_0 ? elements / kBlock * kBlockBytes
-                                                           : 2 * elements);
+    const GgufBlock block = gguf_block(type);
+    return static_cast<std::uint64_t>(shape[0] * columns() / block.numbers * block.bytes);
   }
 };
 
-/// The tensors in the order of the forward pass. Vectors are float32, as is everything in a Q8_0 file whose rows are
-/// no whole blocks float16.
+/// The tensors in the order of the forward pass. Vectors are float32, matrices of the vocabulary Q8_0 where others are
+/// in fewer bits (plan/parameters/blocks.h), and what has no rows of whole blocks float16.
 std::vector<Tensor> tensors_of(const MappedSource& theirs, const config::ModelConfig& model, Type type) {
   const bool llama = architecture_of(model) == "llama";
   std::vector<Tensor> tensors;
   const auto add = [&](const std::string& name, const std::string& source, std::int64_t head = 0) {
     const auto* shape = theirs.shape(source);
     if (shape == nullptr) return;  // biases, a tied output
-    const bool fits = type != Type::Q8_0 || shape->back() % kBlock == 0;
+    const bool words = name == "token_embd.weight" || name == "output.weight";
+    const Type wanted = words && in_blocks(type) ? Type::Q8_0 : type;
+    const bool fits = shape->back() % gguf_block(type).numbers == 0;
     tensors.push_back({.name = name,
                        .source = source,
                        .shape = *shape,
                        .type = shape->size() == 1 ? Type::F32
-                               : fits             ? type
+                               : fits             ? wanted
                                                   : Type::F16,
                        .head = head});
   };
@@ -423,25 +438,25 @@ std::vector<Tensor> tensors_of(const MappedSource& theirs, const config::ModelCo
   return tensors;
 }
 
-/// Blocks of Q8_0. Throws ConfigError where a number is not finite.
-std::string quantize_q8_0(std::span<const float> x, const std::string& name) {
+std::string quantized(std::span<const float> x, const Tensor& tensor) {
+  const auto size = static_cast<std::size_t>(gguf_block(tensor.type).bytes);
   std::string bytes;
-  bytes.reserve(x.size() / kBlock * kBlockBytes);
+  bytes.reserve(x.size() / kBlock * size);
   for (std::size_t begin = 0; begin < x.size(); begin += kBlock) {
     bool finite = true;
-    const auto block = kernels::quantize_block(x.subspan(begin).first<kBlock>(), finite);
+    const auto block = kernels::quantize_block(tensor.type, x.subspan(begin).first<kBlock>(), finite);
     if (!finite)
-      throw ConfigError(rule_got_fix(concat("export: weights must be finite to be q8_0: ", name), "inf or nan",
-                                     "--dtype fp32, which keeps them"));
-    bytes.append(reinterpret_cast<const char*>(&block.scale), sizeof block.scale);
-    bytes.append(reinterpret_cast<const char*>(block.levels.data()), block.levels.size());
+      throw ConfigError(rule_got_fix(concat("export: weights must be finite to be in blocks: ", tensor.name),
+                                     "inf or nan", "--dtype fp32, which keeps them"));
+    bytes.append(reinterpret_cast<const char*>(block.data()), size);
   }
   return bytes;
 }
 
+/// Throws ConfigError where a number that goes into a block is not finite.
 void write_values(AtomicFile& file, const at::Tensor& values, const Tensor& tensor) {
-  if (tensor.type == Type::Q8_0) {
-    file.write(quantize_q8_0({values.const_data_ptr<float>(), static_cast<std::size_t>(values.numel())}, tensor.name));
+  if (in_blocks(tensor.type)) {
+    file.write(quantized({values.const_data_ptr<float>(), static_cast<std::size_t>(values.numel())}, tensor));
     return;
   }
   const at::Tensor stored = values.to(tensor.type == Type::F16    ? at::kHalf
@@ -471,7 +486,8 @@ std::uint64_t padded(std::uint64_t bytes) { return (bytes + kAlignment - 1) / kA
 void pad(AtomicFile& file) { file.write(std::string(padded(file.size()) - file.size(), '\0')); }
 
 Type type_of(const std::string& dtype, const checkpoint::WeightSource& weights) {
-  if (dtype == "q8_0") return Type::Q8_0;
+  for (const auto& [name, type] : {std::pair{"q8_0", Type::Q8_0}, {"q4_1", Type::Q4_1}, {"q4_0", Type::Q4_0}})
+    if (dtype == name) return type;
   const std::string stored = weights.dtype("embedding.word_embeddings.weight");
   if (dtype == "float16" || (dtype.empty() && stored == "F16")) return Type::F16;
   if (dtype == "bfloat16" || (dtype.empty() && stored == "BF16")) return Type::BF16;
@@ -519,7 +535,7 @@ void write_gguf(const checkpoint::WeightSource& weights, const FolderConfig& con
 WeightFormat gguf_format() {
   return {.name = "gguf",
           .holder = "a GGUF file",
-          .models = "Llama, Mistral, Qwen2 in F32, F16, BF16, Q8_0, Q4_0 or Q4_1",
+          .models = "Llama, Mistral, Qwen2 in F32, F16, BF16, Q8_0, Q6_K, or Q4 or Q5 with _0, _1 or _K",
           .detect = is_gguf,
           .model = [](const fs::path& file) { return read_gguf_config(file).model; },
           .config = read_gguf_config,
@@ -528,7 +544,7 @@ WeightFormat gguf_format() {
           .companions = [](const fs::path& file) { return gguf_has_tokenizer(file) ? file : fs::path(); },
           .config_json = [](const fs::path& file) { return gguf_config_json(file); },
           .ending = ".gguf",
-          .dtypes = {"q8_0"},
+          .dtypes = {"q8_0", "q4_1", "q4_0"},
           .output = "file to write (Llama, Mistral, Qwen2); must not exist",
           .write = write_gguf};
 }

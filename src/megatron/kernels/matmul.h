@@ -14,7 +14,7 @@
 // float32 by libtorch, or by own kernels where these are faster (decision 38).
 namespace megatron::kernels {
 
-struct QuantizedMatrix;  // quantized/q8_0.h
+struct QuantizedMatrix;  // quantized/blocks.h
 
 /// Copies of a weight in the order in which AMX's tiles and AVX512_BF16's dot products read it: made when a product
 /// first wants them, and again once the weight was written to. That is known by the tensor's version, which every

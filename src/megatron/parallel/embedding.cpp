@@ -7,7 +7,7 @@
 
 #include "megatron/base/error.h"
 #include "megatron/kernels/embedding.h"
-#include "megatron/kernels/quantized/q8_0.h"
+#include "megatron/kernels/quantized/blocks.h"
 #include "megatron/parallel/backward.h"
 
 namespace megatron::parallel {

@@ -11,7 +11,7 @@
 #include <utility>
 
 #include "megatron/base/philox.h"
-#include "megatron/kernels/quantized/q8_0.h"
+#include "megatron/kernels/quantized/blocks.h"
 #include "megatron/kernels/random.h"
 #include "megatron/plan/parameters/blocks.h"
 
@@ -132,10 +132,10 @@ ParameterStore::ParameterStore(std::vector<plan::ParameterSpec> specs, plan::Buf
   }
 }
 
-void ParameterStore::add_in_blocks(plan::ParameterSpec spec) {
+void ParameterStore::add_in_blocks(plan::ParameterSpec spec, GgufType type) {
   static_assert(plan::kBlockNumbers == kernels::kQuantizedBlock);
   auto parameter = std::make_shared<Parameter>();
-  parameter->in_blocks = true;
+  parameter->in_blocks = type;
   parameter->value =
       at::full({1}, std::numeric_limits<double>::quiet_NaN(), values_.options()).expand(spec.local_shape());
   parameter->spec = std::move(spec);

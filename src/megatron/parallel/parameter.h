@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "megatron/base/files/gguf.h"
 #include "megatron/comm/group.h"
 #include "megatron/kernels/matmul.h"
 #include "megatron/plan/parameters/buffer_layout.h"
@@ -62,7 +63,8 @@ class Parameter {
   std::shared_ptr<GradientQueue> queue;  ///< its store's; null outside of one
   std::shared_ptr<Arrival> arrival;      ///< its bucket's; null outside of a store
   bool pooled = false;                   ///< its gradient is in a plan::GradientPool
-  bool in_blocks = false;  ///< `packed` alone has the values; `value` is NaN of their shape, without memory
+  /// Of `packed`, where that alone has the values and `value` is NaN of their shape, without memory.
+  std::optional<GgufType> in_blocks;
 
   /// Whether it is not trained: then it has no gradient, and backward passes write none.
   bool frozen() const { return !grad.defined(); }
@@ -157,7 +159,7 @@ class ParameterStore {
 
   /// Adds a parameter whose values are not in the buffer but, once they are read, in fewer bits in `packed`: a matrix
   /// of whole blocks (plan/parameters/blocks.h), for models that only compute forward on the CPU.
-  void add_in_blocks(plan::ParameterSpec spec);
+  void add_in_blocks(plan::ParameterSpec spec, GgufType type);
   /// From now on get() also finds the parameters of `frozen`, a store with Gradients::None: the weights of a model
   /// whose adapters are in this one.
   void add_frozen(std::shared_ptr<const ParameterStore> frozen) { frozen_ = std::move(frozen); }

@@ -156,22 +156,30 @@ void check_weights(const ModelFlags& flags, const plan::ResolvedRun& run, bool s
   check_memory(run, comm::place_from(comm::process_environment()), holding);
 }
 
-/// Throws ConfigError where --weights q8_0 was asked for and cannot be.
+/// What --weights names; none: "full".
+std::optional<GgufType> blocks_of(const ModelFlags& flags) {
+  for (const auto& [name, type] : kBlockWeights)
+    if (flags.weights == name) return type;
+  return std::nullopt;
+}
+
+/// Throws ConfigError where --weights asks for blocks that cannot be.
 void check_blocks(const ModelFlags& flags, const plan::ResolvedRun& run, const char* job) {
-  if (flags.weights != kQ8Weights) return;
+  if (!blocks_of(flags)) return;
+  const std::string asked = concat("--weights ", flags.weights);
   const std::string fix = concat("--weights ", kFullWeights);
   const plan::ModelShape& shape = run.shape;
   if (!shape.causal || shape.encoder_decoder() || shape.experts)
-    throw ConfigError(rule_got_fix(concat(job, ": --weights q8_0 is for a GPT without experts."),
+    throw ConfigError(rule_got_fix(concat(job, ": ", asked, " is for a GPT without experts."),
                                    shape.experts ? "a mixture of experts" : "another kind of model", fix));
   if (run.config.parallel.device != "cpu")
-    throw ConfigError(rule_got_fix(concat(job, ": --weights q8_0 is computed on the CPU alone."),
+    throw ConfigError(rule_got_fix(concat(job, ": ", asked, " is computed on the CPU alone."),
                                    concat("--device ", run.config.parallel.device), fix));
   const int tp = run.grid.size(plan::Axis::Tp);
   for (int rank = 0; rank < tp; ++rank)
     for (const plan::ParameterSpec& spec : plan::model_parameters(shape, tp, rank))
       if (plan::fits_blocks(spec) && !plan::part_fits_blocks(spec))
-        throw ConfigError(rule_got_fix(concat(job, ": with --weights q8_0 each rank must have whole blocks of ",
+        throw ConfigError(rule_got_fix(concat(job, ": with ", asked, " each rank must have whole blocks of ",
                                               plan::kBlockNumbers, " columns of a matrix."),
                                        concat(spec.name, ": ", spec.shape[1], " columns, tp ", tp), "--tp 1"));
 }
@@ -186,12 +194,8 @@ TrainedModel open_trained_model(const ModelFlags& flags, const char* job, interc
   auto ends = interchange::end_tokens(flags.load, tokenizer);
   auto run = resolve(flags, config, tokenizer, job);
   check_blocks(flags, run, job);
-  TrainedModel model{flags.load,
-                     std::move(run),
-                     std::move(tokenizer),
-                     std::move(ends),
-                     flags.weights == kQ8Weights,
-                     writes == interchange::Writes::Embeddings};
+  TrainedModel model{flags.load,      std::move(run),   std::move(tokenizer),
+                     std::move(ends), blocks_of(flags), writes == interchange::Writes::Embeddings};
   check_weights(flags, model.run, /*strict=*/!model.without_heads, model.holding());
   return model;
 }
@@ -212,7 +216,7 @@ TrainedModel open_task_model(const ModelFlags& flags, const char* job, const Tas
   config.optimizer.name = "sgd";
   config.optimizer.sgd_momentum = 0;
   if (flags.weights != kFullWeights)
-    throw ConfigError(rule_got_fix(concat(job, ": --weights q8_0 is for what writes or scores texts."),
+    throw ConfigError(rule_got_fix(concat(job, ": --weights ", flags.weights, " is for what writes or scores texts."),
                                    concat("--weights ", flags.weights), concat("--weights ", kFullWeights)));
   auto run = resolve(flags, config, tokenizer, job);
   check_weights(flags, run, /*strict=*/false, plan::Holding::Weights);  // of another head: whoever loads them says so
@@ -242,7 +246,10 @@ RankModel load_rank(const TrainedModel& model, const comm::Group& world, at::Dev
     return parallel::ParameterStore(std::move(specs), std::move(layout), train::scalar_type(run.config), device, 0,
                                     parallel::ParameterStore::Gradients::None);
   });
-  for (plan::ParameterSpec& spec : in_blocks) parameters.add_in_blocks(std::move(spec));
+  for (plan::ParameterSpec& spec : in_blocks) {
+    const GgufType type = plan::block_type(spec, *model.in_blocks);
+    parameters.add_in_blocks(std::move(spec), type);
+  }
   taking_memory_for("the model's weights", [&] {
     generate::load_weights(model.folder, parameters, run.shape, /*strict=*/!model.without_heads);
   });

@@ -2,9 +2,12 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "megatron/base/files/gguf.h"
 #include "megatron/comm/agreement.h"
 #include "megatron/comm/group.h"
 #include "megatron/config/options.h"
@@ -21,7 +24,8 @@ namespace megatron::run {
 
 /// ModelFlags::weights.
 inline constexpr const char* kFullWeights = "full";
-inline constexpr const char* kQ8Weights = "q8_0";
+inline constexpr std::pair<const char*, GgufType> kBlockWeights[] = {
+    {"q8_0", GgufType::Q8_0}, {"q4_1", GgufType::Q4_1}, {"q4_0", GgufType::Q4_0}};
 
 /// Which model, and the ranks to compute it on.
 struct ModelFlags {
@@ -42,9 +46,10 @@ struct ModelFlags {
     v("dtype", dtype, "Data type of the weights; empty: the run's, fp32 for a Hugging Face folder.", config::Common(),
       config::Choices({"fp32", "bf16", "fp16", "fp64"}));
     v("weights", weights,
-      "How matrices are held: full, as --dtype says, or q8_0, in 8 bits with a scale for each 32 numbers (a GPT "
-      "without experts, on the CPU).",
-      config::Common(), config::Choices({kFullWeights, kQ8Weights}));
+      "How matrices are held: full, as --dtype says; or in blocks of 32 numbers with a scale, whose products are of "
+      "integers (a GPT without experts, on the CPU): q8_0, in 8 bits; q4_1, in 4, with a least value; q4_0, in 4.",
+      config::Common(),
+      config::Choices({kFullWeights, kBlockWeights[0].first, kBlockWeights[1].first, kBlockWeights[2].first}));
     v("world_size", world_size, "Ranks; 0: as many as the layout asks for.");
     v("tp", tp, "Tensor-parallel size.");
     v("pp", pp, "Pipeline-parallel size.");
@@ -58,11 +63,11 @@ struct TrainedModel {
   std::string folder;
   plan::ResolvedRun run;
   text::Tokenizer tokenizer;
-  std::vector<std::int64_t> ends;  ///< tokens that end a text
-  bool in_blocks = false;          ///< matrices are held in 8 bits (kQ8Weights)
-  bool without_heads = false;      ///< what follows an encoder's last norm may be missing
+  std::vector<std::int64_t> ends;          ///< tokens that end a text
+  std::optional<GgufType> in_blocks = {};  ///< what matrices are held as (kBlockWeights)
+  bool without_heads = false;              ///< what follows an encoder's last norm may be missing
 
-  plan::Holding holding() const { return in_blocks ? plan::Holding::WeightsInBlocks : plan::Holding::Weights; }
+  plan::Holding holding() const { return {plan::Holding::What::Weights, in_blocks}; }
 };
 
 /// Reads what `flags` name, weights left out. Throws ConfigError that begins with `job` where nothing is named, and for

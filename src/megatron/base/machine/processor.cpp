@@ -42,6 +42,16 @@ bool has_dots() {
 #endif
 }
 
+bool has_vnni() {
+#if defined(__x86_64__)
+  constexpr unsigned kAvx512Vnni = 1u << 11;  // CPUID leaf 7, ECX
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  return __get_cpuid_count(7, 0, &a, &b, &c, &d) != 0 && (c & kAvx512Vnni) != 0;
+#else
+  return false;
+#endif
+}
+
 bool made_by_amd() {
 #if defined(__x86_64__)
   unsigned a = 0, b = 0, c = 0, d = 0;

@@ -8,6 +8,8 @@ namespace megatron {
 bool has_tiles();
 /// Whether the processor has AVX512_BF16, given that it has AVX512.
 bool has_dots();
+/// Whether the processor has AVX512_VNNI, given that it has AVX512.
+bool has_vnni();
 /// Whether its dot product of bf16 pairs does more than its float32 FMA: twice as much on AMD's (Zen 4), half as much
 /// on Intel's (decision 38).
 bool fast_dots();

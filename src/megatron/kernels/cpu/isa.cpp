@@ -9,6 +9,7 @@
 
 #include "megatron/base/error.h"
 #include "megatron/base/machine/processor.h"
+#include "megatron/kernels/cpu/products/quantized_product.h"
 #include "megatron/kernels/cpu/products/tiles.h"
 #include "megatron/kernels/runtime.h"
 
@@ -80,6 +81,13 @@ cpu::TileUnit cpu::tile_unit() {
     default:
       return TileUnit::None;
   }
+}
+
+cpu::IntegerUnit cpu::integer_unit() {
+  static const bool vnni = has_vnni();
+  const Isa isa = chosen_isa().load(std::memory_order_relaxed);
+  if (isa == Isa::Reference) return IntegerUnit::Plain;
+  return isa >= Isa::Avx512 && vnni ? IntegerUnit::Vnni : IntegerUnit::Avx2;
 }
 
 bool cpu::own_float32_products() {

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "megatron/kernels/groups.h"
-#include "megatron/kernels/quantized/q8_0.h"
+#include "megatron/kernels/quantized/blocks.h"
 #include "megatron/kernels/reference.h"
 
 namespace megatron::kernels::reference {
@@ -19,15 +19,16 @@ at::Tensor product(const at::Tensor& x, const at::Tensor& b) {
   return at::mm(rows_of(x), b).view(shape);
 }
 
-/// w, or what it was replaced by.
-at::Tensor weight(const at::Tensor& w, const PackedWeight* packed, at::ScalarType dtype) {
-  return packed != nullptr && packed->quantized() != nullptr ? packed->quantized()->widened(dtype) : w;
+/// x w^T, or with what w was replaced by.
+at::Tensor forward_product(const at::Tensor& x, const at::Tensor& w, const PackedWeight* packed) {
+  const bool in_blocks = packed != nullptr && packed->quantized() != nullptr;
+  return in_blocks ? kernels::linear(x, *packed->quantized()) : product(x, w.t());
 }
 
 }  // namespace
 
 at::Tensor linear(const at::Tensor& x, const at::Tensor& w, PackedWeight* packed, const at::Tensor& bias) {
-  at::Tensor y = product(x, weight(w, packed, x.scalar_type()).t());
+  at::Tensor y = forward_product(x, w, packed);
   return bias.defined() ? y.add_(bias) : y;
 }
 
@@ -77,7 +78,7 @@ void grouped_weight_gradient(const Groups& gradients, const at::Tensor& dy, cons
 
 ActivatedOutput linear_activation(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias, Activation form,
                                   bool gated, PackedWeight* packed) {
-  at::Tensor u = product(x, weight(w, packed, x.scalar_type()).t());
+  at::Tensor u = forward_product(x, w, packed);
   at::Tensor y = gated ? reference::bias_gated_activation(u, bias, form) : reference::bias_activation(u, bias, form);
   return {u, y};
 }

@@ -9,7 +9,7 @@
 
 #include "megatron/kernels/decode.h"
 #include "megatron/kernels/matmul.h"
-#include "megatron/kernels/quantized/q8_0.h"
+#include "megatron/kernels/quantized/blocks.h"
 #include "megatron/model/attention.h"
 #include "megatron/model/layer_walk.h"
 

@@ -45,13 +45,13 @@ std::int64_t forward_bytes(const ResolvedRun& run, std::int64_t samples, std::in
 
 namespace {
 
-/// The weights of a rank, in 8 bits where blocks hold them, and the largest as it is read.
-std::int64_t bytes_in_blocks(const ResolvedRun& run, int tp_rank, int pp_rank) {
+/// The weights of a rank, in few bits where blocks hold them, and the largest as it is read.
+std::int64_t bytes_in_blocks(const ResolvedRun& run, GgufType weights, int tp_rank, int pp_rank) {
   const std::vector<StagePart> parts = parts_of_rank(run.parts, run.placement, pp_rank);
   const std::int64_t element = element_bytes_of(run.config).value;
   std::int64_t bytes = 0, largest = 0;
   for (const ParameterSpec& spec : model_parameters(run.shape, run.config.parallel.tp, tp_rank, parts)) {
-    bytes += fits_blocks(spec) ? block_bytes(spec) : spec.local_size() * element;
+    bytes += fits_blocks(spec) ? block_bytes(spec, block_type(spec, weights)) : spec.local_size() * element;
     if (fits_blocks(spec)) largest = std::max<std::int64_t>(largest, spec.local_size() * std::int64_t{sizeof(float)});
   }
   return bytes + largest;
@@ -61,7 +61,7 @@ std::int64_t bytes_in_blocks(const ResolvedRun& run, int tp_rank, int pp_rank) {
 
 std::int64_t bytes_of_ranks(const ResolvedRun& run, LocalRanks ranks, Holding holding,
                             std::string_view instruction_set) {
-  const bool trains = holding == Holding::Training;
+  const bool trains = holding.what == Holding::What::Training;
   const std::vector<RankActivations> activations =
       trains ? peak_activations(run)
              : std::vector<RankActivations>(static_cast<std::size_t>(run.grid.size(Axis::Pp)), 0.0);
@@ -71,8 +71,8 @@ std::int64_t bytes_of_ranks(const ResolvedRun& run, LocalRanks ranks, Holding ho
     const Coord coord = run.grid.coord_of(rank);
     const int tp_rank = coord[static_cast<std::size_t>(Axis::Tp)], pp_rank = coord[static_cast<std::size_t>(Axis::Pp)];
     const auto [place, is_new] = of_place.try_emplace({tp_rank, pp_rank}, 0);
-    if (is_new && holding == Holding::WeightsInBlocks) {
-      place->second = bytes_in_blocks(run, tp_rank, pp_rank);
+    if (is_new && holding.blocks) {
+      place->second = bytes_in_blocks(run, *holding.blocks, tp_rank, pp_rank);
     } else if (is_new) {
       const MemoryPlan memory =
           memory_plan(run, tp_rank, pp_rank, activations[static_cast<std::size_t>(pp_rank)], instruction_set);
@@ -88,7 +88,7 @@ void check_memory(const ResolvedRun& run, LocalRanks ranks, Holding holding, con
   const auto held = static_cast<std::uint64_t>(bytes_of_ranks(run, ranks, holding, instruction_set));
   const auto bytes = held + static_cast<std::uint64_t>(share_of(ranks, besides.bytes, run.grid.world_size()));
   if (bytes <= machine.bytes) return;
-  const bool trains = holding == Holding::Training;
+  const bool trains = holding.what == Holding::What::Training;
   std::string fix = "--dtype bf16 where the weights are wider, or a machine with more memory";
   if (trains)
     fix =

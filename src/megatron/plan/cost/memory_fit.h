@@ -1,17 +1,26 @@
 #pragma once
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 
+#include "megatron/base/files/gguf.h"
 #include "megatron/base/machine/machine_memory.h"
 #include "megatron/plan/rules.h"
 
 // Whether the ranks of one machine fit into its memory: arithmetic, before the first byte is taken.
 namespace megatron::plan {
 
-/// What ranks hold: all that a training step does (memory_plan()), or the weights alone, of which WeightsInBlocks has
-/// those of blocks.h in 8 bits.
-enum class Holding : std::uint8_t { Training, Weights, WeightsInBlocks };
+/// What ranks hold: all that a training step does (memory_plan()), or the weights alone, with `blocks` those of
+/// parameters/blocks.h in few bits.
+struct Holding {
+  enum class What : std::uint8_t { Training, Weights };
+  What what = What::Training;
+  std::optional<GgufType> blocks = {};
+
+  static const Holding Training, Weights;
+};
+inline constexpr Holding Holding::Training = {What::Training}, Holding::Weights = {What::Weights};
 
 /// What a job holds besides that.
 struct Besides {

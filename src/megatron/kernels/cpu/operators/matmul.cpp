@@ -15,7 +15,7 @@
 #include "megatron/kernels/cpu/products/tile_product.h"
 #include "megatron/kernels/cpu/products/tiles.h"
 #include "megatron/kernels/groups.h"
-#include "megatron/kernels/quantized/q8_0.h"
+#include "megatron/kernels/quantized/blocks.h"
 #include "megatron/kernels/reference.h"
 #include "megatron/kernels/tile_matmul.h"
 
@@ -179,7 +179,7 @@ void add_weight_gradient(const at::Tensor& grad, const at::Tensor& dy, const at:
 }  // namespace
 
 std::int64_t most_few_rows(const at::Tensor& w, const PackedWeight* packed) {
-  if (packed != nullptr && packed->quantized() != nullptr) return cpu::enabled() ? kFewQuantizedRows : 0;
+  if (packed != nullptr && packed->quantized() != nullptr) return kFewQuantizedRows;
   if (!readable(w) || w.stride(1) != 1) return 0;
   return !is_half(w) ? kFewRows : on_tiles(w, w) ? kFewRowsBesideTiles : kFewRowsOfHalf;
 }

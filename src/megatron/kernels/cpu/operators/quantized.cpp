@@ -1,144 +1,259 @@
-#include "megatron/kernels/quantized/q8_0.h"
+#include "megatron/kernels/quantized/blocks.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
 #include <cstring>
 
 #include "megatron/base/error.h"
 #include "megatron/base/text/printable.h"
-#include "megatron/kernels/cpu/isa.h"
 #include "megatron/kernels/cpu/parallel.h"
 #include "megatron/kernels/cpu/products/matrix_of.h"
 #include "megatron/kernels/cpu/products/quantized_product.h"
-#include "megatron/kernels/matmul.h"
 
 namespace megatron::kernels {
 namespace {
 
-cpu::QuantizedRows rows_of_matrix(const QuantizedMatrix& w, std::int64_t begin, std::int64_t count) {
-  const cpu::QuantizedRows all{w.levels.const_data_ptr<std::int8_t>(),
-                               reinterpret_cast<const std::uint16_t*>(w.scales.const_data_ptr<at::Half>()),
-                               static_cast<std::size_t>(w.rows()), static_cast<std::size_t>(w.columns())};
-  return all.at(static_cast<std::size_t>(begin), static_cast<std::size_t>(count));
-}
-
-/// What runs where there are no vector kernels.
-void widen_plainly(const cpu::QuantizedRows& w, float* to) {
-  for (std::size_t i = 0; i < w.rows * w.depth; ++i)
-    to[i] = static_cast<float>(c10::Half(w.scales[i / kQuantizedBlock], c10::Half::from_bits())) *
-            static_cast<float>(w.levels[i]);
-}
-
-bool stored_as_it_is(at::ScalarType dtype) {
-  return dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kHalf;
-}
+constexpr std::int64_t kPanel = cpu::kPanelRows, kTile = cpu::kTileRows;
+static_assert(kQuantizedBlock == static_cast<std::int64_t>(cpu::kLevels));
 
 std::int64_t pieces_of(std::int64_t size, std::int64_t piece) { return (size + piece - 1) / piece; }
 
-}  // namespace
+cpu::QuantizedPanels panels_of(const QuantizedMatrix& w) {
+  return {w.type, w.levels.const_data_ptr<std::uint8_t>(),
+          reinterpret_cast<const std::uint16_t*>(w.scales.const_data_ptr<at::Half>()),
+          static_cast<std::size_t>(w.levels.size(1))};
+}
 
-QuantizedBlock quantize_block(std::span<const float, kQuantizedBlock> x, bool& finite) {
-  float largest = 0;
-  for (const float value : x) {
-    finite = finite && std::isfinite(value);
-    largest = std::max(largest, std::fabs(value));
-  }
-  const float scale = largest / 127;
-  const float inverse = scale == 0 ? 0 : 1 / scale;
-  const c10::Half half(scale);
+// ---- ggml's blocks
+
+void put_half(BlockBytes& block, std::size_t at, float value, bool& finite) {
+  const c10::Half half(value);
   finite = finite && std::isfinite(static_cast<float>(half));
-  QuantizedBlock block{.scale = half.x};
+  std::memcpy(block.data() + at, &half.x, sizeof half.x);
+}
+
+/// 32 levels of 0 … 15 from byte `at` on: the lower ones of the bytes before the upper ones.
+void put_nibbles(BlockBytes& block, std::size_t at, const std::array<int, kQuantizedBlock>& levels) {
+  for (std::size_t i = 0; i < kQuantizedBlock / 2; ++i)
+    block[at + i] = static_cast<std::byte>(levels[i] | (levels[i + kQuantizedBlock / 2] << 4));
+}
+
+/// 0 … 15 of what is no less than 0.
+int level_of_4_bits(float x) { return x < 15 ? static_cast<int>(x) : 15; }
+
+BlockBytes q8_0_block(std::span<const float, kQuantizedBlock> x, bool& finite) {
+  BlockBytes block = {};
+  float largest = 0;
+  for (const float value : x) largest = std::max(largest, std::fabs(value));
+  const float scale = largest / 127, inverse = scale == 0 ? 0 : 1 / scale;
+  put_half(block, 0, scale, finite);
   for (std::size_t i = 0; i < x.size(); ++i) {
     const float level = std::round(x[i] * inverse);
-    block.levels[i] = std::isfinite(level) ? static_cast<std::int8_t>(level) : std::int8_t{0};  // 1 / 1e-40 is infinite
+    if (std::isfinite(level)) block[2 + i] = static_cast<std::byte>(static_cast<int>(level));  // 1 / 1e-40 is infinite
   }
   return block;
 }
 
-at::Tensor QuantizedMatrix::widened(std::int64_t begin, std::int64_t count, at::ScalarType dtype) const {
-  if (!stored_as_it_is(dtype)) return widened(begin, count, at::kFloat).to(dtype);
-  const bool vectors = cpu::enabled();
-  at::Tensor to = at::empty({count, columns()}, vectors ? dtype : at::kFloat);
-  constexpr std::int64_t kElements = 1 << 15;  // of one piece of work
-  const std::int64_t step = std::max<std::int64_t>(1, kElements / std::max<std::int64_t>(columns(), 1));
-  auto* const bytes = static_cast<std::byte*>(to.mutable_data_ptr());
-  const std::int64_t row_bytes = columns() * to.element_size();
+BlockBytes q4_0_block(std::span<const float, kQuantizedBlock> x, bool& finite) {
+  BlockBytes block = {};
+  const float extreme = *std::ranges::max_element(x, {}, [](float value) { return std::fabs(value); });
+  const float scale = extreme / -8, inverse = scale == 0 ? 0 : 1 / scale;
+  put_half(block, 0, scale, finite);
+  std::array<int, kQuantizedBlock> levels = {};
+  if (std::isfinite(inverse))
+    for (std::size_t i = 0; i < x.size(); ++i) levels[i] = level_of_4_bits(x[i] * inverse + 8.5F);
+  put_nibbles(block, 2, levels);
+  return block;
+}
+
+BlockBytes q4_1_block(std::span<const float, kQuantizedBlock> x, bool& finite) {
+  BlockBytes block = {};
+  const auto [least, largest] = std::ranges::minmax(x);
+  const float scale = (largest - least) / 15, inverse = scale == 0 ? 0 : 1 / scale;
+  put_half(block, 0, scale, finite);
+  put_half(block, 2, least, finite);
+  std::array<int, kQuantizedBlock> levels = {};
+  if (std::isfinite(inverse))
+    for (std::size_t i = 0; i < x.size(); ++i) levels[i] = level_of_4_bits((x[i] - least) * inverse + 0.5F);
+  put_nibbles(block, 4, levels);
+  return block;
+}
+
+// ---- panels
+
+/// Puts a block into row `row` of its panel's block.
+void put_into_panel(const BlockBytes& block, GgufType type, std::int64_t row, std::uint8_t* levels, at::Half* scales) {
+  std::uint16_t numbers[2];
+  std::memcpy(numbers, block.data(), sizeof numbers);
+  scales[row].x = numbers[0];
+  if (type == GgufType::Q4_1) scales[kPanel + row].x = numbers[1];
+  const std::byte* const from = block.data() + (type == GgufType::Q4_1 ? 4 : 2);
+  const std::int64_t bytes = cpu::is_4_bit(type) ? kQuantizedBlock / 2 : kQuantizedBlock;
+  for (std::int64_t i = 0; i < bytes; ++i) {
+    const auto byte = static_cast<std::uint8_t>(from[i]);
+    // 128 more than a signed number is its bits with the first turned over.
+    levels[i / 4 * 4 * kPanel + row * 4 + i % 4] = type == GgufType::Q8_0 ? byte ^ 0x80 : byte;
+  }
+}
+
+/// Number `i` of row `row` of a panel's block.
+float number_in_panel(const cpu::QuantizedPanels& block, std::int64_t row, std::int64_t i) {
+  const std::int64_t half = kQuantizedBlock / 2, at = cpu::is_4_bit(block.type) ? i % half : i;
+  int level = block.levels[at / 4 * 4 * kPanel + row * 4 + at % 4];
+  if (cpu::is_4_bit(block.type)) level = i < half ? level & 15 : level >> 4;
+  const auto number = [&](std::int64_t at) {
+    return static_cast<float>(c10::Half(block.scales[at], c10::Half::from_bits()));
+  };
+  const float above = number(row) * static_cast<float>(level - cpu::bias_of(block.type));
+  return block.type == GgufType::Q4_1 ? above + number(kPanel + row) : above;
+}
+
+// ---- products
+
+/// Inputs in blocks, tiles of kTile rows after one another, in memory of 40 bytes for each 32 numbers.
+class QuantizedInputs {
+ public:
+  QuantizedInputs(std::byte* memory, std::int64_t rows, std::int64_t blocks)
+      : scales_(reinterpret_cast<float*>(memory)),
+        corrections_(reinterpret_cast<std::uint32_t*>(scales_ + rows * blocks)),
+        levels_(reinterpret_cast<std::int8_t*>(corrections_ + rows * blocks)),
+        rows_(rows),
+        blocks_(blocks) {}
+  static std::int64_t bytes(std::int64_t rows, std::int64_t blocks) { return rows * blocks * (kQuantizedBlock + 8); }
+
+  std::int64_t tiles() const { return pieces_of(rows_, kTile); }
+  cpu::InputTile tile(std::int64_t i) const {
+    const std::int64_t row = i * kTile, at = row * blocks_;
+    return {levels_ + at * kQuantizedBlock, scales_ + at, corrections_ + at,
+            static_cast<std::size_t>(std::min(kTile, rows_ - row)), static_cast<std::size_t>(blocks_)};
+  }
+
+ private:
+  float* scales_;
+  std::uint32_t* corrections_;
+  std::int8_t* levels_;
+  std::int64_t rows_, blocks_;
+};
+
+/// y [rows, n] = x [rows, k] w^T.
+void multiply_in_blocks(const at::Tensor& y, const at::Tensor& x, const QuantizedMatrix& w, std::byte* memory) {
+  constexpr std::int64_t kWeightBytes = 1 << 16, kInputBytes = 1 << 18;  // of one piece of work, in caches
+  const std::int64_t rows = x.size(0), blocks = w.columns() / kQuantizedBlock;
+  const cpu::QuantizedPanels panels = panels_of(w);
+  const QuantizedInputs inputs(memory, rows, blocks);
+  const auto* const from = static_cast<const std::byte*>(x.const_data_ptr());
+  cpu::for_each_block(inputs.tiles(), [&](std::int64_t i, int) {
+    cpu::quantize_inputs(from + i * kTile * w.columns() * x.element_size(), *cpu::element_of(x), w.type,
+                         inputs.tile(i));
+  });
+  const std::int64_t count = w.levels.size(0), panel_bytes = std::max<std::int64_t>(w.bytes() / count, 1);
+  const std::int64_t step = std::max<std::int64_t>(1, kWeightBytes / panel_bytes);
+  const std::int64_t tiles_at_once = std::max<std::int64_t>(1, kInputBytes / QuantizedInputs::bytes(kTile, blocks));
+  const cpu::MutableMatrix c = cpu::mutable_matrix(y);
   cpu::for_each_block(pieces_of(count, step), [&](std::int64_t i, int) {
-    const auto rows = rows_of_matrix(*this, begin + i * step, std::min(step, count - i * step));
-    std::byte* const first = bytes + i * step * row_bytes;
-    if (vectors)
-      cpu::widen(rows, first, *cpu::element_of(to));
-    else
-      widen_plainly(rows, reinterpret_cast<float*>(first));
+    for (std::int64_t begin = 0; begin < inputs.tiles(); begin += tiles_at_once)
+      for (std::int64_t panel = i * step; panel < std::min((i + 1) * step, count); ++panel)
+        for (std::int64_t t = begin; t < std::min(begin + tiles_at_once, inputs.tiles()); ++t) {
+          const std::int64_t column = panel * kPanel;
+          cpu::panel_product(inputs.tile(t), panels.at(static_cast<std::size_t>(panel)),
+                             static_cast<std::size_t>(std::min(kPanel, w.rows() - column)),
+                             c.at(static_cast<std::size_t>(t * kTile), static_cast<std::size_t>(column)));
+        }
+  });
+}
+
+bool stored_in_lanes(at::ScalarType dtype) {
+  return dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kHalf;
+}
+
+}  // namespace
+
+BlockBytes quantize_block(GgufType type, std::span<const float, kQuantizedBlock> x, bool& finite) {
+  bool all = true;
+  for (const float value : x) all = all && std::isfinite(value);
+  finite = finite && all;
+  if (!all) return {};
+  switch (type) {
+    case GgufType::Q4_0:
+      return q4_0_block(x, finite);
+    case GgufType::Q4_1:
+      return q4_1_block(x, finite);
+    default:
+      return q8_0_block(x, finite);
+  }
+}
+
+at::Tensor QuantizedMatrix::widened(std::int64_t begin, std::int64_t count, at::ScalarType dtype) const {
+  const at::Tensor to = at::empty({count, k}, at::kFloat);
+  auto* const numbers = to.mutable_data_ptr<float>();
+  const cpu::QuantizedPanels panels = panels_of(*this);
+  cpu::for_each_block(count, [&](std::int64_t i, int) {
+    const std::int64_t row = begin + i;
+    cpu::QuantizedPanels block = panels.at(static_cast<std::size_t>(row / kPanel));
+    for (std::int64_t at = 0; at < k; ++at) {
+      if (at > 0 && at % kQuantizedBlock == 0) {
+        block.levels += block.level_bytes();
+        block.scales += block.scale_count();
+      }
+      numbers[i * k + at] = number_in_panel(block, row % kPanel, at % kQuantizedBlock);
+    }
   });
   return to.to(dtype);
 }
 
-QuantizedMatrix quantize(const at::Tensor& w, const std::string& name) {
-  const std::int64_t n = w.size(0), k = w.size(1), blocks = k / kQuantizedBlock;
-  QuantizedMatrix result{at::empty({n, k}, at::kChar), at::empty({n, blocks}, at::kHalf)};
+QuantizedMatrix quantize(const at::Tensor& w, GgufType type, const std::string& name) {
+  const std::int64_t n = w.size(0), k = w.size(1), blocks = k / kQuantizedBlock, panels = pieces_of(n, kPanel);
+  const bool two = type == GgufType::Q4_1;
+  QuantizedMatrix result{
+      .type = type,
+      .n = n,
+      .k = k,
+      .levels = at::zeros({panels, blocks, kPanel * kQuantizedBlock / (cpu::is_4_bit(type) ? 2 : 1)}, at::kByte),
+      .scales =
+          two ? at::zeros({panels, blocks, 2, kPanel}, at::kHalf) : at::zeros({panels, blocks, kPanel}, at::kHalf)};
   const float* const from = w.const_data_ptr<float>();
-  auto* const levels = result.levels.mutable_data_ptr<std::int8_t>();
+  auto* const levels = result.levels.mutable_data_ptr<std::uint8_t>();
   auto* const scales = result.scales.mutable_data_ptr<at::Half>();
+  const cpu::QuantizedPanels sizes = panels_of(result);
   std::atomic<bool> finite = true;
-  cpu::for_each_block(n, [&](std::int64_t row, int) {
-    bool row_is = true;
-    for (std::int64_t b = row * blocks; b < (row + 1) * blocks; ++b) {
-      const std::span<const float, kQuantizedBlock> x(from + b * kQuantizedBlock, kQuantizedBlock);
-      const QuantizedBlock block = quantize_block(x, row_is);
-      scales[b].x = block.scale;
-      std::memcpy(levels + b * kQuantizedBlock, block.levels.data(), block.levels.size());
-    }
-    if (!row_is) finite = false;
+  cpu::for_each_block(panels, [&](std::int64_t panel, int) {
+    bool panel_is = true;
+    for (std::int64_t row = panel * kPanel; row < std::min((panel + 1) * kPanel, n); ++row)
+      for (std::int64_t b = 0; b < blocks; ++b) {
+        const std::span<const float, kQuantizedBlock> x(from + row * k + b * kQuantizedBlock, kQuantizedBlock);
+        const auto at = static_cast<std::size_t>(panel * blocks + b);
+        put_into_panel(quantize_block(type, x, panel_is), type, row % kPanel, levels + at * sizes.level_bytes(),
+                       scales + at * sizes.scale_count());
+      }
+    if (!panel_is) finite = false;
   });
   if (!finite)
     throw ConfigError(
-        rule_got_fix(concat("Weights must be finite, and below 8e6, to be held as q8_0: ", printable(name), "."),
+        rule_got_fix(concat("Weights must be finite, and below 5e5, to be held in blocks: ", printable(name), "."),
                      "inf, nan or more", "--weights full"));
   return result;
 }
 
-void few_rows_linear(const at::Tensor& y, const at::Tensor& x, const QuantizedMatrix& w, const at::Tensor& wide) {
-  constexpr std::int64_t kWeightBytes = 1 << 16;  // of one piece of work
-  const std::int64_t rows = x.size(0), depth = w.columns(), columns = w.rows();
-  const void* x_wide = x.const_data_ptr();
-  if (x.scalar_type() != at::kFloat) {
-    float* const to = wide.mutable_data_ptr<float>();
-    cpu::arrange_few_rows(x_wide, *cpu::element_of(x), cpu::ElementType::Float32, to, static_cast<std::size_t>(rows),
-                          static_cast<std::size_t>(depth));
-    x_wide = to;
-  }
-  const std::int64_t step = (kWeightBytes / std::max<std::int64_t>(depth, 1) + 4) / 4 * 4;
-  const cpu::MutableMatrix c = cpu::mutable_matrix(y);
-  cpu::for_each_block(pieces_of(columns, step), [&](std::int64_t i, int) {
-    const std::int64_t column = i * step;
-    cpu::quantized_product(static_cast<const float*>(x_wide), static_cast<std::size_t>(rows),
-                           rows_of_matrix(w, column, std::min(step, columns - column)),
-                           c.at(0, static_cast<std::size_t>(column)));
-  });
+void few_rows_linear(const at::Tensor& y, const at::Tensor& x, const QuantizedMatrix& w, const at::Tensor& scratch) {
+  multiply_in_blocks(y, x, w, static_cast<std::byte*>(scratch.mutable_data_ptr()));
 }
 
 at::Tensor linear(const at::Tensor& x_any, const QuantizedMatrix& w) {
+  if (!stored_in_lanes(x_any.scalar_type())) return linear(x_any.to(at::kFloat), w).to(x_any.scalar_type());
   const at::Tensor x = x_any.reshape({-1, x_any.size(-1)}).contiguous();
-  const std::int64_t rows = x.size(0), columns = w.rows();
-  const at::Tensor y = at::empty({rows, columns}, x.options());
+  const at::Tensor y = at::empty({x.size(0), w.rows()}, x.options());
+  const at::Tensor memory =
+      at::empty({QuantizedInputs::bytes(x.size(0), w.columns() / kQuantizedBlock)}, x.options().dtype(at::kByte));
+  multiply_in_blocks(y, x, w, reinterpret_cast<std::byte*>(memory.mutable_data_ptr<std::uint8_t>()));
   auto shape = x_any.sizes().vec();
-  shape.back() = columns;
-  if (rows <= kFewQuantizedRows && cpu::enabled() && stored_as_it_is(x.scalar_type())) {
-    few_rows_linear(y, x, w,
-                    x.scalar_type() == at::kFloat ? at::Tensor() : at::empty(x.sizes(), x.options().dtype(at::kFloat)));
-    return y.view(shape);
-  }
-  constexpr std::int64_t kElements = 1 << 20, kPanels = 64;  // of a piece that is widened; columns of whole panels
-  const std::int64_t step =
-      std::max<std::int64_t>(1, kElements / kPanels / std::max<std::int64_t>(w.columns(), 1)) * kPanels;
-  for (std::int64_t begin = 0; begin < columns; begin += step) {
-    const std::int64_t count = std::min(step, columns - begin);
-    y.narrow(1, begin, count).copy_(kernels::linear(x, w.widened(begin, count, x.scalar_type())));
-  }
+  shape.back() = w.rows();
   return y.view(shape);
 }
 

@@ -1,126 +1,115 @@
 #include "megatron/kernels/cpu/products/quantized_product.h"
 
-#include "megatron/kernels/cpu/targets.h"
-#undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "megatron/kernels/cpu/products/quantized_product.cpp"
-#include <hwy/foreach_target.h>
-// foreach_target.h comes first
-#include <hwy/highway.h>
+#include <c10/util/BFloat16.h>
+#include <c10/util/Half.h>
 
 #include <algorithm>
+#include <bit>
+#include <cmath>
+#include <limits>
 
-#include "megatron/kernels/cpu/products/half-inl.h"
-#include "megatron/kernels/cpu/products/sums-inl.h"
-
-HWY_BEFORE_NAMESPACE();
-namespace megatron::kernels::cpu::HWY_NAMESPACE {
+// What the other units do, plainly: their truth, and what runs where there is none.
+namespace megatron::kernels::cpu {
 namespace {
 
-constexpr std::size_t kBlockLevels = 32;   // with one scale
-constexpr std::size_t kScalesAtOnce = 16;  // of each row, widened together
-constexpr std::size_t kRowsOfLevels = 4;   // read side by side
-constexpr std::size_t kRowsOfInput = HWY_MAX_BYTES >= 64 ? 4 : 2;
-
-/// Into the second cache, as skinny_product.cpp does.
-HWY_INLINE void prefetch_levels(const void* p) { __builtin_prefetch(p, 0, 2); }
-
-/// `count` scales, at most kScalesAtOnce, in float32.
-HWY_INLINE void widen_scales(const std::uint16_t* from, std::size_t count, float* to) {
-  const auto* halves = reinterpret_cast<const c10::Half*>(from);
-  for_vectors(count, [=](std::size_t i, std::size_t lanes) HWY_ATTR { store(load(halves + i, lanes), to + i, lanes); });
-}
-
-/// y [kRows, kCount] = x [kRows, depth] times kCount rows of w. Asks memory for the rows after these.
-template <std::size_t kRows, std::size_t kCount, class Y>
-HWY_INLINE void quantized_dots(const float* x, const QuantizedRows& w, Y* y, std::ptrdiff_t y_stride) {
-  const std::size_t lanes = hn::Lanes(Floats()), depth = w.depth, blocks = depth / kBlockLevels;
-  const std::int8_t* const next = w.levels + kCount * depth;
-  alignas(64) float scales[kCount * kScalesAtOnce];
-  RowSums<kRows, kCount> sums;
-  RowVectors<kCount> weights;
-  sums.clear();
-  for (std::size_t first = 0; first < blocks; first += kScalesAtOnce) {
-    const std::size_t count = blocks - first < kScalesAtOnce ? blocks - first : kScalesAtOnce;
-    for (std::size_t i = 0; i < kCount; ++i)
-      widen_scales(w.scales + i * blocks + first, count, scales + i * kScalesAtOnce);
-    for (std::size_t b = 0; b < count; ++b) {
-      const std::size_t k = (first + b) * kBlockLevels;
-      if (b % 2 == 0)
-        for (std::size_t i = 0; i < kCount; ++i) prefetch_levels(next + i * depth + k);
-      for (std::size_t v = k; v < k + kBlockLevels; v += lanes) {
-        weights.load_levels(w.levels + v, depth, scales + b, kScalesAtOnce);
-        sums.multiply_add(x + v, static_cast<std::ptrdiff_t>(depth), lanes, weights);
-      }
-    }
-  }
-  sums.store_sums(y, y_stride);
-}
-
-template <std::size_t kCount, class Y>
-HWY_INLINE void all_inputs(const float* x, std::size_t rows, const QuantizedRows& w, Y* y, std::ptrdiff_t y_stride) {
-  std::size_t i = 0;
-  for (; i + kRowsOfInput <= rows; i += kRowsOfInput, x += kRowsOfInput * w.depth, y += kRowsOfInput * y_stride)
-    quantized_dots<kRowsOfInput, kCount>(x, w, y, y_stride);
-  for (; i < rows; ++i, x += w.depth, y += y_stride) quantized_dots<1, kCount>(x, w, y, y_stride);
-}
-
-template <class Y>
-void all_outputs(const float* x, std::size_t rows, const QuantizedRows& w, const MutableMatrix& c) {
-  Y* const y = static_cast<Y*>(c.data);
-  std::size_t j = 0;
-  for (; j + kRowsOfLevels <= w.rows; j += kRowsOfLevels)
-    all_inputs<kRowsOfLevels>(x, rows, w.at(j, kRowsOfLevels), y + j, c.row);
-  for (; j < w.rows; ++j) all_inputs<1>(x, rows, w.at(j, 1), y + j, c.row);
-}
-
-void quantized(const float* x, std::size_t rows, const QuantizedRows& w, const MutableMatrix& c) {
-  switch (c.type) {
-    case ElementType::Float32:
-      return all_outputs<float>(x, rows, w, c);
-    case ElementType::BFloat16:
-      return all_outputs<c10::BFloat16>(x, rows, w, c);
-    case ElementType::Float16:
-      return all_outputs<c10::Half>(x, rows, w, c);
-  }
-}
-
-template <class T>
-void widen_to(const QuantizedRows& w, T* to) {
-  const std::size_t lanes = hn::Lanes(Floats()), blocks = w.rows * (w.depth / kBlockLevels);
-  alignas(64) float scales[kScalesAtOnce];
-  for (std::size_t first = 0; first < blocks; first += kScalesAtOnce) {
-    const std::size_t count = std::min(blocks - first, kScalesAtOnce);
-    widen_scales(w.scales + first, count, scales);
-    for (std::size_t b = 0; b < count; ++b)
-      for (std::size_t v = (first + b) * kBlockLevels; v < (first + b + 1) * kBlockLevels; v += lanes)
-        store(hn::Mul(levels_of(w.levels + v), hn::Set(Floats(), scales[b])), to + v, lanes);
-  }
-}
-
-void widen_rows(const QuantizedRows& w, void* to, ElementType type) {
+float number_at(const void* from, ElementType type, std::size_t i) {
   switch (type) {
     case ElementType::Float32:
-      return widen_to(w, static_cast<float*>(to));
+      return static_cast<const float*>(from)[i];
     case ElementType::BFloat16:
-      return widen_to(w, static_cast<c10::BFloat16*>(to));
+      return static_cast<float>(static_cast<const c10::BFloat16*>(from)[i]);
     case ElementType::Float16:
-      return widen_to(w, static_cast<c10::Half*>(to));
+      return static_cast<float>(static_cast<const c10::Half*>(from)[i]);
   }
+  return 0;
+}
+
+void put_number(float value, const MutableMatrix& c, std::size_t row, std::size_t column) {
+  void* const to = c.at(row, column).data;
+  switch (c.type) {
+    case ElementType::Float32:
+      *static_cast<float*>(to) = value;
+      return;
+    case ElementType::BFloat16:
+      *static_cast<c10::BFloat16*>(to) = value;
+      return;
+    case ElementType::Float16:
+      *static_cast<c10::Half*>(to) = value;
+  }
+}
+
+void quantize_inputs_plainly(const void* from, ElementType type, GgufType weights, const InputTile& to) {
+  for (std::size_t row = 0; row < to.rows; ++row)
+    for (std::size_t b = 0; b < to.blocks; ++b) {
+      const std::size_t first = (row * to.blocks + b) * kLevels, at = b * to.rows + row;
+      float largest = 0;
+      bool finite = true;
+      for (std::size_t i = 0; i < kLevels; ++i) {
+        const float value = std::fabs(number_at(from, type, first + i));
+        finite = finite && std::isfinite(value);
+        largest = std::max(largest, value);
+      }
+      const bool holds = finite && largest >= kLeastInput;
+      const float inverse = holds ? 127 / largest : 0;
+      std::int32_t sum = 0;
+      for (std::size_t i = 0; i < kLevels; ++i) {
+        const float level = holds ? std::nearbyint(number_at(from, type, first + i) * inverse) : 0;
+        to.levels[at * kLevels + i] = static_cast<std::int8_t>(level);
+        sum += static_cast<std::int32_t>(level);
+      }
+      const float scale = !finite ? std::numeric_limits<float>::quiet_NaN() : holds ? largest / 127 : 0;
+      to.scales[at] = scale;
+      to.corrections[at] = correction_of(weights, scale, sum);
+    }
+}
+
+/// Level number `i` of row `row` in a panel's block.
+std::int32_t level_in(const std::uint8_t* block, GgufType type, std::size_t row, std::size_t i) {
+  if (!is_4_bit(type)) return block[i / 4 * 64 + row * 4 + i % 4];
+  const std::size_t half = i % (kLevels / 2);
+  const std::uint8_t both = block[half / 4 * 64 + row * 4 + half % 4];
+  return i < kLevels / 2 ? both & 15 : both >> 4;
+}
+
+float half_of(std::uint16_t bits) { return static_cast<float>(c10::Half(bits, c10::Half::from_bits())); }
+
+void panel_product_plainly(const InputTile& x, const QuantizedPanels& w, std::size_t columns, const MutableMatrix& c) {
+  for (std::size_t row = 0; row < x.rows; ++row)
+    for (std::size_t column = 0; column < columns; ++column) {
+      float sum = 0;
+      for (std::size_t b = 0; b < x.blocks; ++b) {
+        const std::size_t at = b * x.rows + row;
+        const std::uint32_t correction = x.corrections[at];
+        std::int32_t dot = w.type == GgufType::Q4_1 ? 0 : std::bit_cast<std::int32_t>(correction);
+        for (std::size_t i = 0; i < kLevels; ++i)
+          dot += level_in(w.levels + b * w.level_bytes(), w.type, column, i) * x.levels[at * kLevels + i];
+        const std::uint16_t* const scales = w.scales + b * w.scale_count() + column;
+        sum = std::fma(static_cast<float>(dot), half_of(*scales) * x.scales[at], sum);
+        if (w.type == GgufType::Q4_1)
+          sum = std::fma(half_of(scales[kPanelRows]), std::bit_cast<float>(correction), sum);
+      }
+      put_number(sum, c, row, column);
+    }
 }
 
 }  // namespace
-}  // namespace megatron::kernels::cpu::HWY_NAMESPACE
-HWY_AFTER_NAMESPACE();
 
-#if HWY_ONCE
-namespace megatron::kernels::cpu {
-HWY_EXPORT(quantized);
-HWY_EXPORT(widen_rows);
-
-void quantized_product(const float* x, std::size_t rows, const QuantizedRows& w, const MutableMatrix& c) {
-  HWY_DYNAMIC_DISPATCH(quantized)(x, rows, w, c);
+std::uint32_t correction_of(GgufType weights, float scale, std::int32_t sum) {
+  if (weights == GgufType::Q4_1) return std::bit_cast<std::uint32_t>(scale * static_cast<float>(sum));
+  return std::bit_cast<std::uint32_t>(-bias_of(weights) * sum);
 }
-void widen(const QuantizedRows& w, void* to, ElementType type) { HWY_DYNAMIC_DISPATCH(widen_rows)(w, to, type); }
+
+void quantize_inputs(const void* from, ElementType type, GgufType weights, const InputTile& to) {
+  const auto unit = integer_unit() == IntegerUnit::Plain ? quantize_inputs_plainly : quantize_inputs_avx2;
+  unit(from, type, weights, to);
+}
+
+void panel_product(const InputTile& x, const QuantizedPanels& w, std::size_t columns, const MutableMatrix& c) {
+  const IntegerUnit unit = integer_unit();
+  const auto product = unit == IntegerUnit::Vnni   ? panel_product_vnni
+                       : unit == IntegerUnit::Avx2 ? panel_product_avx2
+                                                   : panel_product_plainly;
+  product(x, w, columns, c);
+}
 
 }  // namespace megatron::kernels::cpu
-#endif  // HWY_ONCE

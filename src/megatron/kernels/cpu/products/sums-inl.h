@@ -21,12 +21,6 @@ HWY_INLINE F odd_of(const c10::BFloat16* p) {
   return hn::BitCast(Floats(), hn::And(hn::LoadU(words, reinterpret_cast<const std::uint32_t*>(p)), upper));
 }
 
-/// As many 8-bit numbers as a vector has floats.
-HWY_INLINE F levels_of(const std::int8_t* p) {
-  const hn::Rebind<std::int8_t, Floats> bytes;
-  return hn::ConvertTo(Floats(), hn::PromoteTo(Ints(), hn::LoadU(bytes, p)));
-}
-
 /// kCount vectors, by recursion so that each stays in a register.
 template <std::size_t kCount>
 struct RowVectors {
@@ -50,11 +44,6 @@ struct RowVectors {
     first = odd_of(p);
     rest.load_odd(p + stride, stride);
   }
-  /// Levels of one block in each row, times the scale that the row's block has.
-  HWY_INLINE void load_levels(const std::int8_t* p, std::size_t stride, const float* scales, std::size_t scale_stride) {
-    first = hn::Mul(levels_of(p), hn::Set(Floats(), *scales));
-    rest.load_levels(p + stride, stride, scales + scale_stride, scale_stride);
-  }
   HWY_INLINE void multiply_add(F x, const RowVectors& w) {
     first = hn::MulAdd(x, w.first, first);
     rest.multiply_add(x, w.rest);
@@ -72,7 +61,6 @@ struct RowVectors<0> {
   HWY_INLINE void load_rows(const T*, std::size_t, std::size_t) {}
   HWY_INLINE void load_even(const c10::BFloat16*, std::size_t) {}
   HWY_INLINE void load_odd(const c10::BFloat16*, std::size_t) {}
-  HWY_INLINE void load_levels(const std::int8_t*, std::size_t, const float*, std::size_t) {}
   HWY_INLINE void multiply_add(F, const RowVectors&) {}
   template <class T>
   HWY_INLINE void store_sums(T*) const {}

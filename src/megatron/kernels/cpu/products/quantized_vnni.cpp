@@ -1,0 +1,146 @@
+#include "megatron/kernels/cpu/products/quantized_product.h"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+
+#include <cstring>
+
+// Only where has_vnni(): the functions are compiled for AVX512_VNNI whatever the rest of the program is compiled for.
+#define MEGATRON_VNNI __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")))
+
+namespace megatron::kernels::cpu {
+namespace {
+
+constexpr std::size_t kVectorBytes = 64;
+/// How far ahead memory is asked for weights, which are read from front to back.
+constexpr std::size_t kAhead = 4096;
+
+MEGATRON_VNNI inline __m512i four_levels(const std::int8_t* p) {
+  std::int32_t levels;
+  std::memcpy(&levels, p, sizeof levels);
+  return _mm512_set1_epi32(levels);
+}
+
+/// Row `row` of c.
+MEGATRON_VNNI inline void put_lanes(__m512 sums, const MutableMatrix& c, std::size_t row, __mmask16 lanes) {
+  void* const to = c.at(row, 0).data;
+  if (c.type == ElementType::Float32) return _mm512_mask_storeu_ps(to, lanes, sums);
+  if (c.type == ElementType::Float16)
+    return _mm256_mask_storeu_epi16(to, lanes, _mm512_cvtps_ph(sums, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+  const __m512i bits = _mm512_castps_si512(sums);
+  const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+  const __m512i rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7FFF)));
+  const __mmask16 not_number = _mm512_cmp_ps_mask(sums, sums, _CMP_UNORD_Q);
+  const __m512i upper = _mm512_mask_mov_epi32(_mm512_srli_epi32(rounded, 16), not_number, _mm512_set1_epi32(0x7FC0));
+  _mm256_mask_storeu_epi16(to, lanes, _mm512_cvtepi32_epi16(upper));
+}
+
+template <GgufType kType, int kRows>
+MEGATRON_VNNI void panel_of_rows(const InputTile& x, const QuantizedPanels& w, __mmask16 lanes,
+                                 const MutableMatrix& c) {
+  constexpr std::size_t kBytes = kPanelRows * kLevels / (is_4_bit(kType) ? 2 : 1);
+  constexpr std::size_t kScales = kType == GgufType::Q4_1 ? 2 * kPanelRows : kPanelRows;
+  const std::uint8_t* levels = w.levels;
+  const std::uint16_t* scales = w.scales;
+  const std::int8_t* in = x.levels;
+  const float* in_scales = x.scales;
+  const std::uint32_t* corrections = x.corrections;
+  __m512 sums[kRows];
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r) sums[r] = _mm512_setzero_ps();
+  for (std::size_t b = 0; b < x.blocks; ++b) {
+    __m512i dots[kRows];
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r)
+      dots[r] = kType == GgufType::Q4_1 ? _mm512_setzero_si512()
+                                        : _mm512_set1_epi32(static_cast<std::int32_t>(corrections[r]));
+#pragma GCC unroll 8
+    for (std::size_t v = 0; v < kBytes / kVectorBytes; ++v) {
+      const __m512i bytes = _mm512_loadu_si512(levels + v * kVectorBytes);
+      if constexpr (kRows == 1) __builtin_prefetch(levels + v * kVectorBytes + kAhead, 0, 2);
+      if constexpr (!is_4_bit(kType)) {
+#pragma GCC unroll 8
+        for (int r = 0; r < kRows; ++r) dots[r] = _mm512_dpbusd_epi32(dots[r], bytes, four_levels(in + r * 32 + v * 4));
+      } else {
+        const __m512i lower = _mm512_and_si512(bytes, _mm512_set1_epi8(15));
+        const __m512i upper = _mm512_and_si512(_mm512_srli_epi16(bytes, 4), _mm512_set1_epi8(15));
+#pragma GCC unroll 8
+        for (int r = 0; r < kRows; ++r) {
+          dots[r] = _mm512_dpbusd_epi32(dots[r], lower, four_levels(in + r * 32 + v * 4));
+          dots[r] = _mm512_dpbusd_epi32(dots[r], upper, four_levels(in + r * 32 + 16 + v * 4));
+        }
+      }
+    }
+    const __m512 scale = _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(scales)));
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) {
+      const __m512 both = _mm512_mul_ps(scale, _mm512_set1_ps(in_scales[r]));
+      sums[r] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dots[r]), both, sums[r]);
+    }
+    if constexpr (kType == GgufType::Q4_1) {
+      const __m512 least = _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(scales + kPanelRows)));
+#pragma GCC unroll 8
+      for (int r = 0; r < kRows; ++r) {
+        const __m512i correction = _mm512_set1_epi32(static_cast<std::int32_t>(corrections[r]));
+        sums[r] = _mm512_fmadd_ps(least, _mm512_castsi512_ps(correction), sums[r]);
+      }
+    }
+    levels += kBytes;
+    scales += kScales;
+    in += kRows * kLevels;
+    in_scales += kRows;
+    corrections += kRows;
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r) put_lanes(sums[r], c, static_cast<std::size_t>(r), lanes);
+}
+
+template <GgufType kType>
+void panel_of_type(const InputTile& x, const QuantizedPanels& w, __mmask16 lanes, const MutableMatrix& c) {
+  static_assert(kTileRows == 8);
+  switch (x.rows) {
+    case 1:
+      return panel_of_rows<kType, 1>(x, w, lanes, c);
+    case 2:
+      return panel_of_rows<kType, 2>(x, w, lanes, c);
+    case 3:
+      return panel_of_rows<kType, 3>(x, w, lanes, c);
+    case 4:
+      return panel_of_rows<kType, 4>(x, w, lanes, c);
+    case 5:
+      return panel_of_rows<kType, 5>(x, w, lanes, c);
+    case 6:
+      return panel_of_rows<kType, 6>(x, w, lanes, c);
+    case 7:
+      return panel_of_rows<kType, 7>(x, w, lanes, c);
+    default:
+      return panel_of_rows<kType, 8>(x, w, lanes, c);
+  }
+}
+
+}  // namespace
+
+void panel_product_vnni(const InputTile& x, const QuantizedPanels& w, std::size_t columns, const MutableMatrix& c) {
+  const auto lanes = static_cast<__mmask16>((1u << columns) - 1);
+  switch (w.type) {
+    case GgufType::Q4_0:
+      return panel_of_type<GgufType::Q4_0>(x, w, lanes, c);
+    case GgufType::Q4_1:
+      return panel_of_type<GgufType::Q4_1>(x, w, lanes, c);
+    default:
+      return panel_of_type<GgufType::Q8_0>(x, w, lanes, c);
+  }
+}
+
+}  // namespace megatron::kernels::cpu
+
+#else
+
+namespace megatron::kernels::cpu {
+
+// Never chosen.
+void panel_product_vnni(const InputTile&, const QuantizedPanels&, std::size_t, const MutableMatrix&) {}
+
+}  // namespace megatron::kernels::cpu
+
+#endif
