@@ -1,4 +1,4 @@
-"""--weights q8_0: the same model in every layout and job, and what cannot be held in 8 bits."""
+"""--weights q8_0, q4_1 and q4_0: the same model in every layout and job, and what cannot be held so."""
 import json
 import pathlib
 import sys
@@ -29,11 +29,12 @@ class Quantized(unittest.TestCase):
         for blocks, full in zip(alone["logprobs"][:8], whole["logprobs"][:8]):
             self.assertAlmostEqual(blocks, full, delta=0.05)
         self.assertNotEqual(alone["logprobs"], whole["logprobs"])
-        for layout in (["--tp", 2], ["--pp", 2]):
+        # Where ranks add up in another order an input may be rounded to another of its 255 levels.
+        for layout, delta in ((["--tp", 2], 0.01), (["--pp", 2], 0)):
             other = self.generate(*BLOCKS, *layout)
             self.assertEqual(other["new_ids"], alone["new_ids"], layout)
             for a, b in zip(other["logprobs"], alone["logprobs"]):
-                self.assertAlmostEqual(a, b, delta=1e-4)
+                self.assertAlmostEqual(a, b, delta=delta)
         server = Server(self.model, *BLOCKS)
         self.addCleanup(server.close)
         answer = server.post("/v1/completions", {"prompt": "the old man", "max_tokens": 24, "temperature": 0})
@@ -47,11 +48,13 @@ class Quantized(unittest.TestCase):
         whole, blocks = (json.loads(run(*words, *more))["perplexity"] for more in ([], BLOCKS))
         self.assertLess(abs(blocks / whole - 1), 0.01)
         self.assertNotEqual(blocks, whole)
+        for weights in ("q4_1", "q4_0"):
+            self.assertLess(abs(json.loads(run(*words, "--weights", weights))["perplexity"] / whole - 1), 0.04, weights)
 
     def test_what_cannot_be_is_refused(self):
         words = ["generate", "--load", self.model, "--prompt", "the"]
         self.assertIn("whole blocks of 32", run(*words, *BLOCKS, "--tp", 4, code=2))
-        self.assertIn("one of full, q8_0", run(*words, "--weights", "q4_0", code=2))
+        self.assertIn("one of full, q8_0, q4_1, q4_0", run(*words, "--weights", "q4_2", code=2))
         self.assertIn("on the CPU alone", run(*words, *BLOCKS, "--device", "cuda", code=2))
 
     def test_a_bench_counts_what_is_read(self):
@@ -60,6 +63,8 @@ class Quantized(unittest.TestCase):
         whole, blocks = (json.loads(run(*words, *more)) for more in ([], BLOCKS))
         self.assertEqual((whole["weights"], blocks["weights"]), ("full", "q8_0"))
         self.assertLess(blocks["weight_bytes"], 0.3 * whole["weight_bytes"])
+        four = json.loads(run(*words, "--weights", "q4_0"))
+        self.assertLess(four["weight_bytes"], blocks["weight_bytes"])
 
 
 if __name__ == "__main__":

@@ -123,7 +123,7 @@ class Gguf(unittest.TestCase):
                  "attn_k": fields[f"{architecture}.attention.head_count_kv"]}
         theirs = safetensors.load_file(folder / "model.safetensors")
         wanted = getattr(gguf.GGMLQuantizationType, dtype)
-        self.assertEqual(fields["general.file_type"], {"F32": 0, "F16": 1, "Q8_0": 7, "BF16": 32}[dtype])
+        self.assertEqual(fields["general.file_type"], {"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "BF16": 32}[dtype])
         for tensor in reader.tensors:
             self.assertEqual(tensor.data_offset % 32, 0, tensor.name)
             if tensor.name == "rope_freqs.weight":
@@ -131,8 +131,11 @@ class Gguf(unittest.TestCase):
             source = theirs.pop(self.hugging_face_name(tensor.name)).float().numpy()
             self.assertEqual([int(size) for size in reversed(tensor.shape)], list(source.shape), tensor.name)
             kind = wanted if source.ndim > 1 else gguf.GGMLQuantizationType.F32
-            if kind == gguf.GGMLQuantizationType.Q8_0 and source.shape[1] % 32:  # no whole blocks
-                kind = gguf.GGMLQuantizationType.F16
+            if dtype.startswith("Q") and source.ndim > 1:
+                if tensor.name in ("token_embd.weight", "output.weight"):
+                    kind = gguf.GGMLQuantizationType.Q8_0
+                if source.shape[1] % 32:  # no whole blocks
+                    kind = gguf.GGMLQuantizationType.F16
             self.assertEqual(tensor.tensor_type, kind, tensor.name)
             part = tensor.name.split(".")[2] if tensor.name.startswith("blk.") else ""
             if architecture == "llama" and part in heads:  # what puts rows back gives the folder's
@@ -147,7 +150,8 @@ class Gguf(unittest.TestCase):
 
     def test_every_tensor_is_the_folders_in_every_type(self):
         for name, folder, _ in self.models():
-            for option, dtype in (("", "F32"), ("fp32", "F32"), ("fp16", "F16"), ("bf16", "BF16"), ("q8_0", "Q8_0")):
+            for option, dtype in (("", "F32"), ("fp32", "F32"), ("fp16", "F16"), ("bf16", "BF16"), ("q8_0", "Q8_0"),
+                                  ("q4_1", "Q4_1"), ("q4_0", "Q4_0")):
                 with self.subTest(name=name, dtype=option):
                     _, reader = self.export(folder, *(["--dtype", option] if option else []))
                     self.same_tensors(reader, folder, dtype)
@@ -230,8 +234,8 @@ class Gguf(unittest.TestCase):
         self.assertEqual(fields["llama.rope.freq_base"], 100000)
         self.assertEqual(np.float32(fields["llama.attention.layer_norm_rms_epsilon"]), np.float32(1e-5))
 
-    def rewritten(self, reader, kind, path):
-        """The same file as the package gguf writes it, matrices as `kind`."""
+    def rewritten(self, reader, kind, path, blocks=None):
+        """The same file as the package gguf writes it, matrices as `kind`, which blocks(rows) makes."""
         writer = gguf.GGUFWriter(path, fields_of(reader)["general.architecture"])
         for key, field in reader.fields.items():
             if key.startswith("GGUF.") or key == "general.architecture":
@@ -242,7 +246,8 @@ class Gguf(unittest.TestCase):
             rows = gguf.quants.dequantize(tensor.data, tensor.tensor_type).reshape(
                 [int(size) for size in reversed(tensor.shape)])
             if rows.ndim > 1:
-                writer.add_tensor(tensor.name, gguf.quants.quantize(rows, kind), raw_dtype=kind)
+                writer.add_tensor(tensor.name, blocks(rows) if blocks else gguf.quants.quantize(rows, kind),
+                                  raw_dtype=kind)
             else:
                 writer.add_tensor(tensor.name, rows)
         writer.write_header_to_file()
@@ -290,7 +295,7 @@ class Gguf(unittest.TestCase):
             if name not in ("llama", "qwen2"):
                 continue
             _, reader = self.export(folder)
-            for kind in ("Q8_0", "Q4_0", "Q4_1", "BF16", "F16"):
+            for kind in ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "BF16", "F16"):
                 with self.subTest(name=name, kind=kind):
                     kind = gguf.GGMLQuantizationType[kind]
                     file = self.rewritten(reader, kind, self.path / f"{name}-{kind.name}.gguf")
@@ -305,6 +310,39 @@ class Gguf(unittest.TestCase):
                             rows = unpermute(rows, {"attn_q": 4, "attn_k": 2}[part])
                         self.assertEqual(got[self.hugging_face_name(tensor.name)].numpy().tobytes(),
                                          np.ascontiguousarray(rows).tobytes(), tensor.name)
+
+    def test_reads_blocks_of_256_as_the_package_does(self):
+        """The package does not write them: any bytes are such blocks, as long as their scales are numbers."""
+        config = transformers.LlamaConfig(vocab_size=416, hidden_size=256, intermediate_size=512, num_hidden_layers=1,
+                                          num_attention_heads=4, num_key_value_heads=2, bos_token_id=0, eos_token_id=1)
+        folder = self.path / "wide"
+        transformers.LlamaForCausalLM(config).save_pretrained(folder)
+        learned_tokenizer(folder, "llama-bpe")
+        _, reader = self.export(folder)
+        random = np.random.default_rng(5)
+        for name, scales in (("Q4_K", [0, 2]), ("Q5_K", [0, 2]), ("Q6_K", [208])):
+            kind = gguf.GGMLQuantizationType[name]
+            size = gguf.GGML_QUANT_SIZES[kind][1]
+            wanted = {}
+
+            def blocks(rows, kind=kind, size=size, scales=scales):
+                data = random.integers(0, 256, (rows.shape[0], rows.shape[1] // 256, size), dtype=np.uint8)
+                for at in scales:
+                    data[..., at:at + 2] = random.normal(0, 1e-3, data.shape[:2] + (1,)).astype(np.float16).view(np.uint8)
+                return data.reshape(rows.shape[0], -1)
+
+            file = self.rewritten(reader, kind, self.path / f"{name}.gguf", blocks)
+            got = self.folder_of(file, f"of {name}", "--dtype", "fp32")
+            for tensor in gguf.GGUFReader(file).tensors:
+                rows = gguf.quants.dequantize(tensor.data, tensor.tensor_type).reshape(
+                    [int(size) for size in reversed(tensor.shape)])
+                part = tensor.name.split(".")[2] if tensor.name.startswith("blk.") else ""
+                if part in ("attn_q", "attn_k"):
+                    rows = unpermute(rows, {"attn_q": 4, "attn_k": 2}[part])
+                wanted[self.hugging_face_name(tensor.name)] = np.ascontiguousarray(rows)
+            self.assertEqual(sorted(got), sorted(wanted))
+            for key, rows in wanted.items():
+                self.assertEqual(got[key].numpy().tobytes(), rows.tobytes(), f"{name}: {key}")
 
     def test_a_file_generates_and_imports_as_its_folder_does(self):
         name, folder, _ = next(self.models())
@@ -375,9 +413,12 @@ class Gguf(unittest.TestCase):
     @unittest.skipUnless(SMOLLM2.exists(), f"{SMOLLM2} is not there")
     def test_smollm2s_perplexity_in_blocks_is_that_of_float32(self):
         words = ["eval", "loss", "--load", SMOLLM2, "--data", TRAIN, "--window", 256, "--limit-tokens", 2048, "--json"]
-        whole, blocks = (json.loads(run(*words, *more)) for more in ([], ["--weights", "q8_0"]))
-        self.assertLess(abs(blocks["perplexity"] / whole["perplexity"] - 1), 0.01)
-        self.assertNotEqual(blocks["loss"], whole["loss"])
+        whole = json.loads(run(*words))
+        # The folder's weights are levels of Q4_1, which blocks of Q4_1 keep: of Q4_0 each loses up to half a level.
+        for weights, bound in (("q8_0", 0.01), ("q4_1", 0.04), ("q4_0", 0.25)):
+            blocks = json.loads(run(*words, "--weights", weights))
+            self.assertLess(abs(blocks["perplexity"] / whole["perplexity"] - 1), bound, weights)
+            self.assertNotEqual(blocks["loss"], whole["loss"])
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
 #include "megatron/interchange/gguf_read.h"
 
 #include <ATen/ops/empty.h>
-#include <c10/util/Half.h>
 
 #include <algorithm>
 #include <charconv>
@@ -19,6 +18,7 @@
 #include "megatron/base/files/file.h"
 #include "megatron/base/text/json.h"
 #include "megatron/base/text/printable.h"
+#include "megatron/interchange/gguf_blocks.h"
 #include "megatron/interchange/hugging_face/hf_family.h"
 #include "megatron/interchange/mapped_source.h"
 #include "megatron/text/files/gguf_tokenizer.h"
@@ -288,30 +288,6 @@ std::int64_t row_in_file(std::int64_t row, std::int64_t head) {
   if (head == 0) return row;
   const std::int64_t within = row % head, half = head / 2;
   return row - within + (within % half) * 2 + within / half;
-}
-
-float half_at(const std::byte* at) {
-  std::uint16_t bits = 0;
-  std::memcpy(&bits, at, sizeof bits);
-  return static_cast<float>(c10::Half(bits, c10::Half::from_bits()));
-}
-
-/// Number i of a block: a scale in fp16, of Q4_1 also a least value, and levels of 8 bits, or of 4: the lower ones of
-/// the bytes before the upper ones.
-float number_of(const std::byte* block, GgufType type, std::int64_t i) {
-  const float scale = half_at(block);
-  if (type == GgufType::Q8_0) return scale * static_cast<float>(static_cast<std::int8_t>(block[2 + i]));
-  const std::int64_t first = type == GgufType::Q4_1 ? 4 : 2;
-  const auto pair = static_cast<std::uint8_t>(block[first + i % 16]);
-  const int level = i < 16 ? pair & 15 : pair >> 4;
-  return type == GgufType::Q4_1 ? scale * static_cast<float>(level) + half_at(block + 2)
-                                : scale * static_cast<float>(level - 8);
-}
-
-/// Numbers [begin, begin + count) of a row of blocks.
-void read_blocks(const std::byte* row, GgufType type, std::int64_t begin, std::int64_t count, float* to) {
-  const auto [numbers, bytes] = gguf_block(type);
-  for (std::int64_t i = begin; i < begin + count; ++i) *to++ = number_of(row + i / numbers * bytes, type, i % numbers);
 }
 
 void GgufSource::read(const std::string& name, const checkpoint::Box& box, const at::Tensor& into) const {

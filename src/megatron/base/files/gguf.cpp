@@ -174,7 +174,8 @@ GgufTensor read_gguf_tensor(GgufBytes& bytes) {
   const GgufBlock block = gguf_block(tensor.type);
   if (block.bytes == 0)
     throw ConfigError(rule_got_fix(
-        concat(printable(tensor.name), ": tensors of GGUF files are read as F32, F16, BF16, Q8_0, Q4_0 or Q4_1."),
+        concat(printable(tensor.name),
+               ": tensors of GGUF files are read as F32, F16, BF16, Q8_0, Q6_K, or Q4 or Q5 with _0, _1 or _K."),
         concat("type ", type, " of ggml"), "take a file of one of these: convert_hf_to_gguf.py --outtype q8_0"));
   if (tensor.shape.back() % block.numbers != 0)
     bytes.refuse(concat("rows of this type must be whole blocks of ", block.numbers, "."), quoted_name(tensor.name));
@@ -196,8 +197,18 @@ GgufBlock gguf_block(GgufType type) {
       return {32, 18};
     case GgufType::Q4_1:
       return {32, 20};
+    case GgufType::Q5_0:
+      return {32, 22};
+    case GgufType::Q5_1:
+      return {32, 24};
     case GgufType::Q8_0:
       return {32, 34};
+    case GgufType::Q4_K:
+      return {256, 144};
+    case GgufType::Q5_K:
+      return {256, 176};
+    case GgufType::Q6_K:
+      return {256, 210};
   }
   return {1, 0};
 }
