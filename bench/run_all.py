@@ -49,7 +49,7 @@ def benchmarks():
     yield Benchmark("t5", ["t5_vs_peer.py"], 500, 120)
     yield Benchmark("moe", ["moe_vs_peer.py"], 500, 120)
     yield Benchmark("generate", ["generate_vs_peer.py"], 400, 60)
-    yield Benchmark("generate-q8_0", ["q8_0_vs_dense.py"], 300, 60)
+    yield Benchmark("generate-blocks", ["blocks_vs_peers.py"], 600, 90)
     yield Benchmark("serve", ["serve_load.py"], 600, 30)
     yield Benchmark("eval-wikitext", ["eval_peers.py"], 500, 120)
     yield Benchmark("finetune-mnli", ["finetune_peers.py", "--task", "mnli"], 1200, 30)
