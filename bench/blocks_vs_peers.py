@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Writing and reading with matrices in blocks (--weights q8_0, q4_1, q4_0) compared with bf16 of the same model and with
-llama.cpp at the same precision, in turns so that a busy machine slows all:
+"""Writing and reading with matrices in blocks (--weights q8_0, q4_1, q4_0) compared with bf16 of the same model and
+with llama.cpp at the same precision, in turns so that a busy machine slows all:
 
     bench/blocks_vs_peers.py [MODEL_FOLDER] [--threads 2 1] [--rounds 3]
 

@@ -123,7 +123,8 @@ class Gguf(unittest.TestCase):
                  "attn_k": fields[f"{architecture}.attention.head_count_kv"]}
         theirs = safetensors.load_file(folder / "model.safetensors")
         wanted = getattr(gguf.GGMLQuantizationType, dtype)
-        self.assertEqual(fields["general.file_type"], {"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "BF16": 32}[dtype])
+        self.assertEqual(fields["general.file_type"],
+                         {"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "BF16": 32}[dtype])
         for tensor in reader.tensors:
             self.assertEqual(tensor.data_offset % 32, 0, tensor.name)
             if tensor.name == "rope_freqs.weight":
@@ -328,7 +329,8 @@ class Gguf(unittest.TestCase):
             def blocks(rows, kind=kind, size=size, scales=scales):
                 data = random.integers(0, 256, (rows.shape[0], rows.shape[1] // 256, size), dtype=np.uint8)
                 for at in scales:
-                    data[..., at:at + 2] = random.normal(0, 1e-3, data.shape[:2] + (1,)).astype(np.float16).view(np.uint8)
+                    numbers = random.normal(0, 1e-3, data.shape[:2] + (1,)).astype(np.float16)
+                    data[..., at:at + 2] = numbers.view(np.uint8)
                 return data.reshape(rows.shape[0], -1)
 
             file = self.rewritten(reader, kind, self.path / f"{name}.gguf", blocks)
@@ -404,7 +406,7 @@ class Gguf(unittest.TestCase):
     @unittest.skipUnless(PUBLISHED.exists(), f"{PUBLISHED} is not there")
     def test_make_chat_serves_it_and_talks(self):
         result = subprocess.run([ROOT / "scripts/chat.sh", "--temperature", "0", "--max-new-tokens", "12"],
-                                input="What is the capital of France?\n/quit\n", capture_output=True, text=True,
+                                input="What is the capital city of France called?\n/quit\n", capture_output=True, text=True,
                                 timeout=300, env={**os.environ, "MEGATRON": os.path.abspath(MEGATRON)})
         self.assertEqual(result.returncode, 0, result.stderr)
         self.assertIn("smollm2-135m-instruct.gguf is served at http://127.0.0.1:", result.stdout)

@@ -111,7 +111,7 @@ TEST(QuantizedGpt, IsNearlyTheModelOfTheNumbersInItsBlocksHoweverItIsDividedAndR
 }
 
 TEST(QuantizedGpt, SequencesWithACacheEachGetTheBitsThatTheyGetAlone) {
-  const at::Tensor tokens = megatron::testing::random_batch(10).tokens_bs.repeat({10, 1});
+  const at::Tensor tokens = megatron::testing::random_batch(10).tokens_bs.repeat({33, 1});
   for (const TransformerOptions& options : models_of_blocks())
     for (const auto dtype : {at::kFloat, at::kBFloat16}) {
       const auto store = blocks_store(options.shape, 1, 0, random_weights(options.shape, 4), dtype, GgufType::Q4_1);
