@@ -26,9 +26,7 @@ class LlamaCpp:
 
     def __init__(self, file, threads):
         import llama_cpp
-        self.api, self.threads = llama_cpp, threads
-        self.log = llama_cpp.llama_log_callback(lambda *_: None)
-        llama_cpp.llama_log_set(self.log, ctypes.c_void_p(0))
+        self.api = llama_cpp
         self.model = llama_cpp.llama_model_load_from_file(str(file).encode(), llama_cpp.llama_model_default_params())
         parameters = llama_cpp.llama_context_default_params()
         parameters.n_ctx, parameters.n_batch, parameters.n_ubatch = 2 * PREFILL, PREFILL, 512
@@ -43,8 +41,8 @@ class LlamaCpp:
 
     def decode(self, tokens):
         import numpy
-        batch = self.api.llama_batch_get_one((self.api.llama_token * len(tokens))(*tokens), len(tokens))
-        if self.api.llama_decode(self.context, batch) != 0:
+        array = (self.api.llama_token * len(tokens))(*tokens)  # the batch does not own it
+        if self.api.llama_decode(self.context, self.api.llama_batch_get_one(array, len(tokens))) != 0:
             raise RuntimeError("llama.cpp does not decode")
         logits = self.api.llama_get_logits_ith(self.context, -1)
         return int(numpy.ctypeslib.as_array(logits, shape=(self.vocabulary,)).argmax())
@@ -62,6 +60,14 @@ class LlamaCpp:
         for _ in range(NEW):
             token = self.decode([token])
         return NEW / (time.perf_counter() - begin), PREFILL / reading
+
+
+def silenced():
+    """llama.cpp, which logs nothing from now on; and what must live as long."""
+    import llama_cpp
+    log = llama_cpp.llama_log_callback(lambda *_: None)
+    llama_cpp.llama_log_set(log, ctypes.c_void_p(0))
+    return log
 
 
 def quantized(source, kind):
@@ -110,6 +116,7 @@ def main():
     with tempfile.TemporaryDirectory() as scratch:
         files = {}
         if importlib.util.find_spec("llama_cpp") is not None:
+            log = silenced()  # noqa: F841, held until the end
             source = pathlib.Path(scratch) / "model.gguf"
             export = ["checkpoint", "export", "--load", folder, "--output", source, "--dtype", "fp32"]
             subprocess.run([report.PROGRAM, *export], check=True, stdout=subprocess.DEVNULL)
