@@ -406,7 +406,8 @@ class Gguf(unittest.TestCase):
     @unittest.skipUnless(PUBLISHED.exists(), f"{PUBLISHED} is not there")
     def test_make_chat_serves_it_and_talks(self):
         result = subprocess.run([ROOT / "scripts/chat.sh", "--temperature", "0", "--max-new-tokens", "12"],
-                                input="What is the capital city of France called?\n/quit\n", capture_output=True, text=True,
+                                input="What is the capital city of France called?\n/quit\n",
+                                capture_output=True, text=True,
                                 timeout=300, env={**os.environ, "MEGATRON": os.path.abspath(MEGATRON)})
         self.assertEqual(result.returncode, 0, result.stderr)
         self.assertIn("smollm2-135m-instruct.gguf is served at http://127.0.0.1:", result.stdout)
