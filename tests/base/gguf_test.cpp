@@ -71,7 +71,8 @@ TEST(Gguf, EachFaultIsRefused) {
   EXPECT_EQ(refused({}), "");
   EXPECT_NE(refused({.version = 1}).find("version 1"), std::string::npos);
   EXPECT_NE(refused({.version = 0x03000000}).find("little-endian"), std::string::npos);
-  EXPECT_NE(refused({.type = 12}).find("type 12"), std::string::npos);  // Q4_K
+  EXPECT_NE(refused({.type = 10}).find("type 10"), std::string::npos);              // Q2_K
+  EXPECT_NE(refused({.type = 12}).find("whole blocks of 256"), std::string::npos);  // Q4_K
   EXPECT_NE(refused({.alignment = 24}).find("power of two"), std::string::npos);
   EXPECT_NE(refused({.columns = 65}).find("whole blocks"), std::string::npos);
   EXPECT_NE(refused({.columns = 96}).find("must lie in the file"), std::string::npos);
