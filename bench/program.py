@@ -6,6 +6,7 @@
 all-reduce            between two threads of a process, with Gloo on loopback
 tensor-parallel       GPT-2 124M split over two ranks, a core each, with one rank on one core
 distributed-optimizer GPT-2 124M on 4 data-parallel ranks, with the plain optimizer
+fully-sharded         the same with ZeRO stage 3, with stage 1, and the bytes that were planned
 checkpoint            saving and loading weights and moments, with the disk read and written by 1, 2, 4 and 8 streams
                       (the fastest is what the disk can), and what a save costs the steps meanwhile
 pipeline              each schedule with what was predicted of it before, ZB-H1 with 1F1B
@@ -60,6 +61,21 @@ def distributed_optimizer(result, arguments):
                "the plain optimizer", at_most=1.02)
     result.add("memory, 4 ranks", [run["bytes_per_parameter"] for run in sharded], "bytes per parameter",
                [run["bytes_per_parameter"] for run in plain], "the plain optimizer")
+
+
+def fully_sharded(result, arguments):
+    words = [*STEP, "--seq-length", 64 if arguments.quick else 256, *steps(arguments.quick, 3), "--world-size", 4,
+             "--optimizer.use_distributed_optimizer", "true"]
+    full, first = [], []
+    for _ in range(arguments.rounds):
+        first.append(report.ours(*words))
+        full.append(report.ours(*words, "--optimizer.data_parallel_sharding_strategy", "optim_grads_params"))
+    result.add("step, 4 ranks", [run["step_ms"] for run in full], "ms", [run["step_ms"] for run in first],
+               "ZeRO stage 1", at_most=1.1)
+    result.add("memory, 4 ranks", [run["bytes_per_parameter"] for run in full], "bytes per parameter",
+               [run["bytes_per_parameter"] for run in first], "ZeRO stage 1")
+    result.add("memory, 4 ranks", [run["bytes_per_parameter"] for run in full], "bytes per parameter",
+               [run["planned_bytes_per_parameter"] for run in full], "planned before", at_most=1.02, timed=False)
 
 
 def checkpoint(result, arguments):
@@ -155,6 +171,7 @@ def micro(result, arguments):
 FIGURES = {"all-reduce": (all_reduce, "All-reduce between ranks of one machine"),
            "tensor-parallel": (tensor_parallel, "Two ranks on two cores"),
            "distributed-optimizer": (distributed_optimizer, "Distributed optimizer, GPT-2 124M"),
+           "fully-sharded": (fully_sharded, "ZeRO stage 3, GPT-2 124M"),
            "checkpoint": (checkpoint, "Checkpoints and the disk"),
            "pipeline": (pipeline, "Pipelines and their prediction"),
            "scaling": (scaling, "Scaling over this machine's cores"),

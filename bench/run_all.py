@@ -66,6 +66,7 @@ def benchmarks():
     yield program("all-reduce", 30, 10)
     yield program("tensor-parallel", 300, 60)
     yield program("distributed-optimizer", 300, 60)
+    yield program("fully-sharded", 300, 60)
     yield program("checkpoint", 300, 30)
     yield program("pipeline", 240, 30)
     yield program("scaling", 60, 20)

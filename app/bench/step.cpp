@@ -27,6 +27,7 @@
 #include "megatron/kernels/runtime.h"
 #include "megatron/parallel/output_layer.h"
 #include "megatron/plan/cost/counts.h"
+#include "megatron/plan/cost/memory.h"
 #include "megatron/plan/pipeline_plan.h"
 #include "megatron/recipe/resolve.h"
 #include "megatron/run/memory_check.h"
@@ -251,8 +252,9 @@ struct Measured {
   std::int64_t peak_memory_bytes = 0;
   double page_faults_per_step = 0;  // minor ones of this process
   double bytes_per_parameter = 0;   // of parameters, gradients, masters and moments on the first rank
-  std::string timeline;             // what --trace says
-  StepProfile profile;              // of --profile
+  double planned_bytes_per_parameter = 0;
+  std::string timeline;  // what --trace says
+  StepProfile profile;   // of --profile
 };
 
 // Output layer and loss alone, which the step's forward pass contains together with their gradients. Collective over
@@ -266,7 +268,7 @@ std::vector<double> time_loss_layer(const plan::ResolvedRun& run, const train::E
       engine.parameters.get(weight), engine.context.tensor(),
       {.vocab = run.shape.vocab, .label_smoothing = train.label_smoothing, .chunk_tokens = train.loss_chunk_tokens});
   const std::int64_t s = run.config.data.seq_length / run.grid.sequence_shares(), b = train.micro_batch_size;
-  const auto options = engine.parameters.values().options();
+  const auto options = engine.parameters.options();
   const auto hidden = at::ones({s, b, run.shape.hidden}, options).requires_grad_(true);
   const auto labels = at::zeros({s, b}, options.dtype(at::kLong)),
              mask = at::ones({s, b}, options.dtype(train::loss_type(run.config)));
@@ -296,10 +298,14 @@ Measured measure(const plan::ResolvedRun& run, const Options& options, comm::Gro
     measured.profile.steps = options.steps;
     measured.profile.uses = profile.uses();
   }
-  const std::int64_t buffers =
-      static_cast<std::int64_t>(engine.parameters.values().nbytes()) + engine.parameters.gradient_bytes();
+  const std::int64_t buffers = engine.parameters.value_bytes() + engine.parameters.gradient_bytes();
   measured.bytes_per_parameter =
-      static_cast<double>(buffers + engine.optimizer.bytes()) / static_cast<double>(engine.parameters.values().numel());
+      static_cast<double>(buffers + engine.optimizer.bytes()) / static_cast<double>(engine.parameters.layout().size);
+  const plan::MemoryPlan planned =
+      plan::memory_plan(run, engine.context.tensor().rank(), engine.context.pipeline().rank(), 0);
+  measured.planned_bytes_per_parameter =
+      static_cast<double>(planned.parameters + planned.gradients + planned.optimizer_state) /
+      static_cast<double>(engine.parameters.layout().size);
   measured.loss_layer_s = time_loss_layer(run, engine);
   if (engine.pipeline.measures()) {
     const auto timeline = engine.pipeline.timeline();
@@ -358,6 +364,7 @@ Json report(const plan::ResolvedRun& run, const Options& options, const Measured
           {"loss", measured.timed.loss},
           {"peak_memory_bytes", measured.peak_memory_bytes},
           {"bytes_per_parameter", measured.bytes_per_parameter},
+          {"planned_bytes_per_parameter", measured.planned_bytes_per_parameter},
           {"page_faults_per_step", measured.page_faults_per_step},
           {"startup_s", measured.startup_s},
           {"breakdown_ms",

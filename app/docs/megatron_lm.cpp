@@ -133,7 +133,7 @@ constexpr Difference kDifferences[] = {
     {"model.vocab_size", "not required: the tokenizer's"},
     {"optimizer.overlap_grad_reduce", "on by default; `--no-overlap-grad-reduce` turns it off"},
     {"optimizer.overlap_param_gather", "on by default, where `--use-distributed-optimizer` is given"},
-    {"optimizer.data_parallel_sharding_strategy", "without `optim_grads_params`"},
+    {"optimizer.data_parallel_sharding_strategy", "default there, with `--use-megatron-fsdp`: optim_grads_params"},
     {"schedule.lr_decay_style", "default there: linear"},
     {"schedule.rampup_batch_size", "the three numbers are joined by commas or separated by spaces"},
     {"train.eval_iters", "default there: 100"},

@@ -20,6 +20,7 @@ struct Layout {
   bool untied = false;       ///< an output layer of its own
   bool sharded = false;      ///< optimizer.use_distributed_optimizer
   bool pooled = false;       ///< and optimizer.data_parallel_sharding_strategy optim_grads
+  bool full = false;         ///< or optim_grads_params
   int global_batch = 8;
   /// Key and value heads of a model of Llama's layers (RMSNorm, SwiGLU, rotary positions, no biases); 0: GPT-2's
   /// layers.
@@ -61,6 +62,7 @@ inline std::string name_of(const Layout& layout) {
   if (layout.untied) name += "_untied";
   if (layout.sharded) name += "_sharded";
   if (layout.pooled) name += "_grads";
+  if (layout.full) name += "_params";
   if (layout.llama > 0) name += "_llama" + std::to_string(layout.llama);
   if (layout.experts > 0) name += "_experts" + std::to_string(layout.experts);
   if (layout.ep > 1) name += "_ep" + std::to_string(layout.ep);

@@ -21,6 +21,7 @@
 #include "megatron/train/batches.h"
 #include "megatron/train/engine.h"
 #include "tests/parity/expert_layouts.h"
+#include "tests/parity/fully_sharded_layouts.h"
 #include "tests/parity/layouts.h"
 #include "tests/parity/option_layouts.h"
 #include "tests/parity/sequence_layouts.h"
@@ -112,6 +113,7 @@ plan::ResolvedRun run_of(const Layout& layout, const char* dtype, std::int64_t s
   config.optimizer.bucket_size = 3000;
   config.optimizer.use_distributed_optimizer = layout.sharded;
   if (layout.pooled) config.optimizer.data_parallel_sharding_strategy = "optim_grads";
+  if (layout.full) config.optimizer.data_parallel_sharding_strategy = "optim_grads_params";
   config.optimizer.clip_grad = layout.t5 ? 0.1 : 0.5;  // below the norms of this model: clipping is always on
   if (layout.muon) config.optimizer.name = "muon";
   config.schedule.lr = 1e-3;
@@ -349,6 +351,11 @@ INSTANTIATE_TEST_SUITE_P(ExpertLayouts, Parity, ::testing::ValuesIn(expert_layou
 INSTANTIATE_TEST_SUITE_P(SequenceLayouts, Parity, ::testing::ValuesIn(sequence_layouts()),
                          [](const auto& test) { return name_of(test.param); });
 INSTANTIATE_TEST_SUITE_P(PooledLayouts, Parity, ::testing::ValuesIn(pooled_layouts()),
+                         [](const auto& test) { return name_of(test.param); });
+INSTANTIATE_TEST_SUITE_P(FullyShardedLayouts, Parity, ::testing::ValuesIn(fully_sharded_layouts()),
+                         [](const auto& test) { return name_of(test.param); });
+INSTANTIATE_TEST_SUITE_P(FullyShardedLayouts, HalfPrecisionParity,
+                         ::testing::ValuesIn(every_fourth(fully_sharded_layouts())),
                          [](const auto& test) { return name_of(test.param); });
 INSTANTIATE_TEST_SUITE_P(MuonLayouts, Parity, ::testing::ValuesIn(muon_layouts()),
                          [](const auto& test) { return name_of(test.param); });

@@ -169,7 +169,7 @@ TEST(RankGradientPool, IsLeftOutByDefaultAndWarnedOfWhereItSavesNothing) {
   config::RunConfig config = gpt2(2, true, true);
   config.model.num_layers = 2;  // both layers are there at once, and the embedding
   config.optimizer.data_parallel_sharding_strategy = "optim_grads";
-  const auto warnings = [&] { return gradient_warnings(resolve(config)); };
+  const auto warnings = [&] { return sharding_warnings(resolve(config)); };
   EXPECT_EQ(gradient_bytes(config, "optim_grads"), gradient_bytes(config, "optim"));
   ASSERT_EQ(warnings().size(), 1u);
   EXPECT_NE(warnings()[0].find("they are held whole"), std::string::npos) << warnings()[0];

@@ -42,7 +42,7 @@ std::vector<FoundLayout> all_layouts(const config::RunConfig& recipe, const Hard
       for (int vpp = 1; vpp <= layers; ++vpp)
         for (int micro = 1; micro <= recipe.train.global_batch_size; ++micro)
           for (const char* recompute : {"none", "selective", "full"})
-            for (const char* sharding : {"", "optim", "optim_grads"})
+            for (const char* sharding : {"", "optim", "optim_grads", "optim_grads_params"})
               for (const schedule::ScheduleInfo& each : schedule::schedules()) {
                 if (world % (tp * pp) != 0 || recipe.model.num_attention_heads % tp != 0 || layers % (pp * vpp) != 0 ||
                     (pp == 1 && vpp > 1) || (pp == 1 && std::string(each.name) != "1f1b") || !each.takes(vpp) ||

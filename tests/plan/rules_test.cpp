@@ -56,12 +56,16 @@ TEST(Resolve, ShardsGradientsBesideTheOptimizerAlone) {
     optimizer.data_parallel_sharding_strategy = strategy;
     EXPECT_EQ(error_of(config), "no error");
   }
-  optimizer.data_parallel_sharding_strategy = "optim_grads";
-  EXPECT_THAT(error_of(config), HasSubstr("optim_grads needs optimizer.use_distributed_optimizer"));
-  optimizer.use_distributed_optimizer = true;
-  EXPECT_EQ(error_of(config), "no error");
-  optimizer.data_parallel_sharding_strategy = "optim_grads_params";
-  EXPECT_THAT(error_of(config), HasSubstr("each rank has whole parameters"));
+  for (const std::string strategy : {"optim_grads", "optim_grads_params"}) {
+    optimizer.data_parallel_sharding_strategy = strategy;
+    optimizer.use_distributed_optimizer = false;
+    EXPECT_THAT(error_of(config), HasSubstr(strategy + " needs optimizer.use_distributed_optimizer"));
+    optimizer.use_distributed_optimizer = true;
+    EXPECT_EQ(error_of(config), "no error");
+  }
+  config.lora.rank = 4;
+  EXPECT_THAT(error_of(config), HasSubstr("the frozen weights would stay whole"));
+  config.lora.rank = 0;
   optimizer.data_parallel_sharding_strategy = "no_shard";
   EXPECT_THAT(error_of(config), HasSubstr("no_shard must go without"));
   optimizer.data_parallel_sharding_strategy = "optim_grad";

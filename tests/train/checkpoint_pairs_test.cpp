@@ -31,13 +31,14 @@ struct Model {
 struct Way {
   int tp, pp, dp;
   const char* schedule;  // with pp 2; "zb-v" has two stages a rank
-  bool sp, sharded, pooled;
+  bool sp, sharded, pooled, full;
   const char* dtype;
   const char* optimizer;
 
   std::string text() const {
     return concat("tp ", tp, " pp ", pp, " dp ", dp, " ", schedule, sp ? " sp" : "",
-                  pooled    ? " gradients sharded "
+                  full      ? " all sharded "
+                  : pooled  ? " gradients sharded "
                   : sharded ? " sharded "
                             : " ",
                   dtype, " ", optimizer);
@@ -64,7 +65,9 @@ Way draw(std::mt19937& random, const Model& model, const char* dtype, const char
   way.schedule = way.pp > 1 ? kSchedules[below(random, 4)] : "";
   way.sp = way.tp > 1 && below(random, 2) == 1;
   way.sharded = below(random, 2) == 1;
-  way.pooled = way.sharded && below(random, 2) == 1;
+  const int strategy = way.sharded ? below(random, 4) : 0;
+  way.pooled = strategy == 1;
+  way.full = strategy == 3;
   way.dtype = dtype;
   way.optimizer = optimizer;
   return way;
@@ -108,6 +111,7 @@ config::RunConfig config_of(const Model& model, const Way& way) {
   config.optimizer.use_distributed_optimizer = way.sharded;
   config.optimizer.initial_loss_scale = 1024;  // of fp16: no step is skipped
   if (way.pooled) config.optimizer.data_parallel_sharding_strategy = "optim_grads";
+  if (way.full) config.optimizer.data_parallel_sharding_strategy = "optim_grads_params";
   return config;
 }
 
@@ -201,15 +205,16 @@ TEST(CheckpointPairsDrawn, HaveEveryKindOnBothSidesAmongTheFew) {
       for (const auto& [name, drawn] : {std::pair{"sp", way.sp},
                                         {"sharded", way.sharded},
                                         {"pooled", way.pooled},
+                                        {"full", way.full && way.dp > 1},
                                         {"copied groups", pair.model.groups < way.tp}})
         if (drawn) kinds.insert(name);
     }
     models.insert({concat(pair.model.groups), pair.model.untied ? "untied" : "tied"});
     changed += changes_optimizer(pair) ? 1 : 0;
   }
-  const std::set<std::string> all = {"fp64", "fp32", "bf16", "fp16",    "adam",   "sgd",          "lion",
-                                     "tp 1", "tp 2", "tp 3", "tp 4",    "pp 1",   "pp 2",         "dp 1",
-                                     "dp 2", "dp 3", "sp",   "sharded", "pooled", "copied groups"};
+  const std::set<std::string> all = {"fp64", "fp32", "bf16", "fp16",    "adam",   "sgd",           "lion",
+                                     "tp 1", "tp 2", "tp 3", "tp 4",    "pp 1",   "pp 2",          "dp 1",
+                                     "dp 2", "dp 3", "sp",   "sharded", "pooled", "copied groups", "full"};
   EXPECT_EQ(from, all);
   EXPECT_EQ(to, all);
   EXPECT_EQ(models, (std::set<std::string>{"12", "1", "2", "tied", "untied"}));

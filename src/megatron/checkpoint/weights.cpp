@@ -76,18 +76,19 @@ WeightReport compare_weights(const WeightSource& source, const plan::ModelShape&
 WeightReport load_weights(const WeightSource& source, const parallel::ParameterStore& parameters,
                           const plan::ModelShape& shape, bool strict) {
   WeightReport report = compare_weights(source, shape, strict);
-  for (const auto& parameter : parameters.all()) {
+  for (std::size_t index = 0; index < parameters.all().size(); ++index) {
+    const parallel::ParameterPtr& parameter = parameters.all()[index];
     const plan::ParameterSpec& spec = parameter->spec;
     if (source.shape(spec.name) == nullptr) continue;
     const at::Tensor values =
-        parameter->in_blocks ? at::zeros(spec.local_shape(), at::kFloat) : parameter->value.detach();
+        parameter->in_blocks ? at::zeros(spec.local_shape(), at::kFloat) : parameters.to_fill(index);
     for (const ShardedTensor& tensor : model_tensor(spec.name, spec, shape, values))
       source.read(tensor.name, {tensor.offset, tensor.data.sizes().vec()}, tensor.data);
     if (parameter->in_blocks)
       parameter->packed.replace(std::make_shared<const kernels::QuantizedMatrix>(
           kernels::quantize(values, *parameter->in_blocks, spec.name)));
     else
-      kernels::written_to(parameter->value);  // through its pointer
+      parameters.keep(index, values);
   }
   return report;
 }

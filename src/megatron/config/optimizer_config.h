@@ -84,7 +84,8 @@ struct OptimizerConfig {
       "loss-scale-window", when("train.dtype", {"fp16"}), unless("optimizer.loss_scale"));
     v("hysteresis", hysteresis, "fp16: overflows that halve the scale.", "hysteresis", when("train.dtype", {"fp16"}),
       unless("optimizer.loss_scale"));
-    v("bucket_size", bucket_size, "Elements of a gradient bucket; 0: max(40 M, 1 M x dp), with optim_grads a layer.",
+    v("bucket_size", bucket_size,
+      "Elements of a gradient bucket; 0: max(40 M, 1 M x dp), with optim_grads and optim_grads_params a layer.",
       "ddp-bucket-size");
     v("overlap_grad_reduce", overlap_grad_reduce, "Reduce each bucket while backward continues.",
       "overlap-grad-reduce");
@@ -92,11 +93,13 @@ struct OptimizerConfig {
       "Split masters, moments and updates over the data-parallel ranks.", "use-distributed-optimizer", Common());
     v("data_parallel_sharding_strategy", data_parallel_sharding_strategy,
       "With use_distributed_optimizer: optim is ZeRO stage 1; optim_grads, gradients too, stage 2 (less memory; each "
-      "microbatch is reduced).",
+      "microbatch is reduced); optim_grads_params, parameters too, stage 3 (each layer is gathered when it is "
+      "computed).",
       "data-parallel-sharding-strategy", when("optimizer.use_distributed_optimizer"),
-      Choices({"no_shard", "optim", "optim_grads"}));
+      Choices({"no_shard", "optim", "optim_grads", "optim_grads_params"}));
     v("overlap_param_gather", overlap_param_gather,
-      "With use_distributed_optimizer: gather each bucket of updated parameters during the next forward pass.",
+      "With use_distributed_optimizer: gather each bucket of updated parameters during the next forward pass; with "
+      "optim_grads_params each layer while the one before it is computed.",
       "overlap-param-gather", when("optimizer.use_distributed_optimizer"));
   }
 };

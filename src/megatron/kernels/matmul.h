@@ -26,6 +26,9 @@ class PackedWeight {
   const at::Tensor& for_output(const at::Tensor& w);  ///< w^T as the right operand
   const at::Tensor& for_input_gradient(const at::Tensor& w);
 
+  /// Lets go of the copies.
+  void release() { output_ = input_ = Copy(); }
+
   /// From now on the weight is `w`, in fewer bits, and products do not read the tensor that they are given. For models
   /// that only compute forward on the CPU.
   void replace(std::shared_ptr<const QuantizedMatrix> w) { quantized_ = std::move(w); }

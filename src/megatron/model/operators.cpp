@@ -45,7 +45,7 @@ at::Tensor norm_backward(const Norm& norm, const Gradients& grads, const at::Ten
   parallel::Contribution weight(norm.weight, kWithTheRest), bias(norm.bias, kWithTheRest);
   if (norm.bias && bias.beta() != weight.beta())
     throw std::logic_error(norm.weight->spec.name + " and its bias have not got the same contributions");
-  const at::Tensor value = norm.one_plus ? norm.factor() : norm.weight->value;
+  const at::Tensor value = norm.one_plus ? norm.factor() : norm.weight->arrived();
   auto dx = norm.bias ? kernels::layer_norm_backward(dy, x, mean, rstd, value, weight.target(), bias.target(),
                                                      weight.beta(), past)
                       : kernels::rms_norm_backward(dy, x, rstd, value, weight.target(), weight.beta(), past);

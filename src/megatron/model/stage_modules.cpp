@@ -27,13 +27,14 @@ StageModules::StageModules(const TransformerOptions& options, const plan::StageP
       embedding_scale_(options.shape.embedding_scale) {
   const bool split = options.sequence_parallel;
   const auto& shape = options.shape;
-  const at::Tensor& values = parameters.values();
+  const at::ScalarType dtype = parameters.dtype();
+  const at::Device device = parameters.options().device();
   if (options.rope.rotary_dim > 0 && part.num_layers > 0)
-    rope = kernels::rope_table(options.rope, max_positions_, values.scalar_type(), values.device());
+    rope = kernels::rope_table(options.rope, max_positions_, dtype, device);
   if (options.local_rope.rotary_dim > 0 && part.num_layers > 0)
-    local_rope = kernels::rope_table(options.local_rope, max_positions_, values.scalar_type(), values.device());
+    local_rope = kernels::rope_table(options.local_rope, max_positions_, dtype, device);
   if (shape.root_scaled_words) {  // a number of the model's dtype, as the embeddings are
-    const auto root = at::scalar_tensor(std::sqrt(static_cast<double>(shape.hidden)), values.scalar_type());
+    const auto root = at::scalar_tensor(std::sqrt(static_cast<double>(shape.hidden)), dtype);
     embedding_scale_ *= root.item<double>();
   }
   using parallel::VocabParallelEmbedding;

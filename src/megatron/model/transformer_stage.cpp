@@ -129,8 +129,7 @@ TransformerStage::Impl::Impl(TransformerOptions o, const plan::StagePart& p, con
     : options(o),
       part(p),
       tp(std::move(group)),
-      precise(parameters.values().options().dtype(parameters.values().scalar_type() == at::kDouble ? at::kDouble
-                                                                                                   : at::kFloat)),
+      precise(parameters.options().dtype(parameters.dtype() == at::kDouble ? at::kDouble : at::kFloat)),
       modules(options, part, parameters, tp),
       has_routers(std::ranges::any_of(modules.blocks,
                                       [](const Block& block) { return block.branches().back().experts.has_value(); })),

@@ -30,12 +30,10 @@ Optimizer::Optimizer(const parallel::ParameterStore& parameters, std::vector<pla
       keep_state(shard, range, info, optimizer);
       add_runs(shard, range);
     }
-  const auto& values = parameters.values();
-  const bool half = parallel::Precision::is_half(values.scalar_type());
-  const auto flat = [&](std::int64_t size, at::ScalarType type) {
-    return at::zeros({size}, values.options().dtype(type));
-  };
-  const at::ScalarType precise = half ? at::kFloat : values.scalar_type();
+  const at::TensorOptions values = parameters.options();
+  const bool half = parallel::Precision::is_half(parameters.dtype());
+  const auto flat = [&](std::int64_t size, at::ScalarType type) { return at::zeros({size}, values.dtype(type)); };
+  const at::ScalarType precise = half ? at::kFloat : parameters.dtype();
   if (half) masters_ = flat(plan::total_size(owned_), precise);
   for (const std::int64_t size : sizes_) state_.push_back(flat(size, options_.bf16_state ? at::kBFloat16 : precise));
   if (!half) return;
@@ -98,17 +96,15 @@ void Optimizer::add_runs(const plan::Shard& shard, const plan::ParameterRange& r
 }
 
 at::Tensor Optimizer::weights_of(const plan::Range& world, std::int64_t own) const {
-  return masters_.defined() ? masters_.narrow(0, own, world.size())
-                            : parameters_.values().narrow(0, world.begin, world.size());
+  return masters_.defined() ? masters_.narrow(0, own, world.size()) : parameters_.owned_values(world);
 }
 
 UpdateRule::Views Optimizer::views_of(const UniformRange& run) const {
   const auto size = run.world.size();
-  UpdateRule::Views views{
-      .weight = weights_of(run.world, run.own),
-      .model = masters_.defined() ? parameters_.values().narrow(0, run.world.begin, size) : at::Tensor(),
-      .gradient = parameters_.summed_gradients(run.world),
-      .state = {}};
+  UpdateRule::Views views{.weight = weights_of(run.world, run.own),
+                          .model = masters_.defined() ? parameters_.owned_values(run.world) : at::Tensor(),
+                          .gradient = parameters_.summed_gradients(run.world),
+                          .state = {}};
   for (const auto& [kind, begin] : run.state) views.state.push_back(state_[kind].narrow(0, begin, size));
   return views;
 }
@@ -145,8 +141,8 @@ void Optimizer::shift(const std::map<std::string, std::vector<double>>& changes)
 
 at::Tensor Optimizer::whole_direction(const Matrix& matrix, double grad_scale) const {
   const plan::ParameterSpec& spec = parameters_.all()[matrix.parameter]->spec;
-  const auto type = masters_.defined() ? at::kFloat : parameters_.values().scalar_type();
-  const at::TensorOptions options = parameters_.values().options().dtype(type);
+  at::TensorOptions options = parameters_.options();
+  if (masters_.defined()) options = options.dtype(at::kFloat);
   const at::Tensor slice = at::zeros({spec.local_size()}, options);
   for (const UniformRange& run : matrix.runs)
     slice.narrow(0, run.in_slice, run.world.size())
@@ -195,8 +191,7 @@ bool Optimizer::round_masters() {
   if (!options_.stochastic_rounding || !masters_.defined() || steps_ == 0) return false;
   const auto round = [&](const std::vector<UniformRange>& runs) {
     for (const UniformRange& run : runs)
-      kernels::round_(parameters_.values().narrow(0, run.world.begin, run.world.size()),
-                      masters_.narrow(0, run.own, run.world.size()),
+      kernels::round_(parameters_.owned_values(run.world), masters_.narrow(0, run.own, run.world.size()),
                       {.step = steps_, .stochastic_rounding = true, .numbers = run.numbers});
   };
   round(runs_);

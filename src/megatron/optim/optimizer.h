@@ -66,6 +66,8 @@ class Optimizer {
   const std::vector<std::string>& kinds() const { return kinds_; }
   /// What optimizer.name says.
   const std::string& name() const { return name_; }
+  /// Whether the weights are apart from the parameters, which are roundings of them.
+  bool has_masters() const { return masters_.defined(); }
   /// Bytes of masters and state.
   std::int64_t bytes() const;
 

@@ -65,7 +65,11 @@ SharedGradients::SharedGradients(const parallel::ParameterStore& parameters, con
   Sum partial{std::move(groups.sequence), {}}, copied{std::move(groups.copies), {}},
       by_heads{std::move(groups.heads), {}};
   std::vector<Sum> tied;
-  for (const SharedParameter& parameter : shared_) tied.push_back({parameter.holders, {}});
+  for (const SharedParameter& parameter : shared_) {
+    tied.push_back({parameter.holders, {}});
+    values_.emplace_back();
+    if (!parameters.pooled_values()) values_.back().push_back(parameter.parameter->value);
+  }
   for (const plan::Shard& shard : owned)
     for (const plan::ParameterRange& own : shard.parameters) {
       const auto& parameter = parameters.all().at(static_cast<std::size_t>(own.parameter));
@@ -82,7 +86,10 @@ SharedGradients::SharedGradients(const parallel::ParameterStore& parameters, con
           if (spec.pieces[i].copies > 1) add(copied, ranges[i]);
       }
       for (std::size_t i = 0; i < shared_.size(); ++i)
-        if (shared_[i].parameter == parameter) add(tied[i], own.param);
+        if (shared_[i].parameter == parameter) {
+          add(tied[i], own.param);
+          if (parameters.pooled_values()) values_[i].push_back(parameters.owned_values(own.world));
+        }
     }
   const auto keep = [&](Sum& sum) {
     if (sum.group.size() > 1 && !sum.gradients.empty()) sums_.push_back(std::move(sum));
@@ -111,8 +118,11 @@ void SharedGradients::sum(std::size_t begin, std::size_t end) const {
 }
 
 void SharedGradients::check_copies() const {
-  for (const auto& [parameter, holders] : shared_) {
-    if (equal_over(holders, checksum(parameter->value))) continue;
+  for (std::size_t i = 0; i < shared_.size(); ++i) {
+    const auto& [parameter, holders] = shared_[i];
+    std::uint64_t sum = 0;
+    for (const at::Tensor& value : values_[i]) sum ^= checksum(value);
+    if (equal_over(holders, sum)) continue;
     throw std::runtime_error(rule_got_fix(concat("The copies of ", parameter->spec.name, " on ", holders.size(),
                                                  " pipeline ranks must start with the same values."),
                                           "values that differ"));

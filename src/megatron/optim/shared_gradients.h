@@ -72,6 +72,7 @@ class SharedGradients {
   std::vector<Sum> sums_;
   std::size_t num_within_stages_ = 0;  ///< of sums_, which come first
   std::vector<SharedParameter> shared_;
+  std::vector<std::vector<at::Tensor>> values_;  ///< of each, what this rank has
 };
 
 }  // namespace megatron::optim

@@ -107,7 +107,7 @@ class LinearBackward {
   /// The gradient of what autograd knows as the input: of u where x is an activation. With it comes x, where it is
   /// wanted now and not kept.
   at::Tensor input_gradient(const at::Tensor& dy, bool later, at::Tensor& x) const {
-    const at::Tensor& w = weight_->value;
+    const at::Tensor& w = weight_->arrived();
     const AdapterPtr& adapter = adaptation_.adapter;
     const auto product = [&] {
       at::Tensor dx = kernels::linear_input_gradient(dy, w, &weight_->packed);

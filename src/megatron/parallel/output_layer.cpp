@@ -120,7 +120,7 @@ void LossPass::chunk(const at::Tensor& hidden_nh, const at::Tensor& labels, cons
   const auto scale = gradient_scale == 1 ? mask : mask * gradient_scale;
   kernels::cross_entropy_gradient_(logits, labels, range, logsumexp, scale, options.label_smoothing);
   if (slope.defined()) logits.mul_(slope);
-  const auto dx = kernels::linear_input_gradient(logits, weight->value, &weight->packed);
+  const auto dx = kernels::linear_input_gradient(logits, weight->arrived(), &weight->packed);
   if (rows.defined())
     dhidden.index_copy_(0, rows, dx);
   else

@@ -40,6 +40,16 @@ void initialize(const at::Tensor& value, const plan::ParameterSpec& spec, std::u
   }
 }
 
+/// Where `world`, a range of one shard, begins in the shards laid one after the other.
+std::int64_t place_in_shards(const std::vector<plan::Shard>& owned, const plan::Range& world) {
+  const auto after = std::upper_bound(owned.begin(), owned.end(), world.begin,
+                                      [](std::int64_t at, const plan::Shard& shard) { return at < shard.world.begin; });
+  if (after == owned.begin() || std::prev(after)->world.end < world.end)
+    throw std::logic_error("elements that this rank does not own");
+  const plan::Shard& shard = *std::prev(after);
+  return shard.state + world.begin - shard.world.begin;
+}
+
 }  // namespace
 
 void GradientQueue::add(Work work) {
@@ -101,11 +111,19 @@ void Contribution::written() {
 
 ParameterStore::ParameterStore(std::vector<plan::ParameterSpec> specs, plan::BufferLayout layout, Precision precision,
                                at::Device device, std::uint64_t seed, Gradients gradients,
-                               std::optional<PooledGradients> pooled)
-    : layout_(std::move(layout)), seed_(seed), pooled_(std::move(pooled)) {
+                               std::optional<PooledGradients> pooled, std::optional<PooledValues> pooled_values)
+    : layout_(std::move(layout)), seed_(seed), pooled_(std::move(pooled)), pooled_values_(std::move(pooled_values)) {
   // Zeros, so that the gaps between parameters never carry anything into norms and updates of whole buffers.
   const auto options = at::TensorOptions().device(device);
-  values_ = at::zeros({layout_.size}, options.dtype(precision.values));
+  values_ = at::zeros({pooled_values_ ? pooled_values_->pool.size : layout_.size}, options.dtype(precision.values));
+  if (pooled_values_) owned_values_ = at::zeros({plan::total_size(pooled_values_->owned)}, values_.options());
+  for (std::size_t b = 0; pooled_values_ && b < layout_.buckets.size(); ++b) {
+    const std::int64_t begin = pooled_values_->pool.begin[b], size = layout_.buckets[b].end - layout_.buckets[b].begin;
+    const at::Tensor place = begin == plan::ParameterPool::kOwned
+                                 ? owned_values_.narrow(0, pooled_values_->owned[b].state, size)
+                                 : values_.narrow(0, begin, size);
+    bucket_values_.push_back(place.variable_data());
+  }
   const std::int64_t whole = pooled_ ? pooled_->pool.size : layout_.size;
   gradients_ = at::zeros({gradients == Gradients::Hold ? whole : 0}, options.dtype(precision.gradients));
   sums_ = at::zeros({pooled_ ? plan::total_size(pooled_->owned) : 0}, gradients_.options());
@@ -119,16 +137,17 @@ ParameterStore::ParameterStore(std::vector<plan::ParameterSpec> specs, plan::Buf
     const auto view = [&](const at::Tensor& buffer, std::int64_t begin) {
       return buffer.narrow(0, begin, parameter->spec.local_size()).view(parameter->spec.local_shape()).detach();
     };
-    parameter->value = view(values_, slot.begin);
+    const auto bucket = static_cast<std::size_t>(slot.bucket);
+    const std::int64_t in_bucket = slot.begin - layout_.buckets[bucket].begin;
+    parameter->value = pooled_values_ ? view(bucket_values_[bucket], in_bucket) : view(values_, slot.begin);
     parameter->pooled = pooled_.has_value();
-    if (gradients == Gradients::Hold) {
-      const auto bucket = static_cast<std::size_t>(slot.bucket);
-      parameter->grad = view(bucket_gradients(bucket), slot.begin - layout_.buckets[bucket].begin);
-    }
-    initialize(parameter->value, parameter->spec, seed);
-    parameter->value.requires_grad_(gradients == Gradients::Hold);
+    if (gradients == Gradients::Hold) parameter->grad = view(bucket_gradients(bucket), in_bucket);
     by_name_.emplace(parameter->spec.name, parameter);
-    parameters_.push_back(std::move(parameter));
+    parameters_.push_back(parameter);
+    const at::Tensor drawn = to_fill(i);
+    initialize(drawn, parameter->spec, seed);
+    keep(i, drawn);
+    parameter->value.requires_grad_(gradients == Gradients::Hold);
   }
 }
 
@@ -144,8 +163,40 @@ void ParameterStore::add_in_blocks(plan::ParameterSpec spec, GgufType type) {
 }
 
 const at::Tensor& ParameterStore::values() const {
-  for (const auto& arrival : arrivals_) arrival->wait();
+  if (pooled_values_) throw std::logic_error("values that take turns are not there at once");
+  await_values();
   return values_;
+}
+
+void ParameterStore::await_values() const {
+  if (pooled_values_) return;
+  for (const auto& arrival : arrivals_) arrival->wait();
+}
+
+at::TensorOptions ParameterStore::options() const { return values_.options(); }
+
+std::int64_t ParameterStore::value_bytes() const {
+  return static_cast<std::int64_t>(values_.nbytes() + (pooled_values_ ? owned_values_.nbytes() : 0));
+}
+
+at::Tensor ParameterStore::owned_values(const plan::Range& world) const {
+  if (!pooled_values_) return values().narrow(0, world.begin, world.size());
+  return owned_values_.narrow(0, place_in_shards(pooled_values_->owned, world), world.size());
+}
+
+at::Tensor ParameterStore::to_fill(std::size_t index) const {
+  const Parameter& parameter = *parameters_.at(index);
+  return pooled_values_ ? at::zeros(parameter.spec.local_shape(), values_.options()) : parameter.value.detach();
+}
+
+void ParameterStore::keep(std::size_t index, const at::Tensor& filled) const {
+  if (!pooled_values_) return kernels::written_to(filled);  // maybe through its pointer
+  const auto bucket = static_cast<std::size_t>(layout_.slot_of(static_cast<int>(index)).bucket);
+  const plan::Shard& shard = pooled_values_->owned.at(bucket);
+  for (const plan::ParameterRange& range : shard.parameters)
+    if (range.parameter == static_cast<int>(index))
+      owned_values_.narrow(0, shard.state + range.local.begin, range.local.size())
+          .copy_(filled.view({-1}).narrow(0, range.param.begin, range.param.size()));
 }
 
 at::Tensor ParameterStore::bucket_gradients(std::size_t bucket) const {
@@ -155,12 +206,7 @@ at::Tensor ParameterStore::bucket_gradients(std::size_t bucket) const {
 
 at::Tensor ParameterStore::summed_gradients(const plan::Range& world) const {
   if (!pooled_) return gradients_.narrow(0, world.begin, world.size());
-  const auto after = std::upper_bound(pooled_->owned.begin(), pooled_->owned.end(), world.begin,
-                                      [](std::int64_t at, const plan::Shard& shard) { return at < shard.world.begin; });
-  if (after == pooled_->owned.begin() || std::prev(after)->world.end < world.end)
-    throw std::logic_error("gradients that this rank does not own");
-  const plan::Shard& shard = *std::prev(after);
-  return sums_.narrow(0, shard.state + world.begin - shard.world.begin, world.size());
+  return sums_.narrow(0, place_in_shards(pooled_->owned, world), world.size());
 }
 
 at::Tensor ParameterStore::first_values(std::size_t index) const {

@@ -14,6 +14,7 @@
 #include "megatron/kernels/matmul.h"
 #include "megatron/plan/parameters/buffer_layout.h"
 #include "megatron/plan/parameters/gradient_pool.h"
+#include "megatron/plan/parameters/parameter_pool.h"
 #include "megatron/plan/parameters/parameters.h"
 #include "megatron/plan/parameters/shards.h"
 
@@ -44,13 +45,21 @@ void run_pieces(std::vector<GradientQueue::Work> pieces);
 /// while the next forward pass runs, and the first module that reads one of them waits for it.
 class Arrival {
  public:
+  /// Called when a value is about to be read. `alone`: the operator that reads it reads no others but those of its
+  /// layer.
+  using Need = std::function<void(bool alone)>;
+
   void expect(comm::WorkHandle work) { work_ = std::move(work); }
-  void wait() {
+  /// Who gathers values when they are read is asked from now on (ZeRO stage 3).
+  void on_read(Need need) { need_ = std::move(need); }
+  void wait(bool alone = true) {
+    if (need_) need_(alone);
     if (work_) std::exchange(work_, nullptr)->wait();
   }
 
  private:
   comm::WorkHandle work_;
+  Need need_;
 };
 
 /// One parameter on this rank: views of the contiguous buffers, and the bookkeeping of its gradient. Layers hold a
@@ -58,7 +67,8 @@ class Arrival {
 class Parameter {
  public:
   plan::ParameterSpec spec;
-  at::Tensor value;  ///< [local_shape], requires_grad: a leaf, so that autograd reaches the layer's backward
+  at::Tensor value;  ///< [local_shape], requires_grad: a leaf, so that autograd reaches the layer's backward. Read it
+                     ///< by arrived()
   at::Tensor grad;   ///< [local_shape], view of the gradient buffer; written by way of a Contribution
   std::shared_ptr<GradientQueue> queue;  ///< its store's; null outside of one
   std::shared_ptr<Arrival> arrival;      ///< its bucket's; null outside of a store
@@ -69,9 +79,11 @@ class Parameter {
   /// Whether it is not trained: then it has no gradient, and backward passes write none.
   bool frozen() const { return !grad.defined(); }
 
-  /// The value, for a forward pass: waits for it where it is on its way.
+  /// The value, for whoever reads it: waits for it where it is on its way, and has it gathered where it is not there.
+  /// With ZeRO stage 3 it is there until an operator asks for one of another layer. Operators on the boundary of two
+  /// layers read vectors of both, a bias and a norm; those that read a matrix read their own layer's alone.
   const at::Tensor& arrived() const {
-    if (arrival) arrival->wait();
+    if (arrival) arrival->wait(/*alone=*/spec.shape.size() > 1);
     return value;
   }
 
@@ -144,8 +156,14 @@ struct PooledGradients {
   std::vector<plan::Shard> owned;
 };
 
+/// How values are held with ZeRO stage 3: this rank's shards, and whole buckets that take turns in `pool`.
+struct PooledValues {
+  plan::ParameterPool pool;
+  std::vector<plan::Shard> owned;
+};
+
 /// All parameters of this rank in one contiguous buffer (plan::BufferLayout), their gradients in another: laid out
-/// alike, or a pool.
+/// alike, or a pool each.
 class ParameterStore {
  public:
   enum class Gradients { Hold, None };
@@ -155,7 +173,8 @@ class ParameterStore {
   /// that only compute forward.
   ParameterStore(std::vector<plan::ParameterSpec> specs, plan::BufferLayout layout, Precision precision,
                  at::Device device, std::uint64_t seed, Gradients gradients = Gradients::Hold,
-                 std::optional<PooledGradients> pooled = std::nullopt);
+                 std::optional<PooledGradients> pooled = std::nullopt,
+                 std::optional<PooledValues> pooled_values = std::nullopt);
 
   /// Adds a parameter whose values are not in the buffer but, once they are read, in fewer bits in `packed`: a matrix
   /// of whole blocks (plan/parameters/blocks.h), for models that only compute forward on the CPU.
@@ -168,7 +187,24 @@ class ParameterStore {
   const ParameterPtr& get(const std::string& name) const;  ///< throws std::out_of_range naming the parameter
   const std::vector<ParameterPtr>& all() const { return parameters_; }  ///< in the order of the specs
   const plan::BufferLayout& layout() const { return layout_; }
-  const at::Tensor& values() const;                           ///< flat [layout.size], once all of them are there
+  /// Flat [layout.size], once all of them are there. Throws std::logic_error where they take turns.
+  const at::Tensor& values() const;
+  void await_values() const;          ///< those that are on their way, where they do not take turns
+  at::TensorOptions options() const;  ///< dtype and device of the values
+  at::ScalarType dtype() const { return values_.scalar_type(); }
+  std::int64_t value_bytes() const;  ///< of the buffers that hold values, in this store
+  /// Where values take turns, else nothing.
+  const std::optional<PooledValues>& pooled_values() const { return pooled_values_; }
+  /// Of a bucket whose values take turns: its place in the pool, flat, with the gaps.
+  const at::Tensor& bucket_values(std::size_t bucket) const { return bucket_values_.at(bucket); }
+  /// Values of elements that this rank owns: flat, a view. `world`: a range of the layout within one bucket and, where
+  /// they take turns, within this rank's shard.
+  at::Tensor owned_values(const plan::Range& world) const;
+  /// Of the parameter at `index` of all(): where its values are to be read into, [local_shape]; then keep() takes what
+  /// was read. The parameter itself or, where values take turns, memory of its own, of which keep() takes what this
+  /// rank owns.
+  at::Tensor to_fill(std::size_t index) const;
+  void keep(std::size_t index, const at::Tensor& filled) const;
   const at::Tensor& gradients() const { return gradients_; }  ///< flat [layout.size], or the pool
   const std::optional<PooledGradients>& pooled() const { return pooled_; }
   /// Of a bucket of the layout, whole: flat, with the gaps.
@@ -187,8 +223,11 @@ class ParameterStore {
   plan::BufferLayout layout_;
   std::uint64_t seed_;
   std::optional<PooledGradients> pooled_;
+  std::optional<PooledValues> pooled_values_;
   std::shared_ptr<const ParameterStore> frozen_;
-  at::Tensor values_, gradients_;
+  at::Tensor values_, gradients_;          ///< of the values all, or the pool
+  at::Tensor owned_values_;                ///< of the shards, one after the other, where values take turns
+  std::vector<at::Tensor> bucket_values_;  ///< by bucket, each with a version of its own, where values take turns
   at::Tensor sums_;  ///< of the shards, one after the other, where gradients are pooled; else empty
   std::vector<std::shared_ptr<Arrival>> arrivals_;  ///< by bucket
   std::shared_ptr<GradientQueue> queue_ = std::make_shared<GradientQueue>();

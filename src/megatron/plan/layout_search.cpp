@@ -52,9 +52,10 @@ double least_step_s(const WholeModel& whole, const LayoutChoice& choice, int ran
 /// pipeline keeps before the first backward pass comes back to it: as many microbatches as there are ranks.
 double least_bytes(const WholeModel& whole, const LayoutChoice& choice, int ranks, std::int64_t microbatches) {
   const double owners = choice.sharding.empty() ? 1 : ranks;
-  const double gradients = choice.sharding == "optim_grads" ? 0 : as_double(whole.gradient_bytes);
+  const double gradients = choice.sharding.starts_with("optim_grads") ? 0 : as_double(whole.gradient_bytes);
+  const double parameters = as_double(whole.parameter_bytes) / (choice.sharding == "optim_grads_params" ? owners : 1);
   const double kept = as_double(whole.activation_bytes * std::min<std::int64_t>(microbatches, choice.pp));
-  return (as_double(whole.parameter_bytes) + gradients + as_double(whole.state_bytes) / owners + kept) / choice.pp;
+  return (parameters + gradients + as_double(whole.state_bytes) / owners + kept) / choice.pp;
 }
 
 std::vector<std::string> schedules_of(int pp, int vpp) {
@@ -144,7 +145,7 @@ class Search {
       if (pp > 1 && microbatches < schedule::schedule_named(schedule).min_microbatches(pp)) continue;
       if (vpp > 1 && microbatches % pp != 0) continue;  // groups that are not whole wait longer
       for (const char* recompute : {"none", "selective", "full"})
-        for (const char* sharding : {"", "optim", "optim_grads"}) {
+        for (const char* sharding : {"", "optim", "optim_grads", "optim_grads_params"}) {
           if (owners == 1 && *sharding != '\0') continue;
           ++allowed_;
           const LayoutChoice choice{tp, pp, vpp, micro, schedule, recompute, sharding};

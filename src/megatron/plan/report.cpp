@@ -119,6 +119,21 @@ json shards_of(const ResolvedRun& run, const BufferLayout& layout, const auto& n
   return ranks;
 }
 
+/// Where parameters that are gathered take turns, and in which order a pass over each stage reads them.
+json parameter_pool_of(const ResolvedRun& run, const ParameterPool& pool) {
+  json units = json::array(), passes = json::array();
+  for (const ParameterUnit& unit : pool.units)
+    units.push_back({{"stage", unit.stage},
+                     {"depth", unit.depth},
+                     {"buckets", unit.buckets},
+                     {"begin", unit.memory.begin},
+                     {"end", unit.memory.end}});
+  for (const auto& [stage, orders] : pool.orders)
+    passes.push_back({{"stage", stage}, {"forward", orders.forward}, {"backward", orders.backward}});
+  return {
+      {"size", pool.size}, {"element_bytes", element_bytes_of(run.config).value}, {"units", units}, {"passes", passes}};
+}
+
 /// The buffer of a rank of a pipeline rank; they are alike, since all slices of a parameter have one size.
 json gradient_buffer_of(const ResolvedRun& run, int pp_rank) {
   const auto specs = rank_parameters(run, 0, pp_rank);
@@ -139,6 +154,9 @@ json gradient_buffer_of(const ResolvedRun& run, int pp_rank) {
                  {"buckets", buckets}};
   if (const auto pool = rank_gradient_pool(run, specs, layout))
     buffer["pool"] = {{"size", pool->size}, {"begin", pool->begin}};
+  const std::vector<StagePart> parts = parts_of_rank(run.parts, run.placement, pp_rank);
+  if (const auto pool = rank_parameter_pool(run, specs, layout, parts))
+    buffer["parameter_pool"] = parameter_pool_of(run, *pool);
   if (shares_state(run)) buffer["shards"] = shards_of(run, layout, name_of);
   return buffer;
 }
@@ -266,7 +284,7 @@ json report(const ResolvedRun& run, std::string_view processor) {
       {"schedule", schedule_of(run, program, timeline)},
       {"parameter_slices", parameters_of(run)},
       {"gradient_buffers", gradient_buffers},
-      {"warnings", gradient_warnings(run)},
+      {"warnings", sharding_warnings(run)},
       {"first_step", first_step_of(run)},
       {"memory_bytes", memory_of(run, timeline, processor)},
       {"layer_activations", layer_activations_of(run)},

@@ -147,10 +147,9 @@ void check_sharding(const config::OptimizerConfig& optimizer, Rules& rules) {
   const char* option = "optimizer.data_parallel_sharding_strategy";
   const std::string& strategy = optimizer.data_parallel_sharding_strategy;
   const bool sharded = optimizer.use_distributed_optimizer;
-  rules.require(strategy != "optim_grads" || sharded,
-                concat(option,
-                       " optim_grads needs optimizer.use_distributed_optimizer: a rank keeps the gradients of "
-                       "what it updates."),
+  rules.require(!strategy.starts_with("optim_grads") || sharded,
+                concat(option, " ", strategy,
+                       " needs optimizer.use_distributed_optimizer: a rank keeps the gradients of what it updates."),
                 "optimizer.use_distributed_optimizer false", "--use-distributed-optimizer");
   rules.require(strategy != "no_shard" || !sharded,
                 concat(option, " no_shard must go without optimizer.use_distributed_optimizer."),
@@ -168,15 +167,7 @@ void check_bounds(const config::OptimizerOption& option, double value, Rules& ru
   }
 }
 
-void check_optimizer(config::OptimizerConfig optimizer, Rules& rules) {
-  std::string& strategy = optimizer.data_parallel_sharding_strategy;
-  if (strategy == "optim_grads_params") {  // Megatron-LM's, which deserves more than a list
-    rules.require(false,
-                  "optimizer.data_parallel_sharding_strategy can split optimizer and gradients: each rank has whole "
-                  "parameters.",
-                  strategy, "--data-parallel-sharding-strategy optim_grads");
-    strategy = "optim";
-  }
+void check_optimizer(const config::OptimizerConfig& optimizer, Rules& rules) {
   rules.choices("optimizer", optimizer);
   for (const config::OptimizerOption& option : config::optimizer_options())
     check_bounds(option, option.value(optimizer), rules);

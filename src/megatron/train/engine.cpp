@@ -34,11 +34,14 @@ parallel::ParameterStore make_parameters(const plan::ResolvedRun& run, const par
   std::optional<parallel::PooledGradients> pooled;
   if (auto pool = plan::rank_gradient_pool(run, specs, layout))
     pooled = {std::move(*pool), plan::shards(layout, plan::owners_of(run, context.rank()))};
+  std::optional<parallel::PooledValues> pooled_values;
+  if (auto pool = plan::rank_parameter_pool(run, specs, layout, parts))
+    pooled_values = {std::move(*pool), plan::shards(layout, plan::owners_of(run, context.rank()))};
   const parallel::Precision precision(scalar_type(config));
   const auto gradients = config.optimizer.grad_dtype == "fp32" ? precision.gradients : precision.values;
   parallel::ParameterStore parameters(std::move(specs), std::move(layout), {precision.values, gradients},
                                       context.device(), config.train.seed, parallel::ParameterStore::Gradients::Hold,
-                                      std::move(pooled));
+                                      std::move(pooled), std::move(pooled_values));
   if (!run.shape.lora) return parameters;
   auto weights = plan::model_parameters(run.shape, tp, tp_rank, parts);
   if (!config.lora.base.empty())  // they are read: drawing them would be in vain
@@ -167,7 +170,7 @@ Engine::Engine(const plan::ResolvedRun& run, comm::Group world, at::Device devic
                context.expert_gradients()),
       scaler(loss_scaler(run.config)),
       timers(run.config.log.timing_level, run.config.log.timing_barrier, run.config.log.straggler, context.world()),
-      pipeline(run, context, parameters, stages, reducer, timers),
+      pipeline(run, context, parameters, stages, reducer, gatherer, timers),
       step({.pipeline = pipeline,
             .context = context,
             .reducer = reducer,

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <iterator>
 #include <stdexcept>
 #include <utility>
 
@@ -138,7 +139,7 @@ pipeline::Link make_link(const plan::ResolvedRun& run, const parallel::ParallelC
           context.tensor(),
           {.shape = boundary_of_sequence(run),
            .shape_of_stage = boundaries(run),
-           .tensor = parameters.values().options(),
+           .tensor = parameters.options(),
            .shapes_vary = config.parallel.variable_seq_lengths,
            .scatter_gather = config.parallel.scatter_gather && !config.parallel.sp}};
 }
@@ -149,6 +150,13 @@ bool is_profiled_pipeline(const plan::ResolvedRun& run, const parallel::Parallel
   const std::vector<int> ranks = run.grid.peers(context.world().rank(), plan::Axis::Pp);
   const auto& named = run.config.log.profile_ranks;
   return std::ranges::any_of(ranks, [&](int rank) { return std::ranges::find(named, rank) != named.end(); });
+}
+
+std::vector<schedule::Op> computations_of(const std::vector<schedule::Op>& ops) {
+  std::vector<schedule::Op> computations;
+  std::ranges::copy_if(ops, std::back_inserter(computations),
+                       [](const schedule::Op& op) { return schedule::is_computation(op.kind); });
+  return computations;
 }
 
 // What is waited for in an operation of a program.
@@ -171,12 +179,13 @@ std::optional<TimerId> timer_of(schedule::Kind kind) {
 
 Pipeline::Pipeline(const plan::ResolvedRun& run, const parallel::ParallelContext& context,
                    const parallel::ParameterStore& parameters, const std::vector<model::TransformerStage>& stages,
-                   optim::GradientReducer& reducer, Timers& timers)
+                   optim::GradientReducer& reducer, const optim::ParameterGatherer& gatherer, Timers& timers)
     : run_(run),
       context_(context),
       parameters_(parameters),
       stages_(stages),
       reducer_(reducer),
+      gatherer_(gatherer),
       timers_(timers),
       measures_(!run.config.log.trace.empty() && context.tensor().rank() == 0 && context.gradients().rank() == 0),
       is_profiled_(is_profiled_pipeline(run, context)),
@@ -222,9 +231,16 @@ PassResult Pipeline::execute(const schedule::Program& program, bool training, co
       const auto timer = timer_of(op.kind);
       if (times && timer) timers_.add(*timer, std::chrono::duration<double>(end - start).count());
     };
-  if (activity_ != nullptr)
-    hooks.begins = [this](const schedule::Op& op) { activity_->begin_operation(schedule::to_string(op)); };
+  const std::vector<schedule::Op> computations = computations_of(program.ranks[static_cast<std::size_t>(rank)]);
+  auto computation = computations.begin();
+  hooks.begins = [&](const schedule::Op& op) {
+    if (activity_ != nullptr) activity_->begin_operation(schedule::to_string(op));
+    if (!schedule::is_computation(op.kind)) return;
+    ++computation;
+    gatherer_.begin(op, computation == computations.end() ? nullptr : &*computation);
+  };
   PassResult result{pipeline::run(program, rank, pointers, link_, hooks)};
+  gatherer_.end();
   for (PipelineStage& stage : stages) stage.add_to(result);
   return result;
 }

@@ -9,6 +9,7 @@
 #include "megatron/comm/activity.h"
 #include "megatron/model/transformer_stage.h"
 #include "megatron/optim/gradient_reducer.h"
+#include "megatron/optim/parameter_gatherer.h"
 #include "megatron/parallel/context.h"
 #include "megatron/pipeline/link.h"
 #include "megatron/pipeline/run.h"
@@ -63,7 +64,7 @@ class Pipeline {
   /// over the pipeline.
   Pipeline(const plan::ResolvedRun& run, const parallel::ParallelContext& context,
            const parallel::ParameterStore& parameters, const std::vector<model::TransformerStage>& stages,
-           optim::GradientReducer& reducer, Timers& timers);
+           optim::GradientReducer& reducer, const optim::ParameterGatherer& gatherer, Timers& timers);
   Pipeline(const Pipeline&) = delete;
   Pipeline& operator=(const Pipeline&) = delete;
 
@@ -104,6 +105,7 @@ class Pipeline {
   const parallel::ParameterStore& parameters_;
   const std::vector<model::TransformerStage>& stages_;
   optim::GradientReducer& reducer_;
+  const optim::ParameterGatherer& gatherer_;
   Timers& timers_;
   const bool measures_, is_profiled_;
   bool profiling_ = false;

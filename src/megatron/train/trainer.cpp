@@ -282,7 +282,7 @@ class TrainingRun {
     const std::int64_t bad = state_.iteration;
     RunState before = std::move(state_);
     reader_.reset();
-    engine_.parameters.values();  // waits for what the last update has started to gather
+    engine_.parameters.await_values();  // which the last update has started to gather
     const Start start = start_run(run_, engine_);
     RunState state = start.state;
     state.rollbacks = before.rollbacks + 1;
@@ -441,7 +441,7 @@ class TrainingRun {
                         ProgressFile::Job{.id = job_id_, .ranks = run_.grid.world_size(), .flops = flops_so_far()});
     log_->message(concat(" > ", human_count(static_cast<double>(plan::parameter_count(run_.shape))), " parameters, ",
                          plan::sizes_text(run_.grid), ", ", config_.train.dtype, " on ", config_.parallel.device));
-    for (const std::string& line : plan::gradient_warnings(run_)) log_->message(" > " + line);
+    for (const std::string& line : plan::sharding_warnings(run_)) log_->message(" > " + line);
     for (const std::string& message : start_.messages) log_->message(" > " + message);
     if (start_.weights_only)
       log_->message(concat(" > begins with the weights of ", start_.from->string()));

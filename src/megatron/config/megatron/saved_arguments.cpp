@@ -16,9 +16,10 @@ namespace {
 enum class Share : std::uint8_t { None, Network, Run, Layout };
 
 /// Features whose flags change neither what a checkpoint holds nor how its run continues.
-constexpr std::array<std::string_view, 12> kOfNoRun = {"context parallelism in levels",
+constexpr std::array<std::string_view, 13> kOfNoRun = {"context parallelism in levels",
                                                        "weight sharding over tensor-parallel ranks",
-                                                       "FSDP (ZeRO stage 3)",
+                                                       "other masters with FSDP",
+                                                       "other gradients with FSDP",
                                                        "object storage",
                                                        "load a given iteration",
                                                        "first evaluation at an iteration",

@@ -292,6 +292,24 @@ void translate_tokenizer(Translation& c) {
   if (d.sft) c.miss("tiktoken-pattern", "other patterns with --sft");
 }
 
+/// What data-parallel ranks share: with Megatron-FSDP what its strategy says, with PyTorch's FSDP2 all or, where
+/// parameters stay whole after the forward pass, all but these.
+void full_sharding(Translation& c, OptimizerConfig& o) {
+  const bool megatron = c.args.has("use-megatron-fsdp"), torch = c.args.has("use-torch-fsdp2");
+  if (!megatron) c.ignore("data-parallel-sharding-strategy", "of --use-megatron-fsdp");
+  if (!torch) c.ignore("torch-fsdp2-no-reshard-after-forward", "of --use-torch-fsdp2");
+  if (megatron && torch) return c.forbid_both("use-megatron-fsdp", "use-torch-fsdp2");
+  if (megatron) {
+    o.data_parallel_sharding_strategy = c.args.text("data-parallel-sharding-strategy");
+    o.use_distributed_optimizer = o.data_parallel_sharding_strategy != "no_shard";
+  }
+  if (!torch) return;
+  c.forbid_both("use-torch-fsdp2", "use-distributed-optimizer");
+  const bool whole = c.args.has("torch-fsdp2-no-reshard-after-forward");
+  o.data_parallel_sharding_strategy = whole ? "optim_grads" : "optim_grads_params";
+  o.use_distributed_optimizer = o.overlap_grad_reduce = o.overlap_param_gather = true;
+}
+
 void translate_optimizer(Translation& c) {
   OptimizerConfig& o = c.run.optimizer;
   o.name = c.args.text("optimizer");
@@ -310,7 +328,6 @@ void translate_optimizer(Translation& c) {
   o.sgd_momentum = c.args.number("sgd-momentum");
   o.lion_beta1 = c.args.number("lion-beta1");
   o.lion_beta2 = c.args.number("lion-beta2");
-  c.ignore("data-parallel-sharding-strategy", "of --use-megatron-fsdp");
   o.weight_decay = c.args.number("weight-decay");
   const bool norms = c.args.has("apply-wd-to-qk-layernorm") || c.args.has("no-weight-decay-cond-type");
   if (norms && c.run.model.qk_layernorm) o.wd_mult = {"*.q_layernorm.*=1", "*.k_layernorm.*=1"};
@@ -329,6 +346,7 @@ void translate_optimizer(Translation& c) {
   o.overlap_grad_reduce = c.args.has("overlap-grad-reduce");
   o.use_distributed_optimizer = c.args.has("use-distributed-optimizer") || c.args.text("optimizer") == "dist_muon";
   o.overlap_param_gather = c.args.has("overlap-param-gather");
+  full_sharding(c, o);
   c.require(!o.overlap_param_gather || o.use_distributed_optimizer,
             "--overlap-param-gather needs --use-distributed-optimizer.", "none", "--use-distributed-optimizer");
   c.require(!o.overlap_param_gather || o.overlap_grad_reduce, "--overlap-param-gather needs --overlap-grad-reduce.",

@@ -268,7 +268,7 @@ class ExpertLayer::Backward {
   }
 
   static void add_wide(const at::Tensor& dx, const at::Tensor& dy, const ParameterPtr& weight, const at::Tensor& x) {
-    dx.add_(at::mm(dy, weight->value.detach().to(dy.scalar_type())));
+    dx.add_(at::mm(dy, weight->arrived().detach().to(dy.scalar_type())));
     write_wide_gradient(weight, dy, x);
   }
 

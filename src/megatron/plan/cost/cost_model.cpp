@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 #include <set>
 #include <utility>
 
@@ -300,15 +301,50 @@ double exposed_s(const Hardware& hardware, double collective, double buckets, do
   return collective - hidden + hardware.software.overlap_slowdown * hidden;
 }
 
+/// Elements that a rank gathers of parameters that take turns in a microbatch's passes.
+struct Gathered {
+  double forward = 0, backward = 0, units = 0;
+};
+/// The passes of a microbatch go through all stages of the rank and back, again and again.
+Gathered gathered_of(const ParameterPool& pool) {
+  std::vector<int> there, back;
+  for (const auto& [stage, orders] : pool.orders) {
+    there.insert(there.end(), orders.forward.begin(), orders.forward.end());
+    back.insert(back.begin(), orders.backward.begin(), orders.backward.end());
+  }
+  std::vector<int> order = there;
+  order.insert(order.end(), back.begin(), back.end());
+  const std::int64_t first = gathered_elements(pool, order);
+  order.insert(order.end(), there.begin(), there.end());
+  const std::int64_t second = gathered_elements(pool, order);
+  order.insert(order.end(), back.begin(), back.end());
+  return {as_double(second - first), as_double(gathered_elements(pool, order) - second),
+          static_cast<double>(pool.units.size())};
+}
+
 /// Elements of a rank's buffers, and of those that it updates.
 struct BufferSizes {
   double elements = 0, buckets = 0, owned = 0;
+  bool reduces_microbatches = false;  ///< gradients take turns: each microbatch is reduced
+  std::optional<Gathered> gathered = {};
 };
 BufferSizes buffer_sizes(const ResolvedRun& run, int pp_rank) {
   const auto specs = rank_parameters(run, 0, pp_rank);
   const BufferLayout layout = rank_layout(run, specs);
-  return {as_double(layout.size), static_cast<double>(layout.buckets.size()),
-          as_double(owned_elements(layout, owners_of(run)))};
+  BufferSizes sizes{as_double(layout.size), static_cast<double>(layout.buckets.size()),
+                    as_double(owned_elements(layout, owners_of(run))),
+                    rank_gradient_pool(run, specs, layout).has_value()};
+  if (const auto pool = rank_parameter_pool(run, specs, layout, parts_of_rank(run.parts, run.placement, pp_rank)))
+    sizes.gathered = gathered_of(*pool);
+  return sizes;
+}
+
+/// What is left of gathering parameters that take turns while one microbatch is computed, in `seconds`.
+double gather_in_turn_s(const ResolvedRun& run, const Hardware& hardware, const Span& span, double elements,
+                        double units, double seconds) {
+  const double bytes = elements * as_double(element_bytes_of(run.config).value);
+  const double gather = ring_pass_s(hardware, span, bytes) + ring_pass_s(hardware, span, 0) * (units - 1);
+  return run.config.optimizer.overlap_param_gather ? exposed_s(hardware, gather, units, seconds) : gather;
 }
 
 /// Update, and what data-parallel ranks exchange for it, of a rank with such buffers.
@@ -317,14 +353,19 @@ StepParts update_cost(const ResolvedRun& run, const Hardware& hardware, const Bu
   const ElementBytes element = element_bytes_of(run.config);
   const config::OptimizerConfig& optimizer = run.config.optimizer;
   const Span span = span_of(run.grid, RankRoles(run.grid).gradients(0).ranks, hardware.ranks_per_node);
-  const auto [elements, buckets, owned] = sizes;
+  const auto& [elements, buckets, owned, reduces_microbatches, gathered] = sizes;
+  const double microbatches = as_double(run.microbatches_per_step);
   const double gradients = elements * as_double(element.gradient), values = elements * as_double(element.value);
   const bool shared = shares_state(run);
   StepParts parts;
   const double reduce = shared ? ring_pass_s(hardware, span, gradients) : all_reduce_s(hardware, span, gradients);
   const double steps = ring_pass_s(hardware, span, 0) * (shared ? 1 : 2) * (buckets - 1);  // latencies of the others
   parts.data = optimizer.overlap_grad_reduce ? exposed_s(hardware, reduce + steps, buckets, backward) : reduce + steps;
-  if (shared) {
+  if (reduces_microbatches) parts.data *= microbatches;
+  if (gathered) {
+    parts.data += microbatches * (gather_in_turn_s(run, hardware, span, gathered->forward, gathered->units, forward) +
+                                  gather_in_turn_s(run, hardware, span, gathered->backward, gathered->units, backward));
+  } else if (shared) {
     const double gather = ring_pass_s(hardware, span, values);
     parts.data += optimizer.overlap_param_gather ? exposed_s(hardware, gather, buckets, forward) : gather;
   }

@@ -250,6 +250,33 @@ RankActivations::RankActivations(const schedule::Timeline& timeline, int pp_rank
 
 namespace {
 
+/// Of parameters that take turns: copies of two units that follow one another, the most there are, and of those that
+/// the rank owns whole.
+std::int64_t packed_in_turn_bytes(const config::TrainConfig& train, const std::vector<ParameterSpec>& specs,
+                                  const BufferLayout& layout, const ParameterPool& pool) {
+  const auto packed = [&](int bucket) {
+    std::vector<ParameterSpec> held;
+    for (const int parameter : layout.buckets[static_cast<std::size_t>(bucket)].parameters)
+      held.push_back(specs[static_cast<std::size_t>(parameter)]);
+    return packed_weight_bytes(train, held);
+  };
+  std::vector<std::int64_t> units;
+  for (const ParameterUnit& unit : pool.units) {
+    units.push_back(0);
+    for (const int bucket : unit.buckets) units.back() += packed(bucket);
+  }
+  std::int64_t most = 0, owned = 0;
+  for (const auto& [stage, orders] : pool.orders)
+    for (const auto* order : {&orders.forward, &orders.backward, &orders.partial_backward})
+      for (std::size_t i = 0; i < order->size(); ++i) {
+        const auto of = [&](std::size_t at) { return units[static_cast<std::size_t>((*order)[at])]; };
+        most = std::max(most, of(i) + (i + 1 < order->size() && (*order)[i + 1] != (*order)[i] ? of(i + 1) : 0));
+      }
+  for (std::size_t b = 0; b < layout.buckets.size(); ++b)
+    if (pool.begin[b] == ParameterPool::kOwned) owned += packed(static_cast<int>(b));
+  return most + owned;
+}
+
 /// What a rank holds whatever its schedule.
 MemoryPlan held_by(const ResolvedRun& run, int tp_rank, const std::vector<StagePart>& parts,
                    std::string_view processor) {
@@ -258,17 +285,19 @@ MemoryPlan held_by(const ResolvedRun& run, int tp_rank, const std::vector<StageP
       trained_parameters(run.shape, config.parallel.tp, tp_rank, parts, {.ep = config.parallel.ep});
   const BufferLayout layout = rank_layout(run, specs);
   const std::optional<GradientPool> pool = rank_gradient_pool(run, specs, layout);
+  const std::optional<ParameterPool> values = rank_parameter_pool(run, specs, layout, parts);
   const std::int64_t elements = layout.size, owned = owned_elements(layout, owners_of(run));
   const ElementBytes element = element_bytes_of(config);
   MemoryPlan memory;
-  memory.parameters = elements * element.value;
+  memory.parameters = (values ? values->size + owned : elements) * element.value;
   memory.gradients = (pool ? pool->size + owned : elements) * element.gradient;
   memory.optimizer_state = optimizer_bytes(run, specs, layout);
   const std::vector<ParameterSpec> frozen =
       run.shape.lora ? model_parameters(run.shape, config.parallel.tp, tp_rank, parts) : std::vector<ParameterSpec>();
   memory.parameters += buffer_layout(frozen, 0).size * element.value;
   if (packs_weights(config, processor))
-    memory.packed_weights = packed_weight_bytes(config.train, run.shape.lora ? frozen : specs);
+    memory.packed_weights = values ? packed_in_turn_bytes(config.train, specs, layout, *values)
+                                   : packed_weight_bytes(config.train, run.shape.lora ? frozen : specs);
   return memory;
 }
 

@@ -5,6 +5,7 @@
 #include "megatron/base/error.h"
 #include "megatron/base/progress.h"
 #include "megatron/plan/cost/counts.h"
+#include "megatron/plan/cost/memory.h"
 #include "megatron/plan/parameters/adapters.h"
 #include "megatron/plan/parameters/shards.h"
 #include "megatron/plan/pipeline_plan.h"
@@ -47,19 +48,27 @@ bool backward_follows_output(const ResolvedRun& run) {
   return true;
 }
 
-/// Whether ranks share gradients (ZeRO stage 2).
-bool shares_gradients(const ResolvedRun& run) {
-  return shares_state(run) && run.config.optimizer.data_parallel_sharding_strategy == "optim_grads";
+/// Whether ranks share parameters (ZeRO stage 3).
+bool shares_parameters(const ResolvedRun& run) {
+  return shares_state(run) && run.config.optimizer.data_parallel_sharding_strategy == "optim_grads_params";
 }
 
-/// A bucket for each layer, for what comes before the layers of a stage and for what follows them.
-BufferLayout layer_buckets(const std::vector<ParameterSpec>& specs, const BufferPadding& padding) {
+/// Whether ranks share gradients (ZeRO stage 2 and 3).
+bool shares_gradients(const ResolvedRun& run) {
+  return shares_parameters(run) ||
+         (shares_state(run) && run.config.optimizer.data_parallel_sharding_strategy == "optim_grads");
+}
+
+/// A bucket for each layer, for what comes before the layers of a stage and for what follows them; or several, of
+/// bucket_size elements or more.
+BufferLayout layer_buckets(const std::vector<ParameterSpec>& specs, std::int64_t bucket_size,
+                           const BufferPadding& padding) {
   std::vector<ParameterSpec> parts = specs;
   for (std::size_t i = 0; i < specs.size(); ++i) {
     const bool begins = i > 0 && (specs[i].stage != specs[i - 1].stage || specs[i].depth != specs[i - 1].depth);
     parts[i].stage = i == 0 ? 0 : parts[i - 1].stage + (begins ? 1 : 0);
   }
-  BufferLayout layout = buffer_layout(parts, 0, padding);
+  BufferLayout layout = buffer_layout(parts, bucket_size, padding);
   for (BufferLayout::Bucket& bucket : layout.buckets)
     bucket.stage = specs[static_cast<std::size_t>(bucket.parameters.front())].stage;
   return layout;
@@ -73,9 +82,33 @@ GradientPool pool_of(const ResolvedRun& run, std::vector<ParameterSpec> specs, c
                        {.split_backward = splits_backward(run), .overlap = run.config.optimizer.overlap_grad_reduce});
 }
 
-/// Elements of gradients that a rank holds together with those of others: the pool and the sums of what it owns.
-std::int64_t held_elements(const ResolvedRun& run, const GradientPool& pool, const BufferLayout& layout) {
-  return pool.size + owned_elements(layout, owners_of(run));
+/// Elements of gradients, or parameters, that a rank holds: those in turn, and its own.
+std::int64_t held_elements(const ResolvedRun& run, std::int64_t pool, const BufferLayout& layout) {
+  return pool + owned_elements(layout, owners_of(run));
+}
+
+/// The pool of parameters, whether it saves something or not.
+ParameterPool parameter_pool_of(const ResolvedRun& run, const std::vector<ParameterSpec>& specs,
+                                const BufferLayout& layout, const std::vector<StagePart>& parts) {
+  const auto again = [&](const StagePart& part, bool partial) -> StageRecomputation {
+    const FullRecomputation full = full_recomputation(run.config.train, part.num_layers, partial);
+    return {full.layers, full.group};
+  };
+  std::vector<StageReads> stages;
+  for (const StagePart& part : parts)
+    stages.push_back(
+        {part.stage, part.first_layer, part.num_layers, part.output, again(part, false), again(part, true)});
+  return parameter_pool(layout, specs, owners_of(run), stages);
+}
+
+/// "warning: pipeline rank 0: gradients that take turns need 2 MB, whole ones 1 MB", and what follows from it.
+std::string no_saving(const ResolvedRun& run, int pp_rank, const char* what, std::int64_t held, std::int64_t whole,
+                      std::int64_t element) {
+  const auto bytes = [&](std::int64_t elements) { return human_bytes(static_cast<double>(elements * element)); };
+  const std::string both = concat("warning: pipeline rank ", pp_rank, ": ", what, " that take turns need ", bytes(held),
+                                  ", whole ones ", bytes(whole));
+  return run.config.optimizer.bucket_size == 0 ? concat(both, "; they are held whole, as with optim")
+                                               : concat(both, "; leave optimizer.bucket_size out, or take optim");
 }
 
 }  // namespace
@@ -95,8 +128,8 @@ BufferLayout rank_layout(const ResolvedRun& run, const std::vector<ParameterSpec
   for (SharedCopies& shared : shared_copies(run.shape, run.parts, run.placement))
     padding.alone.push_back(std::move(shared.name));
   if (!shares_gradients(run)) return buffer_layout(specs, bucket_elements(optimizer, ranks), padding);
-  return optimizer.bucket_size > 0 ? buffer_layout(specs, optimizer.bucket_size, padding)
-                                   : layer_buckets(specs, padding);
+  return optimizer.bucket_size > 0 && !shares_parameters(run) ? buffer_layout(specs, optimizer.bucket_size, padding)
+                                                              : layer_buckets(specs, optimizer.bucket_size, padding);
 }
 
 bool same_sizes(const ResolvedRun& run, int a, int b) {
@@ -127,26 +160,35 @@ std::optional<GradientPool> rank_gradient_pool(const ResolvedRun& run, const std
                                                const BufferLayout& layout) {
   if (!shares_gradients(run)) return std::nullopt;
   GradientPool pool = pool_of(run, specs, layout);
-  if (run.config.optimizer.bucket_size == 0 && held_elements(run, pool, layout) >= layout.size) return std::nullopt;
+  if (run.config.optimizer.bucket_size == 0 && held_elements(run, pool.size, layout) >= layout.size)
+    return std::nullopt;
   return pool;
 }
 
-std::vector<std::string> gradient_warnings(const ResolvedRun& run) {
+std::optional<ParameterPool> rank_parameter_pool(const ResolvedRun& run, const std::vector<ParameterSpec>& specs,
+                                                 const BufferLayout& layout, const std::vector<StagePart>& parts) {
+  if (!shares_parameters(run)) return std::nullopt;
+  ParameterPool pool = parameter_pool_of(run, specs, layout, parts);
+  if (run.config.optimizer.bucket_size == 0 && held_elements(run, pool.size, layout) >= layout.size)
+    return std::nullopt;
+  return pool;
+}
+
+std::vector<std::string> sharding_warnings(const ResolvedRun& run) {
   std::vector<std::string> lines;
   if (!shares_gradients(run)) return lines;
+  const ElementBytes element = element_bytes_of(run.config);
   for (int pp_rank = 0; pp_rank < run.placement.num_ranks(); ++pp_rank) {
     const auto specs = rank_parameters(run, 0, pp_rank);
     const BufferLayout layout = rank_layout(run, specs);
-    const std::int64_t held = held_elements(run, pool_of(run, specs, layout), layout);
-    if (held < layout.size) continue;
-    const auto bytes = [&](std::int64_t elements) {
-      return human_bytes(static_cast<double>(elements * element_bytes_of(run.config).gradient));
+    const auto warn = [&](const char* what, std::int64_t pool, std::int64_t bytes) {
+      const std::int64_t held = held_elements(run, pool, layout);
+      if (held >= layout.size) lines.push_back(no_saving(run, pp_rank, what, held, layout.size, bytes));
     };
-    const std::string both = concat("pipeline rank ", pp_rank, ": gradients that take turns need ", bytes(held),
-                                    ", whole ones ", bytes(layout.size));
-    lines.push_back(run.config.optimizer.bucket_size == 0
-                        ? concat("warning: ", both, "; they are held whole, as with optim")
-                        : concat("warning: ", both, "; leave optimizer.bucket_size out, or take optim"));
+    warn("gradients", pool_of(run, specs, layout).size, element.gradient);
+    if (!shares_parameters(run)) continue;
+    const std::vector<StagePart> parts = parts_of_rank(run.parts, run.placement, pp_rank);
+    warn("parameters", parameter_pool_of(run, specs, layout, parts).size, element.value);
   }
   return lines;
 }

@@ -6,6 +6,7 @@
 
 #include "megatron/plan/parameters/buffer_layout.h"
 #include "megatron/plan/parameters/gradient_pool.h"
+#include "megatron/plan/parameters/parameter_pool.h"
 #include "megatron/plan/parameters/shards.h"
 #include "megatron/plan/ranks/rank_roles.h"
 #include "megatron/plan/rules.h"
@@ -18,7 +19,8 @@ std::vector<ParameterSpec> rank_parameters(const ResolvedRun& run, int tp_rank, 
 /// The layout of one rank's buffers, `specs` being its parameters (model_parameters): Megatron-Core's padding with
 /// optimizer.use_distributed_optimizer, and then a tied embedding whose copies are on two pipeline ranks has a bucket
 /// of its own, so that the same data-parallel rank owns the same elements of both. Where gradients are shared too
-/// (optim_grads) a bucket is of optimizer.bucket_size, also without overlap, and by default one layer.
+/// (optim_grads) a bucket is of optimizer.bucket_size, also without overlap, and by default one layer; where parameters
+/// are (optim_grads_params) it is one layer, or a part of one that has optimizer.bucket_size elements.
 BufferLayout rank_layout(const ResolvedRun& run, const std::vector<ParameterSpec>& specs);
 
 /// Whether pipeline ranks `a` and `b` have parameters of the same sizes in the same order, as far as that can be told
@@ -35,14 +37,19 @@ Owners owners_of(const ResolvedRun& run, int rank = 0);
 /// Whether several ranks share the update of any element.
 bool shares_state(const ResolvedRun& run);
 
-/// Where whole buckets of that layout take turns, with optimizer.data_parallel_sharding_strategy optim_grads on several
-/// data-parallel ranks; else every bucket has memory of its own. So it has by default where pool and sums would be no
-/// smaller than whole gradients; a bucket size that is given is taken as it is. `specs`: model_parameters.
+/// Where whole buckets of that layout take turns, with optimizer.data_parallel_sharding_strategy optim_grads or
+/// optim_grads_params on several data-parallel ranks; else every bucket has memory of its own. So it has by default
+/// where pool and sums would be no smaller than whole gradients; a bucket size that is given is taken as it is.
+/// `specs`: model_parameters.
 std::optional<GradientPool> rank_gradient_pool(const ResolvedRun& run, const std::vector<ParameterSpec>& specs,
                                                const BufferLayout& layout);
 
-/// What people must hear of optim_grads: a line for each pipeline rank on which it saves nothing.
-std::vector<std::string> gradient_warnings(const ResolvedRun& run);
+/// The same of parameters, with optim_grads_params. `parts`: the rank's stages.
+std::optional<ParameterPool> rank_parameter_pool(const ResolvedRun& run, const std::vector<ParameterSpec>& specs,
+                                                 const BufferLayout& layout, const std::vector<StagePart>& parts);
+
+/// What people must hear of these strategies: a line for each pipeline rank on which one saves nothing.
+std::vector<std::string> sharding_warnings(const ResolvedRun& run);
 
 /// Bytes of an element of a rank's buffers.
 struct ElementBytes {

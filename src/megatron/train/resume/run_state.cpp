@@ -89,7 +89,7 @@ void add_slice(const Engine& engine, const optim::StateSlice& slice, std::vector
 
 /// Whether the slice is the weight itself, apart from the parameter: those that update parameters in place have none.
 bool is_master(const Engine& engine, const optim::StateSlice& slice) {
-  return slice.kind.empty() && !slice.flat.is_alias_of(engine.parameters.all().at(slice.parameter)->value);
+  return slice.kind.empty() && engine.optimizer.has_masters();
 }
 
 /// Whether the checkpoint has state of this kind at all.
@@ -113,13 +113,30 @@ std::string optimizer_of(const checkpoint::Manifest& manifest) {
   return "";
 }
 
-/// What load_run() fills: the parameters whole, their masters, and the optimizer's state.
-std::vector<ShardedTensor> tensors_to_load(const Engine& engine, bool with_state) {
+/// What this rank has of the parameters: they are whole or, where they take turns, its shards.
+std::vector<ShardedTensor> values_to_load(const Engine& engine) {
   std::vector<ShardedTensor> tensors;
+  if (engine.parameters.pooled_values()) {
+    for (const plan::Shard& shard : engine.owned)
+      for (const plan::ParameterRange& range : shard.parameters)
+        add_slice(engine,
+                  {.kind = "",
+                   .parameter = static_cast<std::size_t>(range.parameter),
+                   .begin = range.param.begin,
+                   .flat = engine.parameters.owned_values(range.world)},
+                  tensors);
+    return tensors;
+  }
   for (const auto& parameter : engine.parameters.all())
     for (ShardedTensor& tensor :
          checkpoint::model_tensor(parameter->spec.name, parameter->spec, shape_of(engine), parameter->value.detach()))
       tensors.push_back(std::move(tensor));
+  return tensors;
+}
+
+/// What load_run() fills: the parameters, their masters, and the optimizer's state.
+std::vector<ShardedTensor> tensors_to_load(const Engine& engine, bool with_state) {
+  std::vector<ShardedTensor> tensors = values_to_load(engine);
   for (const optim::StateSlice& slice : engine.optimizer.state()) {
     if (is_master(engine, slice) || (!slice.kind.empty() && with_state)) add_slice(engine, slice, tensors);
   }
@@ -222,6 +239,7 @@ RunState load_with(const checkpoint::Manifest& manifest, const Read& read, const
   const RunState state = run_state_of(manifest, folder);
   const bool with_state = takes_state(engine, manifest, with_optimizer, messages);
   read(tensors_to_load(engine, with_state));
+  engine.gatherer.forget();
   // Bias corrections belong to the moments: those that are reset begin at step 0.
   engine.optimizer.set_steps(with_state ? number<std::int64_t>(manifest.metadata, "optimizer_steps", 0, folder) : 0);
   load_scaler(manifest.metadata, folder, engine, messages);
@@ -256,7 +274,7 @@ RunState load_run(const interchange::TrainingState& training, const std::filesys
 void round_as_trained(Engine& engine) {
   if (!engine.optimizer.round_masters()) return;
   engine.gatherer.start();
-  engine.parameters.values();  // waits
+  engine.parameters.await_values();
 }
 
 RunState load_run(const std::filesystem::path& folder, Engine& engine) {
@@ -269,6 +287,7 @@ RunState load_run(const std::filesystem::path& folder, Engine& engine) {
 checkpoint::WeightReport load_weights(const checkpoint::WeightSource& source, Engine& engine,
                                       const plan::ModelShape& shape, bool strict) {
   auto report = checkpoint::load_weights(source, engine.parameters, shape, strict);
+  engine.gatherer.forget();
   std::vector<ShardedTensor> masters;
   for (const optim::StateSlice& slice : engine.optimizer.state())
     if (is_master(engine, slice) && source.shape(engine.parameters.all().at(slice.parameter)->spec.name) != nullptr)
