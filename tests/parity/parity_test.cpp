@@ -338,6 +338,12 @@ std::vector<Layout> every_fourth(const std::vector<Layout>& all) {
   return some;
 }
 
+/// Routers choose others where a score is off in bf16's few digits.
+std::vector<Layout> without_experts(std::vector<Layout> layouts) {
+  std::erase_if(layouts, [](const Layout& layout) { return layout.experts > 0; });
+  return layouts;
+}
+
 INSTANTIATE_TEST_SUITE_P(Layouts, Parity, ::testing::ValuesIn(layouts()),
                          [](const auto& test) { return name_of(test.param); });
 INSTANTIATE_TEST_SUITE_P(ShardedLayouts, Parity, ::testing::ValuesIn(sharded_layouts()),
@@ -355,7 +361,7 @@ INSTANTIATE_TEST_SUITE_P(PooledLayouts, Parity, ::testing::ValuesIn(pooled_layou
 INSTANTIATE_TEST_SUITE_P(FullyShardedLayouts, Parity, ::testing::ValuesIn(fully_sharded_layouts()),
                          [](const auto& test) { return name_of(test.param); });
 INSTANTIATE_TEST_SUITE_P(FullyShardedLayouts, HalfPrecisionParity,
-                         ::testing::ValuesIn(every_fourth(fully_sharded_layouts())),
+                         ::testing::ValuesIn(every_fourth(without_experts(fully_sharded_layouts()))),
                          [](const auto& test) { return name_of(test.param); });
 INSTANTIATE_TEST_SUITE_P(MuonLayouts, Parity, ::testing::ValuesIn(muon_layouts()),
                          [](const auto& test) { return name_of(test.param); });

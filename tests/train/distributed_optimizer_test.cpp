@@ -275,8 +275,10 @@ TEST(ShardedGradientsMemory, IsThatOfThePlanWithinTwoPercent) {
         const auto planned = plan::memory_plan(run, 0, engine.context.pipeline().rank(), 0, kernels::instruction_set());
         EXPECT_EQ(planned.gradients, engine.parameters.gradient_bytes());
         EXPECT_EQ(planned.parameters, engine.parameters.value_bytes());
-        const auto want = static_cast<double>(planned.parameters + planned.gradients + planned.optimizer_state +
-                                              planned.packed_weights);
+        // Copies of layers that take turns are gone after a step.
+        const std::int64_t packed = engine.parameters.pooled_values() ? 0 : planned.packed_weights;
+        const auto want =
+            static_cast<double>(planned.parameters + planned.gradients + planned.optimizer_state + packed);
         EXPECT_NEAR(static_cast<double>(counter->bytes()), want, 0.02 * want) << strategy << " dp " << layout.dp;
       });
     }

@@ -95,12 +95,6 @@ std::set<std::pair<int, int>> neighbours(const ParameterPool& pool) {
 
 }  // namespace
 
-int ParameterPool::unit_of(int bucket) const {
-  for (std::size_t u = 0; u < units.size(); ++u)
-    if (std::ranges::find(units[u].buckets, bucket) != units[u].buckets.end()) return static_cast<int>(u);
-  return static_cast<int>(kOwned);
-}
-
 ParameterPool parameter_pool(const BufferLayout& layout, const std::vector<ParameterSpec>& specs, const Owners& owners,
                              const std::vector<StageReads>& stages) {
   ParameterPool pool;

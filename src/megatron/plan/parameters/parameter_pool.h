@@ -34,9 +34,6 @@ struct ParameterPool {
   std::vector<std::int64_t> begin;  ///< where each bucket lies while it is there; kOwned: among the rank's shards
   std::vector<ParameterUnit> units;
   std::map<int, UnitOrders> orders;  ///< by stage
-
-  /// The unit of a bucket; kOwned: none.
-  int unit_of(int bucket) const;
 };
 
 /// What the backward passes of a stage compute again: the first so many layers, in groups.
