@@ -94,17 +94,21 @@ TEST(UnitGatherer, GathersAgainWhatHasChanged) {
 // One operator adds the bias of a layer and takes the next one's norm: what comes after that must not come to the bias.
 TEST(UnitGatherer, LeavesALayerInPlaceUntilAMatrixOfTheNextIsRead) {
   const auto want = whole_values();
-  comm::run_ranks(kRanks, [&](const comm::Group& dp) {
+  comm::run_ranks(kRanks, [&](const comm::Group& ranks) {
+    const comm::Group dp = comm::CountingBackend::wrap(ranks);
     const auto store = shared_values(dp.rank());
+    const auto gathered = [&] { return comm::CountingBackend::of(dp).count("all_gather").calls; };
     UnitGatherer gatherer(store, dp, true, {});
     gatherer.begin(store.pooled_values()->pool.orders.at(0).forward, -1);
-    for (std::int64_t l = 1; l < kLayers; ++l) {
+    EXPECT_TRUE(is_whole(store, want, "1.weight"));
+    for (std::int64_t l = 1; l + 1 < kLayers; ++l) {
       const std::string here = std::to_string(l), next = std::to_string(l + 1);
-      EXPECT_TRUE(is_whole(store, want, here + ".weight"));
       const at::Tensor bias = store.get(here + ".bias")->arrived().detach();
-      store.get(next + ".bias")->arrived();
-      dp.all_reduce_scalars({0});  // whatever was on its way had the time to come
+      EXPECT_TRUE(is_whole(store, want, next + ".bias"));
+      EXPECT_EQ(gathered(), l + 1) << "one to the place of layer " << l << " is on its way";
       EXPECT_TRUE(bias.equal(want.get(here + ".bias")->value)) << here;
+      EXPECT_TRUE(is_whole(store, want, next + ".weight"));
+      EXPECT_EQ(gathered(), l + 2);
     }
   });
 }

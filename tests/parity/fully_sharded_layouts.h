@@ -11,9 +11,10 @@ namespace megatron::train {
 inline std::vector<Layout> fully_sharded_layouts() {
   std::vector<Layout> all;
   for (const int dp : {2, 4}) all.push_back({.dp = dp, .micro_batch = 2});
-  all.push_back({.dp = 3, .global_batch = 12});
+  const std::string clip = "optimizer.clip_grad=0.3";  // on for 30 steps of larger batches too
+  all.push_back({.dp = 3, .global_batch = 12, .with = clip});
   all.push_back({.tp = 2, .dp = 2});
-  all.push_back({.tp = 2, .dp = 3, .sp = true, .global_batch = 12});
+  all.push_back({.tp = 2, .dp = 3, .sp = true, .global_batch = 12, .with = clip});
   all.push_back({.dp = 2, .untied = true});
   all.push_back({.dp = 4, .micro_batch = 1, .with = "optimizer.overlap_param_gather=false"});
   all.push_back({.dp = 2, .with = "optimizer.overlap_grad_reduce=false"});
@@ -31,7 +32,7 @@ inline std::vector<Layout> fully_sharded_layouts() {
       if (info.v_shaped) all.push_back({.pp = 2, .vpp = 2, .dp = 2, .schedule = info.name, .recompute = recompute});
   }
   all.push_back({.pp = 2, .dp = 2});
-  all.push_back({.pp = 2, .dp = 3, .schedule = "zb-h1", .global_batch = 12});
+  all.push_back({.pp = 2, .dp = 3, .schedule = "zb-h1", .global_batch = 12, .with = clip});
   all.push_back({.pp = 2, .vpp = 2, .dp = 2, .schedule = "interleaved", .untied = true});
   all.push_back({.pp = 4, .dp = 2, .stages = "E|tt|t|tL"});
   all.push_back(
