@@ -294,25 +294,6 @@ TEST(MegatronArgs, OfALlama) {
   EXPECT_EQ(run.model.vocab_size, 128256);
 }
 
-TEST(MegatronArgs, ShareWhatBothKindsOfFsdpShare) {
-  const std::string small = kSmall;
-  const auto shared = [&](const std::string& words) {
-    const OptimizerConfig optimizer = recipe(small + words, "pretrain_gpt", 2).optimizer;
-    return optimizer.use_distributed_optimizer ? optimizer.data_parallel_sharding_strategy : "nothing";
-  };
-  EXPECT_EQ(shared("--data-parallel-sharding-strategy optim_grads"), "nothing");
-  EXPECT_EQ(shared("--use-distributed-optimizer --data-parallel-sharding-strategy optim_grads"), "optim");
-  EXPECT_EQ(shared("--use-megatron-fsdp"), "optim_grads_params");
-  EXPECT_EQ(shared("--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads"), "optim_grads");
-  EXPECT_EQ(shared("--use-megatron-fsdp --data-parallel-sharding-strategy no_shard"), "nothing");
-  EXPECT_EQ(shared("--use-torch-fsdp2"), "optim_grads_params");
-  EXPECT_EQ(shared("--use-torch-fsdp2 --torch-fsdp2-no-reshard-after-forward"), "optim_grads");
-  EXPECT_THAT(error_of(small + "--use-torch-fsdp2 --use-distributed-optimizer"), HasSubstr("use-torch-fsdp2"));
-  EXPECT_THAT(error_of(small + "--use-torch-fsdp2 --use-megatron-fsdp"), HasSubstr("use-megatron-fsdp"));
-  EXPECT_THAT(error_of(small + "--use-megatron-fsdp --megatron-fsdp-main-params-dtype bf16"),
-              HasSubstr("other masters with FSDP"));
-}
-
 TEST(MegatronArgs, OfBertAndT5) {
   const RunConfig bert = recipe(
       std::string(kSmall) + "--bert-no-binary-head --vocab-file vocab.txt --decoder-seq-length 3", "pretrain_bert");

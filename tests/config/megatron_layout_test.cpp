@@ -51,5 +51,29 @@ TEST(MegatronArguments, ShareSequencesBetweenRanks) {
   EXPECT_THAT(error_of("--context-parallel-size 3"), testing::HasSubstr("a multiple of tp x cp x pp"));
 }
 
+TEST(MegatronArguments, ShareWhatBothKindsOfFsdpShare) {
+  const auto optimizer_of = [](const std::string& words) {
+    const std::string small =
+        "--num-layers 12 --hidden-size 768 --num-attention-heads 12 --seq-length 1024 --max-position-embeddings 1024 "
+        "--micro-batch-size 4 --train-iters 100 --lr 1e-4 --global-batch-size 16 ";
+    return translate_megatron_arguments("pretrain_gpt", shell_words(small + words, "test"), {.world_size = 2})
+        .config.optimizer;
+  };
+  const auto shared = [&](const std::string& words) -> std::string {
+    const OptimizerConfig optimizer = optimizer_of(words);
+    return optimizer.use_distributed_optimizer ? optimizer.data_parallel_sharding_strategy : "nothing";
+  };
+  EXPECT_EQ(shared("--data-parallel-sharding-strategy optim_grads"), "nothing");
+  EXPECT_EQ(shared("--use-distributed-optimizer --data-parallel-sharding-strategy optim_grads"), "optim");
+  EXPECT_EQ(shared("--use-megatron-fsdp"), "optim_grads_params");
+  EXPECT_EQ(shared("--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads"), "optim_grads");
+  EXPECT_EQ(shared("--use-megatron-fsdp --data-parallel-sharding-strategy no_shard"), "nothing");
+  EXPECT_EQ(shared("--use-torch-fsdp2"), "optim_grads_params");
+  EXPECT_EQ(shared("--use-torch-fsdp2 --torch-fsdp2-no-reshard-after-forward"), "optim_grads");
+  EXPECT_THROW(optimizer_of("--use-torch-fsdp2 --use-distributed-optimizer"), ConfigError);
+  EXPECT_THROW(optimizer_of("--use-torch-fsdp2 --use-megatron-fsdp"), ConfigError);
+  EXPECT_THROW(optimizer_of("--use-megatron-fsdp --megatron-fsdp-main-params-dtype bf16"), ConfigError);
+}
+
 }  // namespace
 }  // namespace megatron::config
