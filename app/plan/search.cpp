@@ -32,7 +32,7 @@ struct Options {
 };
 
 std::string sharding_text(const std::string& sharding) {
-  return sharding.empty() ? "-" : sharding == "optim" ? "ZeRO-1" : "ZeRO-2";
+  return sharding.empty() ? "-" : sharding == "optim" ? "ZeRO-1" : sharding == "optim_grads" ? "ZeRO-2" : "ZeRO-3";
 }
 
 double days_of(const plan::FoundLayout& layout, double tokens) { return tokens / layout.tokens_per_s / 86400; }
