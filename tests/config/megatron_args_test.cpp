@@ -544,7 +544,6 @@ TEST(MegatronArgs, OfAFeatureThatNothingTurnsOnAreIgnored) {
   const std::string small = kSmall;
   for (const auto& [words, master] : std::vector<std::pair<std::string, std::string>>{
            {"--moe-expert-rank-capacity-factor 2", "--num-experts 8"},
-           {"--moe-input-jitter-eps 0.1", "--num-experts 8"},
            {"--kv-lora-rank 64", "--multi-latent-attention"},
            {"--mscale 2", "--multi-latent-attention"},
            {"--dsa-indexer-topk 16", "--experimental-attention-variant dsa"},

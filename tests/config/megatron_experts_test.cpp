@@ -60,18 +60,37 @@ TEST(MegatronExperts, AreThoseOfTheModelAndItsRanks) {
             std::tuple(4, 2, true, 0.01));
   EXPECT_EQ(m.moe_router_bias_update_rate, 0.001);
   EXPECT_TRUE(experts_recipe(experts + "--moe-per-layer-logging").log.moe_per_layer);
+  EXPECT_EQ(experts_recipe(experts + "--moe-input-jitter-eps 0.1").model.moe_input_jitter_eps, 0.1);
+  EXPECT_EQ(m.moe_input_jitter_eps, 0);
   // Micro batches here have four sequences.
   EXPECT_THAT(refusal_of(experts + "--moe-expert-capacity-factor 1.5"), HasSubstr("capacity is that of each sequence"));
   EXPECT_THAT(refusal_of(experts + "--moe-aux-loss-coeff 1e-2"),
               HasSubstr("fix:  --moe-router-load-balancing-type seq_aux_loss"));
   const std::string none = "--moe-router-load-balancing-type none --moe-aux-loss-coeff 1e-2";
   EXPECT_EQ(experts_recipe(experts + none).model.moe_aux_loss_coeff, 0);
-  for (const std::string words :
-       {"--moe-router-load-balancing-type sinkhorn", "--moe-aux-loss-coeff 1e-2 1e-3", "--moe-layer-freq ([0]*1+[1]*1)",
-        "--moe-router-score-function sqrtsoftplus", "--moe-input-jitter-eps 0.1"})
+  for (const std::string words : {"--moe-router-load-balancing-type sinkhorn", "--moe-aux-loss-coeff 1e-2 1e-3",
+                                  "--moe-layer-freq ([0]*1+[1]*1)", "--moe-router-score-function sqrtsoftplus"})
     EXPECT_THAT(refusal_of(experts + words), HasSubstr(words)) << words;
   EXPECT_THAT(refusal_of(std::string(kSmallDense) + "--expert-model-parallel-size 2"),
               HasSubstr("needs --num-experts"));
+}
+
+TEST(MegatronExperts, AreThoseOfGptOss) {
+  const ModelConfig m = experts_recipe(std::string(kSmallDense) +
+                                       "--num-experts 8 --moe-router-topk 2 --quick-geglu --glu-linear-offset 1.0 "
+                                       "--activation-func-clamp-value 7.0 --softmax-type learnable --window-size 127,0 "
+                                       "--window-attn-skip-freq 2 --normalization RMSNorm")
+                            .model;
+  EXPECT_EQ(std::tuple(m.activation, m.gated_linear_unit, m.glu_linear_offset, m.activation_func_clamp_value),
+            std::tuple("quick_gelu", true, 1.0, 7.0));
+  EXPECT_EQ(std::tuple(m.softmax_type, m.sliding_window, m.window_attn_skip_freq), std::tuple("learnable", 128, 2));
+  EXPECT_EQ(std::tuple(m.add_bias_linear, m.ffn_hidden_size), std::tuple(true, 4 * 768)) << "only --swiglu has less";
+  const std::string dense = kSmallDense;
+  EXPECT_EQ(experts_recipe(dense).model.softmax_type, "vanilla");
+  EXPECT_EQ(experts_recipe(dense + "--softmax-type off-by-one").model.softmax_type, "off-by-one");
+  EXPECT_THAT(refusal_of(dense + "--quick-geglu --swiglu"), HasSubstr("exclude one another"));
+  EXPECT_THAT(refusal_of(dense + "--swiglu --activation-func-clamp-value 7"), HasSubstr("other than --quick-geglu"));
+  EXPECT_THAT(refusal_of(dense + "--swiglu --glu-linear-offset 1"), HasSubstr("other than --quick-geglu"));
 }
 
 }  // namespace

@@ -50,8 +50,9 @@ class Experts(unittest.TestCase):
         self.addCleanup(place.close)
         message = place.train("wrong", *MODEL, "--world-size", 4, "--ep", 3, code=2)
         self.assertIn("parallel.ep must divide the data-parallel size", message)
-        message = place.train("wrong", *[word for word in MODEL if word != "--disable-bias-linear"], code=2)
-        self.assertIn("Experts have no biases", message)
+        biased = [word for word in MODEL if word != "--disable-bias-linear"]
+        message = place.train("wrong", *biased, "--moe-shared-expert-intermediate-size", 16, code=2)
+        self.assertIn("A shared expert has no biases", message)
 
 
 if __name__ == "__main__":

@@ -51,6 +51,11 @@ TEST(HuggingFaceFamilies, AreWrittenAsTheyWereRead) {
                                                         {"num_experts_per_tok", 2},
                                                         {"output_router_logits", true},
                                                         {"router_aux_loss_coef", 0.5}}),
+      with(sizes("gpt_oss", "GptOss"), {{"num_local_experts", 4}, {"num_experts_per_tok", 2}}),
+      with(with(sizes("gpt_oss", "GptOss"), grouped), {{"num_local_experts", 4},
+                                                       {"num_experts_per_tok", 2},
+                                                       {"attention_bias", false},
+                                                       {"rope_scaling", with(yarn(), {{"truncate", false}})}}),
       with(with(sizes("smollm3", "SmolLM3"), grouped), {{"no_rope_layers", {1, 0, 1, 0}}}),
       with(with(sizes("phi3", "Phi3"), grouped), {{"partial_rotary_factor", 0.75}}),
       sizes("gpt_neox", "GPTNeoX"),
@@ -76,6 +81,7 @@ TEST(HuggingFaceFamilies, AreWrittenAsTheyWereRead) {
     EXPECT_EQ(second.model.rotary_percent, first.model.rotary_percent);
     EXPECT_EQ(second.model.rope_scaling_type, first.model.rope_scaling_type);
     EXPECT_EQ(second.model.activation, first.model.activation);
+    EXPECT_EQ(second.model.yarn_correction_range_round_to_int, first.model.yarn_correction_range_round_to_int);
     EXPECT_EQ(second.model.layernorm_epsilon, first.model.layernorm_epsilon);
   }
 }
@@ -100,6 +106,40 @@ TEST(HuggingFaceFamilies, HaveTransformersDefaults) {
   EXPECT_TRUE(neox.parallel_residual);
   EXPECT_TRUE(neox.untie_embeddings_and_output_weights);
   EXPECT_EQ(read(sizes("smollm3", "SmolLM3")).no_rope_freq, 4);
+  const json experts = {{"num_local_experts", 4}, {"num_experts_per_tok", 2}};
+  const auto oss = read(with(sizes("gpt_oss", "GptOss"), experts));
+  EXPECT_EQ(oss.sliding_window, 128);
+  EXPECT_EQ(oss.window_attn_skip_freq, 2);
+  EXPECT_EQ(oss.kv_channels, 64);
+  EXPECT_EQ(oss.rotary_base, 150000);
+  EXPECT_EQ(oss.rope_scaling_factor, 32);
+  EXPECT_EQ(oss.rope_original_positions, 4096);
+  EXPECT_FALSE(oss.yarn_correction_range_round_to_int);
+  EXPECT_EQ(oss.linear_bias_in, "all");
+  EXPECT_TRUE(oss.add_bias_linear && oss.untie_embeddings_and_output_weights);
+}
+
+TEST(HuggingFaceFamilies, RefuseWhatNoGptOssHas) {
+  const json oss =
+      with(sizes("gpt_oss", "GptOss"),
+           {{"num_local_experts", 4},
+            {"num_experts_per_tok", 2},
+            {"swiglu_limit", 7},
+            {"experts_per_token", 2},
+            {"initial_context_length", 4096},
+            {"quantization_config", {{"quant_method", "mxfp4"}, {"modules_to_not_convert", {"lm_head"}}}}});
+  EXPECT_EQ(read(oss).activation_func_clamp_value, 7);
+  expect_refused_by_name(oss, "swiglu_limit", 6.5);
+  expect_refused_by_name(oss, "hidden_act", "gelu");
+  expect_refused_by_name(oss, "experts_per_token", 3);
+  expect_refused_by_name(oss, "output_router_logits", true);
+  expect_refused_by_name(oss, "expert_capacity", 2);
+  json other = oss;
+  other["quantization_config"]["quant_method"] = "gptq";
+  expect_refused([&] { read(other); }, {"quantization_config.quant_method", "mxfp4"});
+  other = oss;
+  other["quantization_config"]["bits"] = 3;
+  expect_refused([&] { read(other); }, {"quantization_config.bits"});
 }
 
 TEST(HuggingFaceFamilies, ReadBothFormsOfGemma3sPositions) {

@@ -54,6 +54,11 @@ def families():
         "llama_mlp_bias": ("Llama", dict(GROUPED, mlp_bias=True,
                                          rope_parameters=dict(rope_type="linear", rope_theta=1e4, factor=4.0))),
         "llama_yarn": ("Llama", dict(GROUPED, rope_parameters=YARN)),
+        "gpt_oss": ("GptOss", dict(GROUPED, head_dim=16, num_local_experts=6, num_experts_per_tok=3, sliding_window=9,
+                                   rope_parameters=dict(YARN, truncate=False))),
+        "gpt_oss_plain": ("GptOss", dict(GROUPED, head_dim=8, num_local_experts=4, num_experts_per_tok=1,
+                                         sliding_window=9, attention_bias=False, num_hidden_layers=3,
+                                         rope_parameters=dict(rope_type="default", rope_theta=1000.0))),
     }
 
 
@@ -64,6 +69,9 @@ def made(name):
     with torch.no_grad():
         for parameter in model.parameters():  # biases and norms that are not 0 and 1
             parameter.add_(torch.randn_like(parameter) * 0.1)
+        if kind == "GptOss":  # so that the clamps at 7 hold some
+            for layer in model.model.layers:
+                layer.mlp.experts.gate_up_proj.mul_(10)
     return model.float().eval()
 
 
@@ -218,6 +226,69 @@ class Families(unittest.TestCase):
 
     def test_llama_yarn(self):
         self.check("llama_yarn")
+
+    def test_gpt_oss(self):
+        model, _ = self.folder_of("gpt_oss")
+        held = []
+        for layer in model.model.layers:
+            layer.mlp.experts._apply_gate = lambda u, apply=layer.mlp.experts._apply_gate: [
+                held.append((u > 7).float().mean().item()), apply(u)][1]
+        with torch.no_grad():
+            model.set_experts_implementation("eager")
+            model(torch.arange(3, 60).view(1, -1))
+        self.assertGreater(min(held), 0.01)
+        self.check("gpt_oss")
+
+    def test_gpt_oss_without_biases_of_attention(self):
+        self.check("gpt_oss_plain")
+
+    def test_gpt_oss_in_bf16_comes_back_bit_by_bit(self):
+        torch.manual_seed(7)
+        folder = self.path / "oss-bf16"
+        model = made("gpt_oss").bfloat16()
+        model.save_pretrained(folder)
+        run("checkpoint", "import", "--from", folder, "--output", self.path / "oss-bf16-ours")
+        self.expect_same_tensors(folder, self.exported("oss-bf16", self.path / "oss-bf16-ours"), torch.bfloat16)
+
+    def expect_same_tensors(self, folder, back, dtype):
+        a, b = tensors_of(folder), tensors_of(back)
+        self.assertEqual(sorted(a), sorted(b))
+        for key, tensor in a.items():
+            self.assertEqual(b[key].dtype, dtype)
+            self.assertTrue(torch.equal(tensor, b[key]), key)
+
+    def test_gpt_oss_in_four_bits_has_the_values_of_transformers(self):
+        from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+        torch.manual_seed(9)
+        config = transformers.GptOssConfig(**dict(families()["gpt_oss"][1], hidden_size=64, intermediate_size=96))
+        model = transformers.GptOssForCausalLM(config).bfloat16()
+        folder, packed = self.path / "oss-plain", self.path / "oss-mxfp4"
+        model.save_pretrained(folder)
+        shutil.copytree(folder, packed)
+        tensors, values = tensors_of(folder), {}
+        for name in [name for name in tensors if name.endswith("_proj")]:
+            experts, inputs, outputs = tensors.pop(name).shape
+            blocks = torch.randint(0, 256, (experts, outputs, inputs // 32, 16), dtype=torch.uint8)
+            scales = torch.randint(100, 140, (experts, outputs, inputs // 32), dtype=torch.uint8)
+            tensors[f"{name}_blocks"], tensors[f"{name}_scales"] = blocks, scales
+            values[name] = convert_moe_packed_tensors(blocks, scales)
+        self.assertEqual(len(values), 2 * config.num_hidden_layers)
+        safetensors.save_file(tensors, packed / "model.safetensors", {"format": "pt"})
+        written = json.loads((packed / "config.json").read_text())
+        written["quantization_config"] = dict(quant_method="mxfp4", modules_to_not_convert=["lm_head"])
+        (packed / "config.json").write_text(json.dumps(written))
+        run("checkpoint", "import", "--from", packed, "--output", self.path / "oss-mxfp4-ours")
+        back = tensors_of(self.exported("oss-mxfp4", self.path / "oss-mxfp4-ours"))
+        for name, value in values.items():
+            self.assertEqual(back[name].dtype, torch.bfloat16)
+            self.assertTrue(torch.equal(back[name], value), name)
+        for name, tensor in tensors.items():
+            if "_proj_blocks" not in name and "_proj_scales" not in name:
+                self.assertTrue(torch.equal(back[name], tensor), name)
+        written["quantization_config"]["quant_method"] = "gptq"
+        (packed / "config.json").write_text(json.dumps(written))
+        message = run("checkpoint", "import", "--from", packed, "--output", self.path / "no", code=2)
+        self.assertIn("quantization_config.quant_method", message)
 
 
 if __name__ == "__main__":

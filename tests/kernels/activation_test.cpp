@@ -76,11 +76,17 @@ TEST_F(ActivationTest, TakesTheReferenceForViewsAndOtherDtypes) {
   });
 }
 
-constexpr Activation kForms[] = {Activation::GeluTanh, Activation::GeluErf, Activation::Silu, Activation::Relu,
-                                 Activation::SquaredRelu};
+constexpr Activation kForms[] = {Activation::GeluTanh,
+                                 Activation::GeluErf,
+                                 Activation::Silu,
+                                 Activation::Relu,
+                                 Activation::SquaredRelu,
+                                 Activation::QuickGelu,
+                                 {Activation::QuickGelu, 0.75, 1},
+                                 {Activation::Silu, 1.25}};
 
 at::Tensor true_activation(const at::Tensor& u, Activation form) {
-  switch (form) {
+  switch (form.kind) {
     case Activation::GeluTanh:
       return at::gelu(u, "tanh");
     case Activation::GeluErf:
@@ -91,6 +97,8 @@ at::Tensor true_activation(const at::Tensor& u, Activation form) {
       return at::relu(u);
     case Activation::SquaredRelu:
       return at::relu(u).square();
+    case Activation::QuickGelu:
+      return at::silu(u * 1.702) / 1.702;
   }
   return {};
 }
@@ -105,14 +113,17 @@ at::Tensor true_gradient(const at::Tensor& u, const at::Tensor& dy, const Functi
 
 at::Tensor true_gated(const at::Tensor& u, Activation form) {
   const std::int64_t features = u.size(-1) / 2;
-  return true_activation(u.narrow(-1, 0, features), form) * u.narrow(-1, features, features);
+  const bool clamps = form.clamp > 0;
+  const at::Tensor gate = u.narrow(-1, 0, features), value = u.narrow(-1, features, features);
+  return true_activation(clamps ? gate.clamp_max(form.clamp) : gate, form) *
+         ((clamps ? value.clamp(-form.clamp, form.clamp) : value) + form.offset);
 }
 
 TEST_F(ActivationTest, EveryFormAndPrecisionIsRoundedOnce) {
   on_each_and_the_reference([] {
     for (const Activation form : kForms) {
       for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
-        SCOPED_TRACE(testing::Message() << "form " << static_cast<int>(form) << ' ' << dtype);
+        SCOPED_TRACE(testing::Message() << "form " << static_cast<int>(form.kind) << ' ' << dtype);
         const at::Tensor u = (at::randn({5, 3, 35}) * 3).to(dtype), dy = at::randn({5, 3, 35}).to(dtype);
         EXPECT_LT(error_beyond_rounding(activation(u, form), true_activation(wide(u), form)), 1e-5);
         const at::Tensor truth = true_gradient(u, dy, [&](const at::Tensor& x) { return true_activation(x, form); });
@@ -141,7 +152,7 @@ TEST_F(ActivationTest, GatedUnitsMultiplyTheValueByTheActivatedGate) {
     for (const Activation form : kForms) {
       for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
         for (const std::int64_t features : {1, 16, 21, 40}) {
-          SCOPED_TRACE(testing::Message() << "form " << static_cast<int>(form) << ' ' << dtype << ' ' << features);
+          SCOPED_TRACE(testing::Message() << "form " << static_cast<int>(form.kind) << ' ' << dtype << ' ' << features);
           const at::Tensor u = at::randn({5, 2, 2 * features}).to(dtype), dy = at::randn({5, 2, features}).to(dtype);
           const at::Tensor y = gated_activation(u, form);
           EXPECT_EQ(y.scalar_type(), dtype);
@@ -158,7 +169,8 @@ TEST_F(ActivationTest, LetsNanThroughInEveryForm) {
   on_each_and_the_reference([] {
     for (const Activation form : kForms) {
       const at::Tensor u = at::full({20}, std::nan(""));
-      EXPECT_TRUE(activation(u, form).isnan().all().item<bool>()) << static_cast<int>(form);
+      EXPECT_TRUE(activation(u, form).isnan().all().item<bool>()) << static_cast<int>(form.kind);
+      EXPECT_TRUE(gated_activation(u, form).isnan().all().item<bool>()) << static_cast<int>(form.kind);
     }
   });
 }

@@ -2,18 +2,23 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/matmul.h>
+#include <ATen/ops/ones.h>
 #include <ATen/ops/rand.h>
 #include <ATen/ops/randint.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
+#include <ATen/ops/softmax.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <limits>
 #include <vector>
 
 #include "megatron/kernels/cpu/products/tiles.h"
@@ -81,6 +86,10 @@ void expect_matches_reference(const Shape& shape, const AttentionOptions& option
   EXPECT_LT(relative_error(grads.q, dq64), tolerance);
   EXPECT_LT(relative_error(grads.k, dk64), tolerance);
   EXPECT_LT(relative_error(grads.v, dv64), tolerance);
+  if (options.sinks.defined()) {
+    EXPECT_LT(relative_error(sink_gradient(dout, got, options.sinks), sink_gradient(wide(dout), truth, options.sinks)),
+              tolerance);
+  }
   if (shape.queries != shape.keys) {
     EXPECT_TRUE(grads.fused_q.narrow(3, grads.fused_q.size(3) - 2, 2).eq(7).all().item<bool>());
   }
@@ -134,6 +143,53 @@ TEST_F(AttentionTest, CapsItsScores) {
       expect_matches_reference(shape, options, at::kFloat, 5e-6);  // tanh has 3e-7
     }
   });
+}
+
+TEST_F(AttentionTest, GivesSinksTheirShare) {
+  on_each([] {
+    for (const Shape& shape : {Shape{5, 5, 2, 3, 7}, Shape{130, 130, 2, 2, 64}, Shape{300, 300, 1, 1, 16},
+                               Shape{3, 40, 1, 2, 20}, Shape{100, 613, 1, 4, 32, 2}, Shape{1, 300, 2, 4, 64, 2}}) {
+      AttentionOptions options{.scale = 0.3};
+      options.sinks = at::randn({shape.heads}, at::kDouble) * 4;
+      expect_matches_reference(shape, options, at::kFloat, 4e-6);
+      expect_matches_reference(shape, options, at::kBFloat16, 2e-2);
+      options.soft_cap = 50;
+      options.first_key = at::randint(0, shape.keys + 1, {shape.batch, shape.queries}, at::kInt);  // some see no key
+      options.dropout = {.p = 0.2, .key = 5, .sample_ids = at::arange(shape.batch) + 3};
+      expect_matches_reference(shape, options, at::kFloat, 5e-6);  // tanh has 3e-7
+    }
+  });
+}
+
+// A sink is a key whose score is given and whose value is 0: softmax over one more column, as GPT-OSS computes it.
+TEST(AttentionReference, HasASinkAsOneMoreColumn) {
+  const std::int64_t s = 5, b = 2, n = 3, d = 4;
+  const auto leaf = [](at::IntArrayRef sizes) { return at::randn(sizes, at::kDouble).requires_grad_(); };
+  const at::Tensor q = leaf({s, b, n, d}), k = leaf({s, b, n, d}), v = leaf({s, b, n, d}), sinks = leaf({n});
+  const at::Tensor dout = at::randn({s, b, n, d}, at::kDouble);
+  const auto heads_first = [](const at::Tensor& x) { return x.permute({1, 2, 0, 3}); };
+  const at::Tensor hidden = at::ones({s, s}, at::kBool).triu(1);
+  const at::Tensor scores = at::matmul(heads_first(q), heads_first(k).transpose(2, 3)) * 0.5;
+  const at::Tensor columns = at::cat({scores.masked_fill(hidden, -std::numeric_limits<double>::infinity()),
+                                      sinks.view({1, n, 1, 1}).expand({b, n, s, 1})},
+                                     3);
+  const at::Tensor truth =
+      at::matmul(at::softmax(columns, 3).narrow(3, 0, s), heads_first(v)).permute({2, 0, 1, 3}).contiguous();
+  truth.backward(dout);
+  const AttentionOptions options{.scale = 0.5, .sinks = sinks.detach()};
+  const AttentionOutput got = reference::attention(q.detach(), k.detach(), v.detach(), options);
+  EXPECT_LT(relative_error(got.out, truth.detach()), 1e-14);
+  at::Tensor dq = at::empty_like(q.detach()), dk = at::empty_like(dq), dv = at::empty_like(dq);
+  reference::attention_backward(dout, q.detach(), k.detach(), v.detach(), got, options, dq, dk, dv, {});
+  EXPECT_LT(relative_error(dq, q.grad()), 1e-13);
+  EXPECT_LT(relative_error(dk, k.grad()), 1e-13);
+  EXPECT_LT(relative_error(dv, v.grad()), 1e-13);
+  EXPECT_LT(relative_error(sink_gradient(dout, got, options.sinks), sinks.grad()), 1e-13);
+  // And for kernels that have none.
+  AttentionOutput without = reference::attention(q.detach(), k.detach(), v.detach(), {.scale = 0.5});
+  add_sinks_(without, options.sinks);
+  EXPECT_LT(relative_error(without.out, got.out), 1e-14);
+  EXPECT_LT(relative_error(without.logsumexp, got.logsumexp), 1e-14);
 }
 
 // Written out element by element, and its gradient by differences.

@@ -15,8 +15,13 @@
 namespace megatron::kernels {
 namespace {
 
-constexpr Activation kForms[] = {Activation::GeluTanh, Activation::GeluErf, Activation::Silu, Activation::Relu,
-                                 Activation::SquaredRelu};
+constexpr Activation kForms[] = {Activation::GeluTanh,
+                                 Activation::GeluErf,
+                                 Activation::Silu,
+                                 Activation::Relu,
+                                 Activation::SquaredRelu,
+                                 Activation::QuickGelu,
+                                 {Activation::QuickGelu, 0.75, 1}};
 
 /// Half a unit in the last place of what is stored, and float32 sums; of emulated tiles with precision "high" 2^-16.
 double rounding_bound(at::ScalarType stored) {
@@ -52,7 +57,7 @@ void expect_activation(const ActivatedOutput& out, Activation form, bool gated) 
 
 void expect_reference(const MlpShape& s, Activation form, bool gated, at::ScalarType t, double most) {
   SCOPED_TRACE(testing::Message() << t << " " << s.rows << " x " << s.features << " x " << s.inputs << " form "
-                                  << static_cast<int>(form) << (gated ? " gated" : ""));
+                                  << static_cast<int>(form.kind) << (gated ? " gated" : ""));
   const MlpData d(s, gated, t);
   for (const bool biased : {true, false}) {
     const at::Tensor bias = biased ? d.bias : at::Tensor();

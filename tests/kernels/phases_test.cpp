@@ -185,8 +185,10 @@ void masks(const Check& check) {
 void activations(const Check& check) {
   for (const auto& [s, b, h] : kShapes)
     for (const Activation form :
-         {Activation::GeluTanh, Activation::GeluErf, Activation::Silu, Activation::Relu, Activation::SquaredRelu}) {
-      SCOPED_TRACE(static_cast<int>(form));
+         {Activation(Activation::GeluTanh), Activation(Activation::GeluErf), Activation(Activation::Silu),
+          Activation(Activation::Relu), Activation(Activation::SquaredRelu), Activation(Activation::QuickGelu),
+          Activation(Activation::QuickGelu, 0.75, 1)}) {
+      SCOPED_TRACE(static_cast<int>(form.kind));
       const at::Tensor u = check.normal({s, b, h}), dy = check.normal({s, b, h}), bias = check.normal({h});
       const at::Tensor both = check.normal({s, b, 2 * h}), bias_of_both = check.normal({2 * h});
       const bool exact = form == Activation::Relu || form == Activation::SquaredRelu;
@@ -351,7 +353,7 @@ void reductions(const Check& check) {
 struct AttentionCase {
   std::int64_t queries, keys, batch, groups, ratio, d;
 };
-enum class AttentionKind { Causal, Dropped, Packed, Biased };
+enum class AttentionKind { Causal, Dropped, Packed, Biased, Sinks };
 
 AttentionOptions options_of(const Check& check, AttentionKind kind, const AttentionCase& c) {
   AttentionOptions options;
@@ -362,6 +364,8 @@ AttentionOptions options_of(const Check& check, AttentionKind kind, const Attent
   } else if (kind == AttentionKind::Packed && c.queries == c.keys) {
     options.first_key = at::zeros({c.batch, c.queries}, at::kInt);
     options.first_key.slice(1, c.queries / 2).fill_(c.queries / 2);
+  } else if (kind == AttentionKind::Sinks) {
+    options.sinks = check.normal_wide({c.groups * c.ratio});
   } else if (kind == AttentionKind::Biased) {
     options.causal = false;
     options.scale = 1;
@@ -384,6 +388,7 @@ void expect_attention(const Check& check, AttentionKind kind, const AttentionCas
         there.first_key = to(options.first_key);
         there.key_lengths = to(options.key_lengths);
         there.bias = to(options.bias);
+        there.sinks = to(options.sinks);
         const at::Tensor q = to(fused).narrow(3, 0, c.ratio), key = to(k), value = to(v);
         const AttentionOutput out = o.attention(q, key, value, there);
         const at::Tensor gradients = to(at::zeros_like(fused)), dk = at::empty_like(key), dv = at::empty_like(value),
@@ -400,8 +405,8 @@ void expect_attention(const Check& check, AttentionKind kind, const AttentionCas
 void attention(const Check& check) {
   for (const AttentionCase& c :
        {AttentionCase{1, 1, 1, 1, 1, 1}, {37, 37, 2, 2, 2, 8}, {5, 70, 1, 1, 3, 40}, {33, 33, 1, 2, 1, 72}})
-    for (const AttentionKind kind :
-         {AttentionKind::Causal, AttentionKind::Dropped, AttentionKind::Packed, AttentionKind::Biased}) {
+    for (const AttentionKind kind : {AttentionKind::Causal, AttentionKind::Dropped, AttentionKind::Packed,
+                                     AttentionKind::Biased, AttentionKind::Sinks}) {
       SCOPED_TRACE(testing::Message() << c.queries << " x " << c.keys << ", kind " << static_cast<int>(kind));
       expect_attention(check, kind, c);
     }

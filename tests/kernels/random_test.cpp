@@ -105,6 +105,29 @@ TEST_F(RandomTest, DropoutMasksAreThoseOfTheScalarGenerator) {
   });
 }
 
+TEST(JitterFactors, AreMadeOfTheWordOfEachElement) {
+  const Dropout site{.key = 0xFEDCBA9876543210,
+                     .sample_ids = at::tensor(std::vector<std::int64_t>{7, std::int64_t{3} << 33}),
+                     .position_offset = 2,
+                     .jump_at = 3,
+                     .jump = 40};
+  const at::Tensor factors = jitter_factors(site, 0.25, 5, 2, 37, at::kDouble, at::kCPU);
+  for (std::int64_t p = 0; p < 5; ++p)
+    for (std::int64_t b = 0; b < 2; ++b)
+      for (std::int64_t j = 0; j < 37; ++j) {
+        const auto sample = static_cast<std::uint64_t>(site.sample_ids[b].item<std::int64_t>());
+        const auto index = static_cast<std::uint64_t>((2 + p + (p >= 3 ? 40 : 0)) * 37 + j);
+        const double share = (random_word(site.key, sample, index) / 256 + 0.5) / (1 << 24);
+        ASSERT_DOUBLE_EQ(factors[p][b][j].item<double>(), 0.75 + 0.5 * share);
+      }
+  const at::Tensor many = jitter_factors(site, 0.25, 1000, 2, 100, at::kDouble, at::kCPU);
+  EXPECT_GT(many.min().item<double>(), 0.75);
+  EXPECT_LT(many.max().item<double>(), 1.25);
+  // Of a uniform distribution: mean 1 and variance 0.25^2 / 3, to five deviations of 200,000 numbers.
+  EXPECT_NEAR(many.mean().item<double>(), 1, 5 * 0.25 / std::sqrt(3 * 2e5));
+  EXPECT_NEAR(many.sub(1).square().mean().item<double>(), 0.0625 / 3, 5 * 0.0625 * std::sqrt(4.0 / 45 / 2e5));
+}
+
 TEST_F(RandomTest, DropoutMasksOfPiecesArePiecesOfTheWholeMask) {
   on_each_and_the_reference([] {
     Dropout dropout{.p = 0.4, .key = 9, .sample_ids = at::tensor(std::vector<std::int64_t>{7, 8})};

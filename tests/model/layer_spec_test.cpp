@@ -69,8 +69,11 @@ TransformerOptions random_model(std::uint64_t seed) {
     options.shape.root_scaled_words = flip();
     options.shape.logit_soft_cap = flip() ? 0 : 0.7;
   }
-  constexpr kernels::Activation kForms[] = {kernels::Activation::GeluTanh, kernels::Activation::GeluErf,
-                                            kernels::Activation::Silu, kernels::Activation::Relu};
+  constexpr kernels::Activation kForms[] = {kernels::Activation::GeluTanh,
+                                            kernels::Activation::GeluErf,
+                                            kernels::Activation::Silu,
+                                            kernels::Activation::Relu,
+                                            {kernels::Activation::QuickGelu, 0.05, 1}};
   options.activation = kForms[random() % std::size(kForms)];
   if (seed % 3 == 1 && !two_stacks) {  // what maximal update parametrization scales
     options.shape.embedding_scale = 3;
@@ -109,12 +112,14 @@ std::int64_t elements_of(const plan::LayerSpec& layer, std::int64_t h) {
   if (const plan::Experts* const experts = layer.experts()) {
     add(experts->expert, experts->count);
     if (experts->shared_width > 0) add(experts->shared(), 1);
-    count += h * (experts->count + (experts->shared_gate ? 1 : 0)) + (experts->router.bias ? experts->count : 0);
+    count += h * (experts->count + (experts->shared_gate ? 1 : 0)) + (experts->router.bias ? experts->count : 0) +
+             (experts->router.linear_bias ? experts->count : 0);
   } else {
     add(layer.mlp(), 1);
   }
   if (attention.qkv_bias()) count += q + 2 * kv;
   if (attention.bias) count += h;
+  if (attention.variant.softmax_type == "learnable") count += attention.heads;
   if (attention.variant.qk_layernorm_full)
     count += q + kv;
   else if (attention.variant.qk_layernorm)

@@ -46,6 +46,8 @@ inline std::vector<plan::LayerSpec> random_layers(std::uint64_t seed, const plan
         if (!one_stack) continue;
         attention->variant.qk_layernorm_full = attention->variant.qk_layernorm && rms && flip();
         attention->variant.attn_logit_softcapping = flip() ? 0 : 0.5;
+        constexpr const char* kSoftmax[] = {"vanilla", "learnable", "off-by-one"};
+        attention->variant.softmax_type = kSoftmax[random() % std::size(kSoftmax)];
         attention->rotary = random() % 4 != 0;
         attention->local_rotary = attention->rotary && flip();
       }
@@ -76,6 +78,8 @@ inline std::vector<plan::LayerSpec> random_layers(std::uint64_t seed, const plan
           experts.router.groups = 4;
           experts.router.group_top_k = 2;
         }
+        experts.expert.bias = experts.router.linear_bias = experts.shared_width == 0 && flip();
+        experts.router.jitter = flip() ? 0.3 : 0;
         if (flip()) experts.capacity_factor = 0.75;
         experts.drop = flip() ? plan::Experts::Drop::Least : plan::Experts::Drop::Last;
       }

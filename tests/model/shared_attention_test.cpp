@@ -27,13 +27,15 @@ struct Model {
   std::int64_t groups = 4, ratio = 1, window = 0;
   bool documents = false, dropout = false;
   double soft_cap = 0;
+  bool sinks = false;
 };
 const Model kModels[] = {{.name = "plain"},
                          {.name = "dropped", .dropout = true},
                          {.name = "grouped queries", .ratio = 3, .dropout = true},
                          {.name = "window", .window = 5, .dropout = true},
                          {.name = "documents", .documents = true},
-                         {.name = "all", .ratio = 2, .window = 4, .documents = true, .dropout = true, .soft_cap = 2}};
+                         {.name = "all", .ratio = 2, .window = 4, .documents = true, .dropout = true, .soft_cap = 2},
+                         {.name = "sinks", .ratio = 2, .window = 4, .documents = true, .dropout = true, .sinks = true}};
 
 /// Rows of x that a rank has.
 at::Tensor part(const at::Tensor& x, int ranks, int rank) {
@@ -57,6 +59,7 @@ kernels::AttentionOptions options_of(const Model& model) {
   auto options = attention_options(attention, {.s = kTokens, .b = kBatch, .first_key_bs = first_key});
   if (model.dropout) options.dropout = {.p = 0.3, .key = 77, .sample_ids = at::tensor(std::vector<std::int64_t>{5, 9})};
   options.head_offset = 3;
+  if (model.sinks) options.sinks = at::randn({model.groups * model.ratio}, at::kDouble);
   return options;
 }
 
@@ -76,15 +79,21 @@ void expect_that_of_one_rank(const Model& model, int ranks, SequenceExchange exc
   const auto want = kernels::attention(queries(qkv), keys(qkv), values(qkv), options);
   kernels::attention_backward(dout, queries(qkv), keys(qkv), values(qkv), want, options, queries(dqkv), keys(dqkv),
                               values(dqkv));
+  const at::Tensor want_sinks = model.sinks ? kernels::sink_gradient(dout, want, options.sinks) : at::Tensor();
   comm::run_ranks(ranks, [&](comm::Group world) {
     const SharedSequence sequence{world, exchange};
     const auto own = [&](const at::Tensor& x) { return part(x, ranks, world.rank()); };
+    const at::Tensor dsinks = model.sinks ? at::empty_like(options.sinks) : at::Tensor();
     const at::Tensor mine = own(qkv), dmine = at::empty_like(mine);
     const auto got = shared_attention(sequence, queries(mine), keys(mine), values(mine), options);
     EXPECT_NEAR_TENSOR(got.out, own(want.out), tolerance);
     EXPECT_EQ(got.logsumexp.numel(), want.logsumexp.numel() / ranks) << "what is kept for backward";
     shared_attention_backward(sequence, own(dout), queries(mine), keys(mine), values(mine), got, options,
-                              queries(dmine), keys(dmine), values(dmine));
+                              queries(dmine), keys(dmine), values(dmine), {}, dsinks);
+    if (dsinks.defined()) {
+      world.all_reduce(dsinks);
+      EXPECT_NEAR_TENSOR(dsinks, want_sinks, 10 * tolerance) << "rank " << world.rank();
+    }
     EXPECT_NEAR_TENSOR(dmine, own(dqkv), tolerance) << "rank " << world.rank();
   });
 }

@@ -6,11 +6,11 @@
 
 namespace megatron::train {
 
-/// Mixtures of experts in each kind of layout, the third with groups, biases and a capacity: which tokens an expert
-/// sees must not show how they are spread.
+/// Mixtures of experts in each kind of layout, the third with groups, biases and a capacity, the fourth a GPT-OSS:
+/// which tokens an expert sees must not show how they are spread.
 inline std::vector<Layout> expert_layouts() {
   std::vector<Layout> all;
-  for (const int kind : {1, 2, 3}) {
+  for (const int kind : {1, 2, 3, 4}) {
     std::vector<Layout> some;
     some.push_back({.micro_batch = 1});
     some.push_back({.dp = 2, .micro_batch = 2});

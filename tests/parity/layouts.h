@@ -31,7 +31,8 @@ struct Layout {
   bool t5 = false;
   int split = 0;
   /// A mixture of experts in place of the MLPs of `llama`: 1 in every layer; 2 in every other one, with a shared
-  /// expert; 3 with groups of experts, biases that even out their load, and a capacity.
+  /// expert; 3 with groups of experts, biases that even out their load, and a capacity; 4 with what GPT-OSS has:
+  /// biases, clamped gates, sinks and windows in every other layer, and with jitter of what routers read.
   int experts = 0;
   int ep = 1;         ///< parallel.ep
   bool muon = false;  ///< optimizer.name, which sees whole matrices

@@ -36,6 +36,9 @@ inline std::vector<Layout> option_layouts() {
         "model.normalization=RMSNorm model.norm_position=behind model.qk_layernorm=true model.qk_layernorm_full=true "
         "model.num_query_groups=2 model.position_embedding_type=rope model.sliding_window=5 "
         "model.window_attn_skip_freq=3",
+        "model.softmax_type=learnable model.gated_linear_unit=true model.activation=quick_gelu "
+        "model.activation_func_clamp_value=0.01 model.glu_linear_offset=1 model.num_query_groups=2 "
+        "model.position_embedding_type=rope model.sliding_window=5 model.window_attn_skip_freq=2",
         "model.parallel_residual=true model.position_embedding_type=rope model.rotary_percent=0.5 "
         "model.no_rope_freq=2 model.add_bias_linear=true model.linear_bias_in=mlp"}) {
     std::vector<Layout> some;

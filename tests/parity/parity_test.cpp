@@ -78,6 +78,16 @@ plan::ResolvedRun run_of(const Layout& layout, const char* dtype, std::int64_t s
     config.model.moe_router_bias_update_rate = 0.05;
     config.model.moe_expert_capacity_factor = 1.25;
   }
+  if (layout.experts == 4) {
+    config.model.add_bias_linear = true;
+    config.model.activation = "quick_gelu";
+    config.model.activation_func_clamp_value = 0.01;  // which holds some
+    config.model.glu_linear_offset = 1;
+    config.model.softmax_type = "learnable";
+    config.model.sliding_window = 5;
+    config.model.window_attn_skip_freq = 2;
+    config.model.moe_input_jitter_eps = 0.2;
+  }
   if (layout.bert) config.model.architecture = "bert";
   if (layout.t5) {
     config.model.architecture = "t5";

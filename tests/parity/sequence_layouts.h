@@ -49,7 +49,9 @@ inline std::vector<Layout> sequence_layouts() {
     }
   }
   all.push_back({.cp = 2, .with = length, .exchange = "auto"});
-  for (const int kind : {1, 2, 3}) {  // mixtures of experts, whose auxiliary losses are of whole sequences
+  all.push_back({.cp = 2, .micro_batch = 2, .llama = 2, .experts = 4, .with = length, .exchange = "a2a"});
+  all.push_back({.cp = 2, .micro_batch = 2, .sp = false, .llama = 2, .experts = 4, .with = length, .exchange = "p2p"});
+  for (const int kind : {1, 2, 3, 4}) {  // mixtures of experts, whose auxiliary losses are of whole sequences
     std::vector<Layout> some;
     some.push_back({.cp = 2, .micro_batch = 2, .documents = true});
     some.push_back({.cp = 4, .micro_batch = 2, .ep = 2});

@@ -45,7 +45,14 @@ std::string refusal_of(const std::function<void(RunConfig&)>& change) {
 TEST(Experts, AreRefusedWhereTheyDoNotFit) {
   EXPECT_EQ(refusal_of([](RunConfig&) {}), "no error");
   const std::vector<std::pair<const char*, std::function<void(RunConfig&)>>> all = {
-      {"model.add_bias_linear false", [](RunConfig& c) { c.model.add_bias_linear = true; }},
+      {"A shared expert has no biases",
+       [](RunConfig& c) {
+         c.model.add_bias_linear = true;
+         c.model.moe_shared_expert_intermediate_size = 16;
+       }},
+      {"moe_input_jitter_eps must be from 0 to below 1", [](RunConfig& c) { c.model.moe_input_jitter_eps = 1; }},
+      {"need model.gated_linear_unit", [](RunConfig& c) { c.model.glu_linear_offset = 1; }},
+      {"activation_func_clamp_value must be from 0", [](RunConfig& c) { c.model.activation_func_clamp_value = -1; }},
       {"moe_router_topk must be at most model.num_experts", [](RunConfig& c) { c.model.moe_router_topk = 7; }},
       {"num_experts must divide by parallel.ep", [](RunConfig& c) { c.parallel.ep = 4; }},
       {"ep must divide the data-parallel size", [](RunConfig& c) { c.parallel.ep = 3; }},
@@ -95,6 +102,31 @@ TEST(Experts, AreHeldOnceByTheRanksThatShareThem) {
   const auto whole = model_parameters(shape, 1, 0);
   EXPECT_EQ(holders.size(), whole.size());
   for (const ParameterSpec& spec : whole) EXPECT_EQ(holders[spec.name], spec.of_expert ? 1 : 3) << spec.name;
+}
+
+TEST(Experts, HaveBiasesWhereLinearLayersDo) {
+  RunConfig config = mixture();
+  config.model.add_bias_linear = config.model.gated_linear_unit = true;
+  config.model.softmax_type = "learnable";
+  const ModelShape shape = resolve(config).shape;
+  std::map<std::string, ParameterSpec> specs;
+  for (const ParameterSpec& spec : model_parameters(shape, 2, 1)) specs[spec.name] = spec;
+  const std::string layer = "decoder.layers.1.", expert = layer + "mlp.experts.local_experts.5.";
+  const auto router = specs.at(layer + "mlp.router.bias"), first = specs.at(expert + "linear_fc1.bias"),
+             second = specs.at(expert + "linear_fc2.bias"),
+             sinks = specs.at(layer + "self_attention.core_attention.softmax_offset");
+  EXPECT_EQ(router.local_shape(), std::vector<std::int64_t>{6});
+  EXPECT_TRUE(router.heads_partial && !router.of_expert) << "each rank has the part that goes through its features";
+  EXPECT_EQ(first.local_shape(), std::vector<std::int64_t>{64}) << "half of the gates, half of the values";
+  EXPECT_TRUE(first.of_expert && second.of_expert);
+  EXPECT_EQ(second.local_shape(), std::vector<std::int64_t>{256});
+  EXPECT_FALSE(second.sequence_partial || second.heads_partial) << "each rank sees all tokens of the expert";
+  EXPECT_EQ(sinks.local_shape(), std::vector<std::int64_t>{2}) << "of the rank's own heads";
+  EXPECT_EQ(sinks.begin(), 2);
+  EXPECT_FALSE(sinks.weight_decay);
+  config.model.linear_bias_in = "attention";
+  for (const ParameterSpec& spec : model_parameters(resolve(config).shape, 1, 0))
+    EXPECT_FALSE(spec.name.find(".mlp.") != std::string::npos && spec.name.ends_with("bias")) << spec.name;
 }
 
 TEST(Experts, HaveBucketsThatTheirOwnRanksDivide) {

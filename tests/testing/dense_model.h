@@ -1,6 +1,7 @@
 #pragma once
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/embedding.h>
 #include <ATen/ops/erf.h>
 #include <ATen/ops/layer_norm.h>
@@ -100,9 +101,13 @@ class DenseModel {
     return loss_of_two_classes(linear(at::tanh(linear(x.select(1, 0), "pooler.dense")), "binary_head"), labels);
   }
   at::Tensor curve(const at::Tensor& x) const { return activated(x, o_.activation); }
-  at::Tensor experts(const at::Tensor& x, const std::string& p, const plan::Experts& spec, const model::Batch& batch,
-                     bool training) const {
-    const auto by = [&](const at::Tensor& in, const std::string& name) { return linear(in, p + name); };
+  at::Tensor experts(const at::Tensor& x, const std::string& p, const std::string& layer, const plan::Experts& spec,
+                     const model::Batch& batch, bool training) const {
+    const bool jittered = training && spec.router.jitter > 0;
+    const auto by = [&](const at::Tensor& in, const std::string& name) {
+      return linear(jittered && name == "router" ? in * jitter(layer + "/mlp router", spec.router.jitter, batch) : in,
+                    p + name);
+    };
     const auto mlp = [&](const std::string& name, const plan::Mlp& of) {
       return by(activation(by(x, name + "linear_fc1"), of), name + "linear_fc2");
     };
@@ -112,7 +117,7 @@ class DenseModel {
     return made.y;
   }
   at::Tensor activation(const at::Tensor& u, const plan::Mlp& mlp) const {
-    return mlp.gated ? curve(u.narrow(-1, 0, mlp.width)) * u.narrow(-1, mlp.width, mlp.width) : curve(u);
+    return mlp.gated ? gated(u.narrow(-1, 0, mlp.width), u.narrow(-1, mlp.width, mlp.width), o_.activation) : curve(u);
   }
 
   at::Tensor rotated(const at::Tensor& heads, const plan::SelfAttention& spec, const model::Batch& batch) const {
@@ -130,6 +135,20 @@ class DenseModel {
             random_word(key, sample, static_cast<std::uint64_t>(i)) < dropout_threshold(p) ? 0 : 1 / (1 - p);
     }
     return out;
+  }
+  /// Numbers from 1 - eps to 1 + eps [b, s, h], made of 24 bits of each element's word.
+  at::Tensor jitter(const std::string& site, double eps, const model::Batch& batch) const {
+    const auto key = stream_key(o_.seed, "dropout/" + site);
+    const std::int64_t b = batch.tokens_bs.size(0), n = batch.tokens_bs.size(1) * o_.shape.hidden;
+    auto out = at::zeros({b, n}, at::kDouble);
+    for (std::int64_t k = 0; k < b; ++k)
+      for (std::int64_t i = 0; i < n; ++i) {
+        const auto sample = static_cast<std::uint64_t>(batch.sample_ids[k].item<std::int64_t>());
+        const double share =
+            (static_cast<double>(random_word(key, sample, static_cast<std::uint64_t>(i)) >> 8) + 0.5) / (1 << 24);
+        out.data_ptr<double>()[k * n + i] = 1 - eps + 2 * eps * share;
+      }
+    return out.view({b, -1, o_.shape.hidden});
   }
   at::Tensor mask(const std::string& site, const model::Batch& batch, std::int64_t s, bool training) const {
     if (!training || o_.hidden_dropout == 0) return at::ones({}, at::kDouble);
@@ -164,18 +183,25 @@ class DenseModel {
     const auto bias = o_.shape.position_buckets > 0 ? distance_bias(w(plan::ModelShape::position_table(both_ways)), s,
                                                                     both_ways, o_.shape.position_max_distance)
                                                     : at::zeros({}, at::kDouble);
+    const std::string& softmax = spec.variant.softmax_type;
+    const auto sinks = softmax == "vanilla" ? at::Tensor()
+                       : softmax == "learnable"
+                           ? w(o_.shape.layer_prefix(l) + "self_attention.core_attention.softmax_offset")
+                           : at::zeros({n}, at::kDouble);
     return weighted(q, k, of_each_head(m + 1), hidden, bias, "layer " + std::to_string(l) + "/attention", batch,
-                    training, spec.variant.attn_logit_softcapping);
+                    training, spec.variant.attn_logit_softcapping, sinks);
   }
-  /// Of heads [b, n, s, d] over others [b, n, k, d].
+  /// Of heads [b, n, s, d] over others [b, n, k, d]; `sinks` [n]: scores without values.
   at::Tensor weighted(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& hidden,
                       const at::Tensor& bias, const std::string& site, const model::Batch& batch, bool training,
-                      double cap = 0) const {
+                      double cap = 0, const at::Tensor& sinks = {}) const {
     const std::int64_t b = q.size(0), n = q.size(1), s = q.size(2), keys = k.size(2), d = q.size(3);
     const double own = o_.shape.attention_scale, scale = own > 0 ? own : 1 / std::sqrt(static_cast<double>(d));
     auto scores = at::matmul(q, k.transpose(-1, -2)) * scale + bias;
     if (cap > 0) scores = at::tanh(scores / cap) * cap;
-    auto p = at::softmax(scores.masked_fill(hidden, -1e300), -1);
+    scores = scores.masked_fill(hidden, -1e300);
+    if (sinks.defined()) scores = at::cat({scores, sinks.view({1, n, 1, 1}).expand({b, n, s, 1})}, -1);
+    auto p = at::softmax(scores, -1).narrow(-1, 0, keys);
     if (training && o_.attention_dropout > 0)
       p = p * draw(site, o_.attention_dropout, batch, n * s * keys).view({b, n, s, keys});
     return at::matmul(p, v).transpose(1, 2).reshape({b, s, n * d});
@@ -229,8 +255,8 @@ class DenseModel {
                   mask(layer + "/cross attention output", batch, s, training);
     normed = before(spec.parallel ? in : x, "pre_mlp_layernorm");
     if (const plan::Experts* const mixture = spec.experts())
-      return (after ? normed : x) +
-             experts(normed, p + "mlp.", *mixture, batch, training) * mask(layer + "/mlp output", batch, s, training);
+      return (after ? normed : x) + experts(normed, p + "mlp.", layer, *mixture, batch, training) *
+                                        mask(layer + "/mlp output", batch, s, training);
     const plan::Mlp mlp = spec.mlp();
     const std::int64_t f = mlp.width;
     y = activation(linear(normed, p + "mlp.linear_fc1"), mlp);

@@ -23,7 +23,7 @@ namespace megatron::testing {
 
 inline at::Tensor activated(const at::Tensor& x, kernels::Activation form) {
   using kernels::Activation;
-  switch (form) {
+  switch (form.kind) {
     case Activation::GeluErf:
       return x * 0.5 * (1 + at::erf(x / std::sqrt(2.0)));
     case Activation::Silu:
@@ -32,10 +32,21 @@ inline at::Tensor activated(const at::Tensor& x, kernels::Activation form) {
       return x.clamp_min(0);
     case Activation::SquaredRelu:
       return x.clamp_min(0) * x.clamp_min(0);
+    case Activation::QuickGelu:
+      return x / (1 + (x * -1.702).exp());
     case Activation::GeluTanh:
       break;
   }
   return x * 0.5 * (1 + at::tanh(std::sqrt(2 / M_PI) * x * (1 + 0.044715 * x * x)));
+}
+
+/// Of a gated unit: what `form` says of its gates and values too.
+inline at::Tensor gated(at::Tensor gate, at::Tensor value, kernels::Activation form) {
+  if (form.clamp > 0) {
+    gate = gate.clamp_max(form.clamp);
+    value = value.clamp(-form.clamp, form.clamp);
+  }
+  return activated(gate, form) * (value + form.offset);
 }
 
 /// Summed over the sequences [b] whose label is 0 or 1, of logits [b, 2].

@@ -27,6 +27,7 @@ struct ExpertsVariant {
   std::string moe_token_drop_policy = "probs";
   double moe_aux_loss_coeff = 0;
   double moe_z_loss_coeff = 0;
+  double moe_input_jitter_eps = 0;
 
   void visit_experts(auto& v) {
     v("num_experts", num_experts,
@@ -77,6 +78,9 @@ struct ExpertsVariant {
     v("moe_z_loss_coeff", moe_z_loss_coeff,
       "Coefficient of the mean square of the log-sum-exp of the router's logits, which keeps them small; 0: none.",
       "moe-z-loss-coeff", Affects::Step, when("model.num_experts"));
+    v("moe_input_jitter_eps", moe_input_jitter_eps,
+      "In training, routers multiply what they read by random numbers from 1 - this to 1 + this; 0: they do not.",
+      "moe-input-jitter-eps", Affects::Step, when("model.num_experts"));
   }
 };
 

@@ -20,6 +20,7 @@ struct AttentionVariant {
   double rotary_base_local = 0;
   double query_pre_attn_scalar = 0;
   double attn_logit_softcapping = 0;
+  std::string softmax_type = "vanilla";
 
   friend bool operator==(const AttentionVariant&, const AttentionVariant&) = default;
 };
@@ -32,6 +33,8 @@ struct LayerVariant {
   std::string linear_bias_in = "all";
   bool scale_embeddings = false;
   double final_logit_softcapping = 0;
+  double activation_func_clamp_value = 0;
+  double glu_linear_offset = 0;
 
   friend bool operator==(const LayerVariant&, const LayerVariant&) = default;
 };
@@ -73,6 +76,7 @@ struct ModelConfig : AttentionVariant, LayerVariant, ExpertsVariant {
   double yarn_beta_fast = 32;
   double yarn_beta_slow = 1;
   double yarn_attention_factor = 0;
+  bool yarn_correction_range_round_to_int = true;
   double init_method_std = 0.02;
   bool use_mup = false;
   std::int64_t mup_base_hidden_size = 0;
@@ -130,12 +134,20 @@ struct ModelConfig : AttentionVariant, LayerVariant, ExpertsVariant {
       "Attention and MLP read the same stream, each behind a norm of its own, and both are added to it (GPT-NeoX).");
     v("layernorm_epsilon", layernorm_epsilon, "Added to the variance (RMSNorm: mean square) in normalization.",
       "norm-epsilon");
-    v("activation", activation, "Activation of the MLP; gelu_tanh is Megatron's fused bias-GELU, gelu the exact one.",
-      Choices({"gelu_tanh", "gelu", "silu", "relu", "squared_relu"}));
+    v("activation", activation,
+      "Activation of the MLP; gelu_tanh is Megatron's fused bias-GELU, gelu the exact one, quick_gelu x sigmoid(1.702 "
+      "x).",
+      Choices({"gelu_tanh", "gelu", "silu", "relu", "squared_relu", "quick_gelu"}));
     v("gated_linear_unit", gated_linear_unit,
       "The MLP multiplies its activation by a second product: SwiGLU with silu (Megatron's --swiglu), GeGLU with "
       "gelu.");
-    v("add_bias_linear", add_bias_linear, "Give linear layers a bias.");
+    v("activation_func_clamp_value", activation_func_clamp_value,
+      "Gated units: what is activated is at most this, what it is multiplied by within plus and minus this (GPT-OSS); "
+      "0: no limits.",
+      "activation-func-clamp-value", when("model.gated_linear_unit"));
+    v("glu_linear_offset", glu_linear_offset, "Gated units: added to what the activation is multiplied by (GPT-OSS).",
+      "glu-linear-offset", when("model.gated_linear_unit"));
+    v("add_bias_linear", add_bias_linear, "Give linear layers a bias, with num_experts also routers and experts.");
     v("linear_bias_in", linear_bias_in, "The layers that add_bias_linear gives a bias.",
       Choices({"all", "attention", "mlp"}), when("model.add_bias_linear"));
     v("add_qkv_bias", add_qkv_bias, "A bias of queries, keys and values where the other layers have none.",
@@ -154,6 +166,10 @@ struct ModelConfig : AttentionVariant, LayerVariant, ExpertsVariant {
       "Attention scores are divided by its root; 0: by that of the features per head.");
     v("attn_logit_softcapping", attn_logit_softcapping,
       "Attention scores x become c tanh(x / c), so that they stay below c (Gemma 2); 0: they do not.");
+    v("softmax_type", softmax_type,
+      "What attention's softmax sums besides the keys' exponentials: nothing, 1 (off-by-one), or that of a learned "
+      "number of each head (attention sinks, GPT-OSS).",
+      "softmax-type", Choices({"vanilla", "off-by-one", "learnable"}));
     v("final_logit_softcapping", final_logit_softcapping,
       "Logits x become c tanh(x / c), so that they stay below c (Gemma 2); 0: they do not.");
     v("scale_embeddings", scale_embeddings, "Multiply embeddings by the root of hidden_size (Gemma).");
@@ -193,6 +209,8 @@ struct ModelConfig : AttentionVariant, LayerVariant, ExpertsVariant {
     v("yarn_attention_factor", yarn_attention_factor,
       "yarn: what rotated queries and keys are multiplied by; 0: 0.1 ln(rope_scaling_factor) + 1.",
       when("model.rope_scaling_type", {"yarn"}));
+    v("yarn_correction_range_round_to_int", yarn_correction_range_round_to_int,
+      "yarn: the stretch begins and ends at whole pairs of features.", when("model.rope_scaling_type", {"yarn"}));
     v("rope_low_freq_factor", rope_low_freq_factor,
       "rope: wavelengths above rope_original_positions / this are stretched in full.",
       when("model.position_embedding_type", {"rope"}), unless("model.rope_scaling_factor", {"1"}));

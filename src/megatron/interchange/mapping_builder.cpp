@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <stdexcept>
+#include <variant>
 
 #include "megatron/base/error.h"
 
@@ -42,6 +43,10 @@ void MappingBuilder::layer(const plan::LayerSpec& layer, const LayerNames& names
   for (const plan::Branch& branch : layer.branches) {
     if (layer.norms.before) norm(branch.norm(), layer.hidden);
     if (layer.norms.behind) norm(branch.out_norm(), layer.hidden);
+    if (const auto* const attention = std::get_if<plan::SelfAttention>(&branch.inner);
+        attention != nullptr && attention->learned_sinks())
+      whole(layer.prefix + plan::SelfAttention::kSinks, named(names, plan::SelfAttention::kSinks).at(0),
+            {attention->heads});
     for (const plan::Linear& linear : branch.linears(layer.hidden)) {
       layer_linear(layer, linear, named(names, linear.name));
       for (std::size_t i = 0; i < linear.head_norms.size(); ++i) {

@@ -5,9 +5,22 @@
 
 namespace megatron::kernels {
 
-/// GeluTanh: 0.5 x (1 + tanh(0.79788456 (x + 0.044715 x^3))), Megatron's fused bias-GELU; GeluErf: exact (Hendrycks &
-/// Gimpel 2016); Silu: x / (1 + e^-x); SquaredRelu: max(x, 0)^2 (So et al. 2021).
-enum class Activation : std::uint8_t { GeluTanh, GeluErf, Silu, Relu, SquaredRelu };
+/// A function f, and what a gated unit does besides.
+struct Activation {
+  /// GeluTanh: 0.5 x (1 + tanh(0.79788456 (x + 0.044715 x^3))), Megatron's fused bias-GELU; GeluErf: exact (Hendrycks &
+  /// Gimpel 2016); Silu: x / (1 + e^-x); SquaredRelu: max(x, 0)^2 (So et al. 2021); QuickGelu: x / (1 + e^-1.702x).
+  enum Kind : std::uint8_t { GeluTanh, GeluErf, Silu, Relu, SquaredRelu, QuickGelu };
+
+  // NOLINTNEXTLINE(google-explicit-constructor): a function is all that most have
+  constexpr Activation(Kind k = GeluTanh, double gate_clamp = 0, double value_offset = 0)
+      : kind(k), clamp(gate_clamp), offset(value_offset) {}
+
+  Kind kind;
+  double clamp;   ///< of gated units: gates are at most this, values from -clamp to clamp; 0: as they are
+  double offset;  ///< of gated units: added to the values
+
+  friend constexpr bool operator==(const Activation&, const Activation&) = default;
+};
 
 /// y = f(x + bias). x [.., f] is overwritten with x + bias, which the backward pass needs; bias [f] may be undefined.
 at::Tensor bias_activation(at::Tensor x, const at::Tensor& bias, Activation form);
@@ -19,7 +32,7 @@ at::Tensor activation_backward(at::Tensor dy, const at::Tensor& u, Activation fo
 at::Tensor activation(const at::Tensor& u, Activation form);
 
 // Gated linear units (Shazeer 2020; Silu gives SwiGLU): the last dimension of u [.., 2 f] is [gate; value], as
-// Megatron's fc1 has it, and y [.., f] = f(gate) * value.
+// Megatron's fc1 has it, and y [.., f] = f(gate) * (value + offset), of gates and values that are clamped first.
 
 /// x [.., 2 f] is overwritten with u = x + bias; bias [2 f] may be undefined.
 at::Tensor bias_gated_activation(at::Tensor x, const at::Tensor& bias, Activation form);

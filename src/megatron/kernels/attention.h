@@ -23,11 +23,14 @@ struct AttentionOptions {
   /// Optional [n, s + k - 1] float32 (float64 for float64): what is added to the scaled score of query i and key j,
   /// a function of their distance alone, at j - i + s - 1 (Raffel et al. 2020).
   at::Tensor bias = {};
+  /// Optional [n] float32 (float64 for float64): a score of each head that takes its share of the softmax, and has no
+  /// key and no value (Xiao et al. 2024). Neither scaled nor capped.
+  at::Tensor sinks = {};
 };
 
 struct AttentionOutput {
   at::Tensor out;        ///< [s, b, n, d] contiguous, heads in the order of q
-  at::Tensor logsumexp;  ///< [b, n, s] of the scaled scores; float32, or float64 for float64 inputs
+  at::Tensor logsumexp;  ///< [b, n, s] of the scaled scores, sinks included; float32, or float64 for float64 inputs
 };
 
 /// Exact attention without storing the scores (Dao et al. 2022): blocks of keys, skipped where causally hidden.
@@ -39,5 +42,11 @@ AttentionOutput attention(const at::Tensor& q, const at::Tensor& k, const at::Te
 void attention_backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                         const AttentionOutput& forward, const AttentionOptions& options, const at::Tensor& dq,
                         const at::Tensor& dk, const at::Tensor& dv, const at::Tensor& dbias = {});
+
+/// The gradient of options.sinks, shaped as they are: of the rows of `dout` and of `forward`, which have all of their
+/// keys. attention_backward() needs no sinks: what it reads of the forward pass has them in it.
+at::Tensor sink_gradient(const at::Tensor& dout, const AttentionOutput& forward, const at::Tensor& sinks);
+/// Makes attention without sinks attention with them, in place: for kernels that have none. Rounds once more.
+void add_sinks_(const AttentionOutput& forward, const at::Tensor& sinks);
 
 }  // namespace megatron::kernels

@@ -80,6 +80,7 @@ cpu::AttentionProblem problem_of(const at::Tensor& qkv, const CacheStep& step) {
   p.scale = static_cast<float>(step.scale != 0 ? step.scale : 1.0 / std::sqrt(static_cast<double>(p.size)));
   p.soft_cap = static_cast<float>(step.soft_cap);
   p.causal = true;
+  p.sinks = data_or_null<float>(step.sinks);
   return p;
 }
 
@@ -150,8 +151,9 @@ void activate_rows(const at::Tensor& y, const at::Tensor& x, const at::Tensor& b
     T *to = y.mutable_data_ptr<T>(), *from = x.mutable_data_ptr<T>();
     const T* b = data_or_null<T>(bias);
     const std::int64_t parts = gated ? 2 : 1;
-    for_rows(y,
-             [&](std::int64_t, std::int64_t at, std::size_t count) { forward(from + parts * at, b, to + at, count); });
+    for_rows(y, [&](std::int64_t, std::int64_t at, std::size_t count) {
+      forward(from + parts * at, b, to + at, count, form);
+    });
   });
 }
 

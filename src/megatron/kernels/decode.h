@@ -34,6 +34,7 @@ struct CacheStep {
   double scale = 0, soft_cap = 0;  ///< as of AttentionOptions
   RopeTable rope;                  ///< undefined tensors: no rotary positions
   at::Tensor position_b;           ///< [b] int64, positions of the table; undefined where there is none
+  at::Tensor sinks;                ///< [n] float32, as of AttentionOptions; undefined: none
   at::Tensor first_key_b;          ///< [b] int32: see AttentionOptions; undefined: 0
   std::int64_t length = 0;         ///< rows of the cache that are filled
 };

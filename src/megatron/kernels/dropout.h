@@ -38,4 +38,9 @@ at::Tensor dropout_mask(const Dropout& dropout, std::int64_t s, std::int64_t b, 
 at::Tensor attention_dropout_mask(const Dropout& dropout, std::int64_t b, std::int64_t n, std::int64_t head_offset,
                                   std::int64_t queries, std::int64_t keys, at::ScalarType dtype, at::Device device);
 
+/// Numbers from 1 - eps to 1 + eps, spread evenly, for an activation [s, b, h] whose elements `site` says as for
+/// dropout_mask(); its p is not read. Made of 24 bits of each element's word.
+at::Tensor jitter_factors(const Dropout& site, double eps, std::int64_t s, std::int64_t b, std::int64_t h,
+                          at::ScalarType dtype, at::Device device);
+
 }  // namespace megatron::kernels

@@ -87,15 +87,20 @@ struct Groups {
   std::vector<at::Tensor> weights;         ///< each [n, k]; of gradients what they are written to
   std::vector<std::int64_t> offsets;       ///< ascending, from 0 to the number of rows; one more than weights
   std::vector<PackedWeight*> packed = {};  ///< of the weights; empty: none
+  std::vector<at::Tensor> biases = {};     ///< [n] each, of the products forward; empty: none
 };
-/// y [rows, n] of x [rows, k].
+/// y [rows, n] of x [rows, k], with the biases.
 at::Tensor grouped_linear(const at::Tensor& x, const Groups& groups);
-/// linear_activation() of each group, without a bias: u [rows, n], y [rows, n], or [rows, n / 2] where gated.
+/// linear_activation() of each group: u [rows, n], y [rows, n], or [rows, n / 2] where gated.
 ActivatedOutput grouped_linear_activation(const at::Tensor& x, const Groups& groups, Activation form, bool gated);
 /// [rows, k] of dy [rows, n].
 at::Tensor grouped_input_gradient(const at::Tensor& dy, const Groups& groups);
 /// linear_weight_gradient() of each group into its weight; `betas`: one each. Without rows zero, or what it was.
 void grouped_weight_gradient(const Groups& gradients, const at::Tensor& dy, const at::Tensor& x,
                              const std::vector<double>& betas);
+/// Each of `biases` [n] (= or +=, by its beta) the sum over its group's rows of dy [rows, n], each times its number in
+/// `weights` [rows] (float32, of float64 float64; undefined: 1), in that type. `offsets` as of Groups.
+void grouped_bias_gradient(const std::vector<at::Tensor>& biases, const std::vector<std::int64_t>& offsets,
+                           const at::Tensor& dy, const at::Tensor& weights, const std::vector<double>& betas);
 
 }  // namespace megatron::kernels

@@ -19,9 +19,11 @@ double pair_that_turns(const RopeOptions& options, double times) {
 
 /// How far pair i is stretched: 0 not at all, 1 by the whole factor.
 double yarn_share(const RopeOptions& options, std::int64_t i) {
-  const double first = std::max(0.0, std::floor(pair_that_turns(options, options.scaling.beta_fast)));
-  double last = std::min(static_cast<double>(options.rotary_dim - 1),
-                         std::ceil(pair_that_turns(options, options.scaling.beta_slow)));
+  const bool whole = options.scaling.whole_pairs;
+  const double fast = pair_that_turns(options, options.scaling.beta_fast),
+               slow = pair_that_turns(options, options.scaling.beta_slow);
+  const double first = std::max(0.0, whole ? std::floor(fast) : fast);
+  double last = std::min(static_cast<double>(options.rotary_dim - 1), whole ? std::ceil(slow) : slow);
   if (first == last) last += 0.001;
   return std::clamp((static_cast<double>(i) - first) / (last - first), 0.0, 1.0);
 }

@@ -18,6 +18,7 @@ struct RopeScaling {
   double low_freq_factor = 1, high_freq_factor = 4;
   double beta_fast = 32, beta_slow = 1;
   double attention_factor = 0;  ///< 0: 0.1 ln(factor) + 1
+  bool whole_pairs = true;      ///< of Yarn: what is interpolated begins and ends at pairs, rounded outwards
   std::int64_t original_positions = 8192;
 };
 

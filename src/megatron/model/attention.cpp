@@ -6,6 +6,7 @@
 
 #include <memory>
 #include <utility>
+#include <variant>
 
 #include "megatron/model/recomputed_once.h"
 #include "megatron/parallel/backward.h"
@@ -21,6 +22,22 @@ namespace {
 /// The heads in an attention's inputs, or in their gradients. Views.
 using HeadsIn = std::function<Heads(const std::vector<at::Tensor>& tensors)>;
 
+/// The options with the sinks as they are now.
+kernels::AttentionOptions options_of(const AttentionForm& form) {
+  kernels::AttentionOptions options = form.options;
+  if (form.sinks) options.sinks = sink_scores(*form.sinks);
+  return options;
+}
+
+void write_sink_gradient(const parallel::ParameterPtr& sinks, const at::Tensor& dsinks) {
+  parallel::Contribution own(sinks, parallel::Contribution::When::WithTheRest);
+  if (own.beta() == 0)
+    own.target().copy_(dsinks);
+  else
+    own.target().add_(dsinks);
+  own.written();
+}
+
 /// Attention of the heads in `inputs` -> `shape`.
 Recomputable attention_of(const std::vector<at::Tensor>& inputs, const std::vector<std::int64_t>& shape,
                           const AttentionForm& form, const HeadsIn& heads_in) {
@@ -28,7 +45,7 @@ Recomputable attention_of(const std::vector<at::Tensor>& inputs, const std::vect
   for (const at::Tensor& input : inputs) kept.push_back(input.detach());
   const auto attend = [kept, form, heads_in] {
     const Heads heads = heads_in(kept);
-    return shared_attention(form.sequence, heads.q, heads.k, heads.v, form.options);
+    return shared_attention(form.sequence, heads.q, heads.k, heads.v, options_of(form));
   };
   const auto made = without_autograd([&] {
     form.rotary.rotate(heads_in(kept));
@@ -49,10 +66,13 @@ Recomputable attention_of(const std::vector<at::Tensor>& inputs, const std::vect
     for (const at::Tensor& input : kept) gradients.push_back(at::empty_like(input));
     const Heads into = heads_in(gradients);
     const auto dbias = form.options.bias.defined() ? at::empty_like(form.options.bias) : at::Tensor();
+    const kernels::AttentionOptions options = options_of(form);
+    const auto dsinks = form.sinks ? at::empty_like(options.sinks) : at::Tensor();
     shared_attention_backward(form.sequence, grads[0].contiguous().view(out.out.sizes()), heads.q, heads.k, heads.v,
-                              out, form.options, into.q, into.k, into.v, dbias);
+                              out, options, into.q, into.k, into.v, dbias, dsinks);
     form.rotary.rotate(into, /*inverse=*/true);
     if (dbias.defined()) form.bias_gradient(dbias);
+    if (form.sinks) write_sink_gradient(form.sinks, dsinks);
     return gradients;
   };
   return {with_backward(inputs, made.out.view(shape), std::move(backward)), std::move(recompute_fn)};
@@ -120,6 +140,17 @@ kernels::AttentionOptions attention_options(const plan::SelfAttention& attention
   options.soft_cap = attention.variant.attn_logit_softcapping;
   options.causal = attention.causal;
   options.first_key = first_keys(rows, attention.variant.sliding_window);
+  return options;
+}
+
+at::Tensor sink_scores(const parallel::Parameter& sinks) {
+  const at::Tensor scores = sinks.arrived().detach();
+  return scores.to(scores.scalar_type() == at::kDouble ? at::kDouble : at::kFloat);
+}
+
+kernels::AttentionOptions attention_options(const BranchModules& branch, const QueryRows& rows) {
+  kernels::AttentionOptions options = attention_options(std::get<plan::SelfAttention>(branch.spec.inner), rows);
+  options.sinks = branch.sinks ? sink_scores(*branch.sinks) : branch.zero_sinks;
   return options;
 }
 

@@ -7,6 +7,7 @@
 
 #include "megatron/kernels/attention.h"
 #include "megatron/kernels/rope.h"
+#include "megatron/model/block.h"
 #include "megatron/model/operators.h"
 #include "megatron/model/sequence/shared_attention.h"
 #include "megatron/plan/layer.h"
@@ -45,6 +46,7 @@ struct AttentionForm {
   bool again = false;  ///< the output is computed again in the backward pass, once, rather than kept
   /// Takes the gradient of options.bias, where there is one.
   std::function<void(const at::Tensor& dbias)> bias_gradient = {};
+  parallel::ParameterPtr sinks = nullptr;  ///< [n] scores without values, or null
 };
 
 /// Attention of the fused projection qkv (Heads) over its own keys -> [s, b, n * d]. The heads are read where they lie,
@@ -66,5 +68,10 @@ struct QueryRows {
 /// What a layer's own attention asks of the kernel, but for dropout, padding and bias.
 kernels::AttentionOptions attention_options(const plan::SelfAttention& attention, const QueryRows& rows = {});
 kernels::AttentionOptions attention_options(const plan::CrossAttention& attention);
+/// The same for a pass without gradients, with the sinks of the branch, a plan::SelfAttention.
+kernels::AttentionOptions attention_options(const BranchModules& branch, const QueryRows& rows);
+
+/// The sinks as attention takes them: float32, of float64 float64.
+at::Tensor sink_scores(const parallel::Parameter& sinks);
 
 }  // namespace megatron::model

@@ -1,5 +1,7 @@
 #include "megatron/model/block.h"
 
+#include <ATen/ops/zeros.h>
+
 #include <algorithm>
 #include <memory>
 #include <optional>
@@ -57,6 +59,15 @@ RowParallelLinear row(const parallel::ParameterStore& p, const std::string& pref
           {.input_is_parallel = true, .skip_bias_add = true, .sequence_parallel = sequence_parallel}};
 }
 
+void set_sinks(BranchModules& branch, const plan::SelfAttention& attention, const parallel::ParameterStore& parameters,
+               const std::string& prefix) {
+  if (attention.learned_sinks()) branch.sinks = parameters.get(prefix + plan::SelfAttention::kSinks);
+  if (!attention.zero_sinks()) return;
+  const at::Tensor& values = parameters.values();
+  const bool wide = values.scalar_type() == at::kDouble;
+  branch.zero_sinks = at::zeros({branch.heads}, values.options().dtype(wide ? at::kDouble : at::kFloat));
+}
+
 void set_heads(BranchModules& branch, const plan::SelfAttention& attention, int tp) {
   branch.heads = attention.heads / tp;
   branch.groups = std::max<std::int64_t>(attention.groups / tp, 1);
@@ -97,6 +108,8 @@ BranchModules branch_of(const parallel::ParameterStore& parameters, const plan::
   for (const std::string& name : linears.front().head_norms) branch.head_norms.push_back(norm(name));
   if (layer.norms.behind) branch.out_norm = norm(spec.out_norm());
   std::visit([&](const auto& inner) { set_heads(branch, inner, tp.size()); }, spec.inner);
+  if (const auto* attention = std::get_if<plan::SelfAttention>(&spec.inner))
+    set_sinks(branch, *attention, parameters, layer.prefix);
   return branch;
 }
 

@@ -35,6 +35,8 @@ struct BranchModules {
   std::optional<ExpertLayer> experts = {};         ///< of plan::Experts: all of its layers, `in` and `out` have none
   std::vector<Norm> head_norms = {};               ///< of what `in` begins with: queries and keys, or none
   std::optional<Norm> out_norm = {};               ///< of what the branch gives
+  parallel::ParameterPtr sinks = nullptr;          ///< of self attention: [heads] scores without values, or null
+  at::Tensor zero_sinks = {};                      ///< instead where they are all 0; undefined: there are none
   // Of attention, on this rank.
   std::int64_t heads = 0, groups = 0, head_size = 0;
 };

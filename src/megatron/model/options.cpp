@@ -9,13 +9,14 @@
 namespace megatron::model {
 namespace {
 
-kernels::Activation activation_of(const std::string& name) {
+kernels::Activation::Kind activation_of(const std::string& name) {
   using kernels::Activation;
   if (name == "gelu_tanh") return Activation::GeluTanh;
   if (name == "gelu") return Activation::GeluErf;
   if (name == "silu") return Activation::Silu;
   if (name == "relu") return Activation::Relu;
   if (name == "squared_relu") return Activation::SquaredRelu;
+  if (name == "quick_gelu") return Activation::QuickGelu;
   throw std::logic_error("an activation that the rules let through: " + name);
 }
 
@@ -36,6 +37,7 @@ kernels::RopeOptions rope_options(const config::ModelConfig& model, const plan::
                       .beta_fast = model.yarn_beta_fast,
                       .beta_slow = model.yarn_beta_slow,
                       .attention_factor = model.yarn_attention_factor,
+                      .whole_pairs = model.yarn_correction_range_round_to_int,
                       .original_positions = model.rope_original_positions}};
 }
 
@@ -68,7 +70,8 @@ Recompute recompute_options(const config::TrainConfig& train) {
 
 TransformerOptions transformer_options(const config::RunConfig& config, const plan::ModelShape& shape) {
   return {.shape = shape,
-          .activation = activation_of(config.model.activation),
+          .activation = {activation_of(config.model.activation), config.model.activation_func_clamp_value,
+                         config.model.glu_linear_offset},
           .rope = rope_options(config.model, shape),
           .local_rope = local_rope_options(config.model, shape),
           .rope_positions = config.data.seq_length,

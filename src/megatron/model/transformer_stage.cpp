@@ -172,6 +172,8 @@ Attend TransformerStage::Impl::attention(const Pass& pass, std::int64_t number, 
                                                                  .first_key_bs = pass.first_key_bs,
                                                                  .device = qkv.device()}));
     form.sequence = options.sequence;
+    form.sinks = branch.sinks;
+    form.options.sinks = branch.zero_sinks;
     form.rotary = {modules.rope_of(spec), pass.position_ids_bs};
     // What pads a T5's decoder comes after all that counts.
     if (!spec.causal || !options.shape.encoder_decoder()) form.options.key_lengths = pass.key_lengths_b;
@@ -202,6 +204,10 @@ Block::Sites TransformerStage::Impl::sites(const Pass& pass, std::int64_t number
   for (const BranchModules& branch : block.branches()) {
     const std::string name = concat("layer ", number, "/", branch.spec.site());
     sites.outputs.push_back(stream_site(pass, name + " output", rows));
+    if (const auto* experts = std::get_if<plan::Experts>(&branch.spec.inner)) {
+      sites.router.jitter = site(experts->router.jitter, options.seed, name + " router", pass.sample_ids);
+      place_rows(sites.router.jitter, options.sequence, rows.size(0) * (options.sequence_parallel ? tp.size() : 1));
+    }
     const auto* mlp = std::get_if<plan::Mlp>(&branch.spec.inner);
     if (mlp == nullptr || !mlp->inner_dropout) continue;
     sites.mlp_inner = site(pass.training ? options.hidden_dropout : 0, options.seed, name + " inner", pass.sample_ids);

@@ -27,6 +27,11 @@ void check_expert_groups(const config::ModelConfig& model, Rules& rules) {
                 got, none);
 }
 
+/// Of experts and routers.
+bool biased_experts(const config::ModelConfig& model) {
+  return model.add_bias_linear && model.linear_bias_in != "attention";
+}
+
 }  // namespace
 
 void check_experts(const config::ModelConfig& model, Rules& rules) {
@@ -43,6 +48,8 @@ void check_experts(const config::ModelConfig& model, Rules& rules) {
   rules.range("model.moe_expert_capacity_factor", model.moe_expert_capacity_factor, 0.0, 1e6);
   rules.range("model.moe_aux_loss_coeff", model.moe_aux_loss_coeff, 0.0, 1e6);
   rules.range("model.moe_z_loss_coeff", model.moe_z_loss_coeff, 0.0, 1e6);
+  rules.option("model.moe_input_jitter_eps", model.moe_input_jitter_eps >= 0 && model.moe_input_jitter_eps < 1,
+               "must be from 0 to below 1.", concat(model.moe_input_jitter_eps));
   if (model.num_experts == 0) return;
   rules.require(model.moe_router_topk <= model.num_experts,
                 "model.moe_router_topk must be at most model.num_experts: a token passes each expert once.",
@@ -62,8 +69,12 @@ void check_experts(const config::ModelConfig& model, Rules& rules) {
                 concat("model.num_experts is for model.architecture ",
                        config::names_with(&config::ModelTraits::causal, " or "), "."),
                 model.architecture, "--model.num_experts 0 (the default)");
-  rules.require(!model.add_bias_linear, "Experts have no biases: model.num_experts needs model.add_bias_linear false.",
-                concat("num_experts ", model.num_experts, ", add_bias_linear true"), "--model.add_bias_linear false");
+  rules.require(!biased_experts(model) || model.moe_shared_expert_intermediate_size == 0,
+                "A shared expert has no biases: model.moe_shared_expert_intermediate_size needs "
+                "model.add_bias_linear false.",
+                concat("moe_shared_expert_intermediate_size ", model.moe_shared_expert_intermediate_size,
+                       ", add_bias_linear true"),
+                "--model.add_bias_linear false");
   rules.require(!model.moe_shared_expert_gate || model.moe_shared_expert_intermediate_size > 0,
                 "model.moe_shared_expert_gate needs a shared expert.", "moe_shared_expert_intermediate_size 0",
                 "--model.moe_shared_expert_gate false (the default)");
@@ -116,7 +127,8 @@ std::optional<Experts> experts_of(const config::ModelConfig& model) {
   if (model.num_experts <= 0) return std::nullopt;
   const bool sigmoid = model.moe_router_score_function == "sigmoid";
   return Experts{.expert = {.width = model.moe_ffn_hidden_size > 0 ? model.moe_ffn_hidden_size : model.ffn_hidden_size,
-                            .gated = model.gated_linear_unit},
+                            .gated = model.gated_linear_unit,
+                            .bias = biased_experts(model)},
                  .count = model.num_experts,
                  .top_k = model.moe_router_topk,
                  .router = {.score = sigmoid ? Router::Score::Sigmoid : Router::Score::Softmax,
@@ -126,7 +138,9 @@ std::optional<Experts> experts_of(const config::ModelConfig& model) {
                             .z_loss = model.moe_z_loss_coeff,
                             .groups = std::max<std::int64_t>(1, model.moe_router_num_groups),
                             .group_top_k = std::max<std::int64_t>(1, model.moe_router_group_topk),
-                            .bias = model.moe_router_enable_expert_bias},
+                            .bias = model.moe_router_enable_expert_bias,
+                            .linear_bias = biased_experts(model),
+                            .jitter = model.moe_input_jitter_eps},
                  .shared_width = model.moe_shared_expert_intermediate_size,
                  .shared_gate = model.moe_shared_expert_gate,
                  .capacity_factor = model.moe_expert_capacity_factor,

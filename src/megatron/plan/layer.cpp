@@ -56,12 +56,17 @@ std::vector<Linear> linears_of(const Mlp& mlp, std::int64_t hidden) {
 
 /// Router, then each expert's two layers, then those of the shared one. `each`: or of one expert for all.
 std::vector<Linear> linears_of_experts(const Experts& experts, std::int64_t hidden, bool each) {
-  std::vector<Linear> all{{.name = "mlp.router", .outputs = experts.count, .inputs = hidden, .split = Split::Whole}};
+  std::vector<Linear> all{{.name = "mlp.router",
+                           .outputs = experts.count,
+                           .inputs = hidden,
+                           .bias = experts.router.linear_bias,
+                           .split = Split::Whole}};
   const auto add = [&](const Mlp& mlp, const std::string& prefix, std::int64_t expert, double share,
                        std::int64_t alike = 1) {
     all.push_back({.name = prefix + "linear_fc1",
                    .outputs = mlp.first_rows(),
                    .inputs = hidden,
+                   .bias = mlp.bias,
                    .split = mlp.gated ? Split::Halves : Split::Outputs,
                    .expert = expert,
                    .share = share,
@@ -69,6 +74,7 @@ std::vector<Linear> linears_of_experts(const Experts& experts, std::int64_t hidd
     all.push_back({.name = prefix + "linear_fc2",
                    .outputs = hidden,
                    .inputs = mlp.width,
+                   .bias = mlp.bias,
                    .split = Split::Inputs,
                    .expert = expert,
                    .share = share,

@@ -50,6 +50,12 @@ struct SelfAttention {
 
   config::AttentionVariant variant = {};  ///< its window is the layer's own
 
+  /// The softmax has one more score of each head, which has no value: a parameter [heads], or 0 (Xiao et al. 2024).
+  bool learned_sinks() const { return variant.softmax_type == "learnable"; }
+  bool zero_sinks() const { return variant.softmax_type == "off-by-one"; }
+  /// Within the layer: the name of that parameter.
+  static constexpr const char* kSinks = "self_attention.core_attention.softmax_offset";
+
   bool qkv_bias() const { return bias || variant.add_qkv_bias; }
   std::int64_t query_rows() const { return heads * head_size; }  ///< width of the output
   std::int64_t key_rows() const { return groups * head_size; }
@@ -90,11 +96,14 @@ struct Router {
   /// model.moe_router_bias_update_rate where its load was below or above the mean (Wang et al. 2024;
   /// docs/decisions/0112).
   bool bias = false;
+  bool linear_bias = false;  ///< of the layer that makes the logits
+  double jitter = 0;         ///< in training what it reads is multiplied by numbers from 1 - jitter to 1 + jitter
 
   bool operator==(const Router&) const = default;
 };
 
-/// A mixture of experts (Shazeer et al. 2017): each token passes `top_k` of `count` MLPs, and the shared one.
+/// A mixture of experts (Shazeer et al. 2017): each token passes `top_k` of `count` MLPs, and the shared one, which has
+/// no biases.
 struct Experts {
   Mlp expert;
   std::int64_t count = 0, top_k = 0;

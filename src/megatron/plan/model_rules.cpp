@@ -78,6 +78,11 @@ void check_variants(const config::ModelConfig& model, Rules& rules) {
   rules.range("model.query_pre_attn_scalar", model.query_pre_attn_scalar, 0.0, kMaxNumber);
   rules.range("model.attn_logit_softcapping", model.attn_logit_softcapping, 0.0, kMaxNumber);
   rules.range("model.final_logit_softcapping", model.final_logit_softcapping, 0.0, kMaxNumber);
+  rules.range("model.activation_func_clamp_value", model.activation_func_clamp_value, 0.0, kMaxNumber);
+  rules.range("model.glu_linear_offset", model.glu_linear_offset, -kMaxNumber, kMaxNumber);
+  rules.require(model.gated_linear_unit || (model.activation_func_clamp_value == 0 && model.glu_linear_offset == 0),
+                "model.activation_func_clamp_value and model.glu_linear_offset need model.gated_linear_unit.",
+                "gated_linear_unit false", "--model.activation_func_clamp_value 0 --model.glu_linear_offset 0");
   rules.option("model.rotary_base_local",
                model.rotary_base_local == 0 || (model.rotary_base_local >= 1 && model.rotary_base_local <= 1e12),
                "must be 0 or from 1 to 1e12.", concat(model.rotary_base_local));
@@ -101,14 +106,16 @@ void check_variants(const config::ModelConfig& model, Rules& rules) {
       .add_qkv_bias = model.add_qkv_bias, .qk_layernorm = model.qk_layernorm, .sliding_window = model.sliding_window};
   rules.require(has_causal_kind || (model == plain && model == config::LayerVariant{}),
                 concat("norm_position, apply_layernorm_1p, parallel_residual, linear_bias_in, scale_embeddings, "
-                       "qk_layernorm_full, query_pre_attn_scalar, softcapping, and layers without a window or "
-                       "positions are for model.architecture ",
+                       "qk_layernorm_full, query_pre_attn_scalar, softcapping, softmax_type, "
+                       "activation_func_clamp_value, glu_linear_offset, and layers without a window or positions are "
+                       "for model.architecture ",
                        config::names_with(&config::ModelTraits::causal), "."),
                 model.architecture,
                 "--model.norm_position before --model.apply_layernorm_1p false --model.parallel_residual false "
                 "--model.linear_bias_in all --model.scale_embeddings false --model.qk_layernorm_full false "
                 "--model.query_pre_attn_scalar 0 --model.attn_logit_softcapping 0 --model.final_logit_softcapping 0 "
-                "--model.window_attn_skip_freq 0 --model.no_rope_freq 0 --model.rotary_base_local 0");
+                "--model.window_attn_skip_freq 0 --model.no_rope_freq 0 --model.rotary_base_local 0 "
+                "--model.softmax_type vanilla --model.activation_func_clamp_value 0 --model.glu_linear_offset 0");
   rules.require(!model.use_mup || model.query_pre_attn_scalar == 0,
                 "model.use_mup scales attention itself, which excludes model.query_pre_attn_scalar.",
                 concat(model.query_pre_attn_scalar), "--model.query_pre_attn_scalar 0");

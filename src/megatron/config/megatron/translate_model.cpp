@@ -11,15 +11,29 @@ void activation(Translation& c, ModelConfig& m) {
   m.add_bias_linear = !c.args.has("disable-bias-linear");
   c.require(!c.args.has("swiglu") || !c.args.has("squared-relu"), "--swiglu and --squared-relu exclude one another.",
             "both", "leave --squared-relu out");
+  const bool quick = c.args.has("quick-geglu");
+  for (const char* other : {"swiglu", "squared-relu"})
+    c.require(!quick || !c.args.has(other), concat("--quick-geglu and --", other, " exclude one another."), "both",
+              concat("leave --", other, " out"));
   const bool fused = m.add_bias_linear && !c.args.has("no-bias-gelu-fusion");
-  m.gated_linear_unit = c.args.has("swiglu");
+  m.gated_linear_unit = c.args.has("swiglu") || quick;
   // The fused kernel has the approximation by tanh, F.gelu the exact function.
-  m.activation = m.gated_linear_unit          ? "silu"
+  m.activation = quick                        ? "quick_gelu"
+                 : m.gated_linear_unit        ? "silu"
                  : c.args.has("squared-relu") ? "squared_relu"
                  : fused                      ? "gelu_tanh"
                                               : "gelu";
   if (m.gated_linear_unit || c.args.has("squared-relu"))
-    c.ignore("no-bias-gelu-fusion", c.args.has("swiglu") ? "with --swiglu" : "with --squared-relu");
+    c.ignore("no-bias-gelu-fusion", quick                  ? "with --quick-geglu"
+                                    : c.args.has("swiglu") ? "with --swiglu"
+                                                           : "with --squared-relu");
+  // Megatron-LM's fused kernels of other units read neither.
+  if (c.args.has("activation-func-clamp-value")) {
+    if (!quick) c.miss("activation-func-clamp-value", "clamped units other than --quick-geglu");
+    m.activation_func_clamp_value = c.args.number("activation-func-clamp-value");
+  }
+  m.glu_linear_offset = c.args.number("glu-linear-offset");
+  if (m.glu_linear_offset != 0 && !quick) c.miss("glu-linear-offset", "an offset of units other than --quick-geglu");
 }
 
 /// Of how many layers one is without something; a list of single layers is not here.
@@ -107,7 +121,7 @@ void translate_model(Translation& c) {
   if (!c.traits().encoder_decoder) c.ignore("decoder-num-layers", "of pretrain_t5");
   activation(c, m);
   m.ffn_hidden_size = c.args.has("ffn-hidden-size") ? c.args.integer("ffn-hidden-size")
-                      : m.gated_linear_unit         ? product(m.hidden_size, 8) / 3 / 64 * 64
+                      : c.args.has("swiglu")        ? product(m.hidden_size, 8) / 3 / 64 * 64
                                                     : product(m.hidden_size, 4);
   const std::int64_t heads = std::max<std::int64_t>(1, m.num_attention_heads);
   c.require(c.args.has("kv-channels") || m.hidden_size % heads == 0,
@@ -134,6 +148,8 @@ void translate_model(Translation& c) {
   m.layernorm_epsilon = c.args.number("norm-epsilon");
   m.add_qkv_bias = c.args.has("add-qkv-bias");
   m.qk_layernorm = c.args.has("qk-layernorm");
+  m.softmax_type = c.args.text("softmax-type");
+  if (m.softmax_type != "vanilla" && !c.traits().causal) c.miss("softmax-type", "softmax sinks, but of a GPT");
   m.apply_layernorm_1p = c.args.has("apply-layernorm-1p");
   if (m.apply_layernorm_1p && !c.traits().causal) c.miss("apply-layernorm-1p", "norms of 1 + weight, but of a GPT");
   m.init_method_std = c.args.number("init-method-std");

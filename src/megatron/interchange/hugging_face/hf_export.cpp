@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <utility>
 #include <vector>
@@ -111,7 +112,9 @@ void export_hugging_face(const checkpoint::WeightSource& weights, const FolderCo
     return [&source](const std::string& name) { return source.shape(name) != nullptr; };
   };
   const MappedSource theirs = all_under(weights, inverted(family.written_table(shape_of(config.model), has(weights))));
-  const FolderWriter writer(theirs, options);
+  const std::unique_ptr<const checkpoint::WeightSource> fused =
+      family.fused != nullptr ? family.fused(theirs) : nullptr;
+  const FolderWriter writer(fused ? *fused : theirs, options);
 
   AtomicFolder output(folder);
   const fs::path& place = output.temporary_path();

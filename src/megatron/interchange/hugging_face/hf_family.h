@@ -1,5 +1,6 @@
 #pragma once
 #include <functional>
+#include <memory>
 #include <nlohmann/json_fwd.hpp>
 #include <span>
 #include <string>
@@ -11,6 +12,10 @@
 
 // The families of Hugging Face's models, one row each, in models/NAME/interchange.cpp of the kind that they are. No
 // torch here.
+namespace megatron::checkpoint {
+class WeightSource;
+}
+
 namespace megatron::interchange {
 
 /// Whether weights have a tensor of that name.
@@ -36,6 +41,10 @@ struct HfFamily {
   /// Tensors that folders hold besides the weights: constants, and second names of tied matrices.
   bool (*needs_no_reading)(const FolderConfig& folder, const std::string& name);
   bool experts = false;  ///< its layers are mixtures of experts; of others no layer is
+  /// Of a family whose folders hold tensors that no table of slices maps: the folder as its table has it, and what is
+  /// to be written as the folder has it (fused_experts.h). Null: they are the same.
+  std::shared_ptr<const checkpoint::WeightSource> (*apart)(std::shared_ptr<const checkpoint::WeightSource>) = nullptr;
+  std::unique_ptr<const checkpoint::WeightSource> (*fused)(const checkpoint::WeightSource& weights) = nullptr;
 };
 
 /// What folders must know of a kind of model.

@@ -16,7 +16,7 @@ namespace {
 
 constexpr std::uint64_t kMaxConfigBytes = std::uint64_t{1} << 20;
 
-void check_all_are_used(const SafetensorsFolder& raw, const Mapping& mapping, const FolderConfig& config) {
+void check_all_are_used(const checkpoint::WeightSource& raw, const Mapping& mapping, const FolderConfig& config) {
   const auto used = source_shapes(mapping);
   std::string unused;
   std::size_t count = 0;
@@ -52,10 +52,12 @@ std::unique_ptr<checkpoint::WeightSource> open_hugging_face(const std::filesyste
     throw ConfigError(
         rule_got_fix(concat(folder.string(), ": must hold the tensors of ", layers, " layers, as config.json says."),
                      concat(raw->tensors().size(), " tensors")));
+  std::shared_ptr<const checkpoint::WeightSource> tensors = std::move(raw);
+  if (config.family->apart != nullptr) tensors = config.family->apart(std::move(tensors));
   Mapping mapping = config.family->table(shape_of(config.model),
-                                         [&](const std::string& name) { return raw->shape(name) != nullptr; });
-  check_all_are_used(*raw, mapping, config);
-  return std::make_unique<MappedSource>(std::move(raw), std::move(mapping));
+                                         [&](const std::string& name) { return tensors->shape(name) != nullptr; });
+  check_all_are_used(*tensors, mapping, config);
+  return std::make_unique<MappedSource>(std::move(tensors), std::move(mapping));
 }
 
 WeightFormat hugging_face_format() {

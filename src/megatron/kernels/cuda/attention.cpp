@@ -45,7 +45,9 @@ AttentionOutput attention(const at::Tensor& q, const at::Tensor& k, const at::Te
   const auto result =
       at::_flash_attention_forward(batch_first(q), batch_first(k), batch_first(v), {}, {}, q.size(0), k.size(0),
                                    /*dropout_p=*/0, options.causal, /*return_debug_mask=*/false, scale_of(options));
-  return {std::get<0>(result).transpose(0, 1).contiguous(), std::get<1>(result)};
+  const AttentionOutput made{std::get<0>(result).transpose(0, 1).contiguous(), std::get<1>(result)};
+  if (options.sinks.defined()) add_sinks_(made, options.sinks);
+  return made;
 }
 
 void attention_backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,

@@ -4,7 +4,7 @@
 namespace megatron::kernels::phases {
 
 /// As kernels::Activation, which a header of torch declares.
-enum class Form : std::uint8_t { GeluTanh, GeluErf, Silu, Relu, SquaredRelu };
+enum class Form : std::uint8_t { GeluTanh, GeluErf, Silu, Relu, SquaredRelu, QuickGelu };
 
 template <class C>
 MEGATRON_BOTH C tanh_of_gelu(C u) {
@@ -28,6 +28,8 @@ MEGATRON_BOTH C value_of(Form form, C u) {
       return u < C(0) ? C(0) : u;
     case Form::SquaredRelu:
       return u < C(0) ? C(0) : u * u;
+    case Form::QuickGelu:
+      return u * sigmoid(u * C(1.702));
   }
   return u;
 }
@@ -51,6 +53,10 @@ MEGATRON_BOTH C slope_of(Form form, C u) {
       return u > C(0) ? C(1) : C(0);
     case Form::SquaredRelu:
       return u < C(0) ? C(0) : C(2) * u;
+    case Form::QuickGelu: {
+      const C quick = u * C(1.702), gate = sigmoid(quick);
+      return gate * (C(1) + quick * sigmoid(-quick));
+    }
   }
   return u;
 }
@@ -68,6 +74,7 @@ struct Activate : Straight {
     std::int64_t rows = 0, f = 0;
     bool gated = false;
     Form form = Form::GeluTanh;
+    C clamp = 0, offset = 0;  ///< as of kernels::Activation
   };
   using Shared = Nothing;
   using Local = Nothing;
@@ -83,6 +90,17 @@ struct Activate : Straight {
     store(place, count, u);
   }
 
+  /// Whether the clamp lets a gate, or a value, be what it is.
+  static MEGATRON_BOTH bool free_gate(const Args& a, C u) { return !(a.clamp > C(0)) || u <= a.clamp; }
+  static MEGATRON_BOTH bool free_value(const Args& a, C u) {
+    return !(a.clamp > C(0)) || (u <= a.clamp && u >= -a.clamp);
+  }
+  static MEGATRON_BOTH C gate_of(const Args& a, C u) { return a.clamp > C(0) && u > a.clamp ? a.clamp : u; }
+  static MEGATRON_BOTH C value_in(const Args& a, C u) {
+    const C most = a.clamp > C(0) && u > a.clamp ? a.clamp : u;
+    return (a.clamp > C(0) && most < -a.clamp ? -a.clamp : most) + a.offset;
+  }
+
   template <int kPhase>
   static MEGATRON_BOTH void run(const Args& a, const At& at, Shared&, Local&) {
     const std::int64_t task = task_of<Activate>(at), chunks = chunks_of<T>(a.f), row = task / chunks;
@@ -93,7 +111,8 @@ struct Activate : Straight {
     input(a, row, first, count, u);
     if (a.gated) input(a, row, a.f + first, count, value);
     if (a.dy == nullptr) {
-      for (int i = 0; i < kChunk<T>; ++i) u[i] = a.gated ? value_of(a.form, u[i]) * value[i] : value_of(a.form, u[i]);
+      for (int i = 0; i < kChunk<T>; ++i)
+        u[i] = a.gated ? value_of(a.form, gate_of(a, u[i])) * value_in(a, value[i]) : value_of(a.form, u[i]);
       return store(a.out + row * a.f + first, count, u);
     }
     load(a.dy + row * a.f + first, count, dy);
@@ -102,9 +121,9 @@ struct Activate : Straight {
       return store(a.out + row * a.f + first, count, u);
     }
     for (int i = 0; i < kChunk<T>; ++i) {
-      const C gate = u[i];
-      u[i] = dy[i] * value[i] * slope_of(a.form, gate);
-      value[i] = dy[i] * value_of(a.form, gate);
+      const C gate = gate_of(a, u[i]), dvalue = dy[i] * value_of(a.form, gate);
+      u[i] = free_gate(a, u[i]) ? dy[i] * value_in(a, value[i]) * slope_of(a.form, gate) : C(0);
+      value[i] = free_value(a, value[i]) ? dvalue : C(0);
     }
     store(a.out + row * 2 * a.f + first, count, u);
     store(a.out + row * 2 * a.f + a.f + first, count, value);

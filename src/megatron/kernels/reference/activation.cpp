@@ -12,12 +12,13 @@ namespace megatron::kernels::reference {
 namespace {
 
 constexpr double kSqrt2OverPi = 0.79788456080286535588, kCubic = 0.044715;
+constexpr double kQuick = 1.702;
 constexpr double kInvSqrt2 = 0.70710678118654752440, kInvSqrt2Pi = 0.39894228040143267794;
 
 at::Tensor inner(const at::Tensor& u) { return (u + u.pow(3) * kCubic) * kSqrt2OverPi; }
 
 at::Tensor value_of(const at::Tensor& u, Activation form) {
-  switch (form) {
+  switch (form.kind) {
     case Activation::GeluTanh:
       return u * 0.5 * (inner(u).tanh() + 1);
     case Activation::GeluErf:
@@ -28,12 +29,14 @@ at::Tensor value_of(const at::Tensor& u, Activation form) {
       return u.clamp_min(0);
     case Activation::SquaredRelu:
       return u.clamp_min(0).square();
+    case Activation::QuickGelu:
+      return u * (u * kQuick).sigmoid();
   }
   throw std::logic_error("an activation without a formula");
 }
 
 at::Tensor slope_of(const at::Tensor& u, Activation form) {
-  switch (form) {
+  switch (form.kind) {
     case Activation::GeluTanh: {
       const at::Tensor t = inner(u).tanh();
       return (t + 1) * 0.5 + u * 0.5 * (1 - t * t) * (kSqrt2OverPi * (1 + u * u * (3 * kCubic)));
@@ -48,16 +51,29 @@ at::Tensor slope_of(const at::Tensor& u, Activation form) {
       return (u > 0).to(u.scalar_type());
     case Activation::SquaredRelu:
       return u.clamp_min(0) * 2;
+    case Activation::QuickGelu: {
+      const at::Tensor gate = (u * kQuick).sigmoid();
+      return gate * (1 + u * kQuick * (u * -kQuick).sigmoid());
+    }
   }
   throw std::logic_error("an activation without a formula");
 }
 
+/// The halves as the unit multiplies them, and where they are not held by the clamp; undefined: everywhere.
 struct Gated {
-  at::Tensor gate, value;
+  at::Tensor gate, value, free_gate, free_value;
 };
-Gated halves(const at::Tensor& u) {
+Gated halves(const at::Tensor& u, Activation form) {
   const std::int64_t features = u.size(-1) / 2;
-  return {up(u.narrow(-1, 0, features)), up(u.narrow(-1, features, features))};
+  Gated half{up(u.narrow(-1, 0, features)), up(u.narrow(-1, features, features)), {}, {}};
+  if (form.clamp > 0) {
+    half.free_gate = half.gate <= form.clamp;
+    half.free_value = half.value.abs() <= form.clamp;
+    half.gate = half.gate.clamp_max(form.clamp);
+    half.value = half.value.clamp(-form.clamp, form.clamp);
+  }
+  if (form.offset != 0) half.value = half.value + form.offset;
+  return half;
 }
 
 }  // namespace
@@ -75,8 +91,8 @@ at::Tensor activation_backward(at::Tensor dy, const at::Tensor& u, Activation fo
 }
 
 at::Tensor gated_activation(const at::Tensor& u, Activation form) {
-  const auto [gate, value] = halves(u);
-  return (value_of(gate, form) * value).to(u.scalar_type());
+  const Gated half = halves(u, form);
+  return (value_of(half.gate, form) * half.value).to(u.scalar_type());
 }
 
 at::Tensor bias_gated_activation(at::Tensor x, const at::Tensor& bias, Activation form) {
@@ -85,9 +101,14 @@ at::Tensor bias_gated_activation(at::Tensor x, const at::Tensor& bias, Activatio
 }
 
 at::Tensor gated_activation_backward(const at::Tensor& dy, const at::Tensor& u, Activation form) {
-  const auto [gate, value] = halves(u);
+  const Gated half = halves(u, form);
   const at::Tensor g = up(dy);
-  return at::cat({g * value * slope_of(gate, form), g * value_of(gate, form)}, -1).to(u.scalar_type());
+  at::Tensor dgate = g * half.value * slope_of(half.gate, form), dvalue = g * value_of(half.gate, form);
+  if (half.free_gate.defined()) {
+    dgate = dgate * half.free_gate;
+    dvalue = dvalue * half.free_value;
+  }
+  return at::cat({dgate, dvalue}, -1).to(u.scalar_type());
 }
 
 }  // namespace megatron::kernels::reference

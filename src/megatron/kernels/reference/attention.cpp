@@ -2,6 +2,7 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
+#include <ATen/ops/logaddexp.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/zeros.h>
 #include <cmath>
@@ -18,6 +19,28 @@ void check_groups(const at::Tensor& q, const at::Tensor& k) {
   const std::int64_t groups = k.size(2);
   if (q.dim() == 5 ? q.size(2) != groups : q.size(2) % groups != 0)
     throw std::logic_error("query heads that the groups of keys do not divide");
+}
+
+namespace {
+
+/// [n] as numbers of rows [b, n, s].
+at::Tensor of_heads(const at::Tensor& sinks, const AttentionOutput& rows) {
+  return sinks.to(rows.logsumexp.options()).view({1, -1, 1});
+}
+
+}  // namespace
+
+at::Tensor sink_gradient(const at::Tensor& dout, const AttentionOutput& forward, const at::Tensor& sinks) {
+  const at::Tensor out = reference::up(forward.out);
+  const at::Tensor delta = (reference::up(dout).view(out.sizes()) * out).sum(-1).permute({1, 2, 0});  // [b, n, s]
+  const at::Tensor share = (of_heads(sinks, forward) - forward.logsumexp).exp();
+  return (share * delta).sum({0, 2}).neg().to(sinks.scalar_type());
+}
+
+void add_sinks_(const AttentionOutput& forward, const at::Tensor& sinks) {
+  const at::Tensor with = at::logaddexp(forward.logsumexp, of_heads(sinks, forward));
+  forward.out.mul_((forward.logsumexp - with).exp().permute({2, 0, 1}).unsqueeze(3));
+  forward.logsumexp.copy_(with);
 }
 
 namespace reference {
@@ -103,6 +126,7 @@ AttentionOutput attention(const at::Tensor& q, const at::Tensor& k, const at::Te
   const at::Tensor s_bgrqk = scores(q, k, options);
   AttentionOutput result;
   result.logsumexp = s_bgrqk.logsumexp(4).flatten(1, 2);
+  if (options.sinks.defined()) result.logsumexp = at::logaddexp(result.logsumexp, of_heads(options.sinks, result));
   at::Tensor p_bgrqk = probabilities(s_bgrqk, result.logsumexp);
   if (options.dropout.p > 0) p_bgrqk = p_bgrqk * mask_like(p_bgrqk, options);
   const at::Tensor out_sbgrd = at::matmul(p_bgrqk, keys_first(v)).permute({3, 0, 1, 2, 4});

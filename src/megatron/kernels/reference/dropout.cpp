@@ -11,7 +11,8 @@
 #include "megatron/base/philox.h"
 #include "megatron/kernels/reference.h"
 
-namespace megatron::kernels::reference {
+namespace megatron::kernels {
+namespace reference {
 namespace {
 
 constexpr std::int64_t kLow32 = 0xFFFFFFFF;
@@ -65,16 +66,25 @@ at::Tensor random_words_by_operators(std::uint64_t key, const at::Tensor& sample
   return at::where(word == 0, c[0], at::where(word == 1, c[1], at::where(word == 2, c[2], c[3])));
 }
 
+namespace {
+
+/// The word of each element of an activation [s, b, h].
+at::Tensor words_of(const Dropout& site, std::int64_t s, std::int64_t b, std::int64_t h, at::Device device) {
+  const auto longs = at::TensorOptions().dtype(at::kLong).device(device);
+  const std::int64_t features = site.features_or(h);
+  const at::Tensor sample = site.sample_ids.to(longs).view({1, b, 1});
+  const at::Tensor row = at::arange(s, longs);
+  const at::Tensor position = row + (row >= site.jump_at).to(at::kLong) * site.jump + site.position_offset;
+  const at::Tensor index =
+      position.view({s, 1, 1}) * features + (at::arange(h, longs) + site.feature_offset).view({1, 1, h});
+  return random_words(site.key, sample, index);
+}
+
+}  // namespace
+
 at::Tensor dropout_mask(const Dropout& dropout, std::int64_t s, std::int64_t b, std::int64_t h, at::ScalarType dtype,
                         at::Device device) {
-  const auto longs = at::TensorOptions().dtype(at::kLong).device(device);
-  const std::int64_t features = dropout.features_or(h);
-  const at::Tensor sample = dropout.sample_ids.to(longs).view({1, b, 1});
-  const at::Tensor row = at::arange(s, longs);
-  const at::Tensor position = row + (row >= dropout.jump_at).to(at::kLong) * dropout.jump + dropout.position_offset;
-  const at::Tensor index =
-      position.view({s, 1, 1}) * features + (at::arange(h, longs) + dropout.feature_offset).view({1, 1, h});
-  return scaled_mask(dropout, random_words(dropout.key, sample, index), dtype);
+  return scaled_mask(dropout, words_of(dropout, s, b, h, device), dtype);
 }
 
 at::Tensor attention_dropout_mask(const Dropout& dropout, std::int64_t b, std::int64_t n, std::int64_t head_offset,
@@ -89,4 +99,13 @@ at::Tensor attention_dropout_mask(const Dropout& dropout, std::int64_t b, std::i
   return scaled_mask(dropout, random_words(dropout.key, sample, index.unsqueeze(0)), dtype);
 }
 
-}  // namespace megatron::kernels::reference
+}  // namespace reference
+
+at::Tensor jitter_factors(const Dropout& site, double eps, std::int64_t s, std::int64_t b, std::int64_t h,
+                          at::ScalarType dtype, at::Device device) {
+  const at::Tensor from_minus_1 =
+      (reference::words_of(site, s, b, h, device).__rshift__(8).to(at::kDouble) + 0.5).mul_(0x1p-23).sub_(1);
+  return from_minus_1.mul_(eps).add_(1).to(dtype);
+}
+
+}  // namespace megatron::kernels

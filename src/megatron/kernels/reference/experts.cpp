@@ -1,11 +1,30 @@
 #include "megatron/kernels/experts.h"
 
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/mv.h>
 
+#include <vector>
+
+#include "megatron/kernels/matmul.h"
 #include "megatron/kernels/reference.h"
 #include "megatron/kernels/reference/precision.h"
 
-namespace megatron::kernels::reference {
+namespace megatron::kernels {
+
+void grouped_bias_gradient(const std::vector<at::Tensor>& biases, const std::vector<std::int64_t>& offsets,
+                           const at::Tensor& dy, const at::Tensor& weights, const std::vector<double>& betas) {
+  const at::ScalarType wide = compute_type(dy);
+  for (std::size_t g = 0; g < biases.size(); ++g) {
+    const at::Tensor& into = biases[g];
+    if (betas[g] == 0) into.zero_();
+    const std::int64_t begin = offsets[g], rows = offsets[g + 1] - begin;
+    if (rows == 0) continue;
+    const at::Tensor own = dy.narrow(0, begin, rows);
+    into.add_(weights.defined() ? at::mv(own.to(wide).t(), weights.narrow(0, begin, rows)) : own.sum(0, false, wide));
+  }
+}
+
+namespace reference {
 
 WeightedGradient weighted_activation_backward(const at::Tensor& dy, const at::Tensor& u, const at::Tensor& weights,
                                               Activation form, bool gated) {
@@ -30,4 +49,5 @@ at::Tensor combined_rows(const at::Tensor& rows, const at::Tensor& index, const 
   return each.sum(1).to(rows.scalar_type());
 }
 
-}  // namespace megatron::kernels::reference
+}  // namespace reference
+}  // namespace megatron::kernels

@@ -48,6 +48,7 @@ at::Tensor grouped_linear(const at::Tensor& x, const Groups& groups) {
   for_each_group(groups, [&](std::size_t g, std::int64_t begin, std::int64_t rows) {
     at::Tensor part = y.narrow(0, begin, rows);
     at::mm_out(part, x.narrow(0, begin, rows), groups.weights[g].t());
+    if (!groups.biases.empty()) part.add_(groups.biases[g]);
   });
   return y;
 }

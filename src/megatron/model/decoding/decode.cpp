@@ -108,8 +108,7 @@ Attend CachedGpt::Impl::attention(KvCache& cache, std::size_t layer, const Place
     values.narrow(0, cache.length, s).copy_(heads.v);
     const auto k = keys.narrow(0, 0, seen), v = values.narrow(0, 0, seen);
     const auto options = attention_options(
-        std::get<plan::SelfAttention>(branch.spec.inner),
-        {.begin = cache.length, .s = s, .b = b, .first_key_bs = place.first_key_bs, .device = qkv.device()});
+        branch, {.begin = cache.length, .s = s, .b = b, .first_key_bs = place.first_key_bs, .device = qkv.device()});
     return Recomputable{kernels::attention(heads.q, k, v, options).out.view({s, b, -1}), {}};
   };
 }
@@ -156,8 +155,7 @@ Attend CachedGpt::Impl::attention_of_each(std::span<KvCache* const> caches, std:
       const auto &keys = caches[i]->keys[layer], &values = caches[i]->values[layer];
       keys.narrow(0, length, 1).copy_(heads.k.narrow(1, at, 1));
       values.narrow(0, length, 1).copy_(heads.v.narrow(1, at, 1));
-      const auto options = attention_options(std::get<plan::SelfAttention>(branch.spec.inner),
-                                             {.begin = length, .s = 1, .b = 1, .device = qkv.device()});
+      const auto options = attention_options(branch, {.begin = length, .s = 1, .b = 1, .device = qkv.device()});
       outs.push_back(kernels::attention(heads.q.narrow(1, at, 1), keys.narrow(0, 0, length + 1),
                                         values.narrow(0, 0, length + 1), options)
                          .out.view({1, 1, -1}));

@@ -19,8 +19,7 @@ Attend attention_from(std::int64_t first, const StageModules& modules, const Bra
     const Heads heads = heads_of(qkv, branch.groups, branch.head_size);
     Rotary{modules.rope_of(std::get<plan::SelfAttention>(branch.spec.inner)), {}}.rotate(heads);
     const auto q = heads.q.narrow(0, first, s - first);
-    const auto options = attention_options(std::get<plan::SelfAttention>(branch.spec.inner),
-                                           {.begin = first, .s = s - first, .b = b, .device = qkv.device()});
+    const auto options = attention_options(branch, {.begin = first, .s = s - first, .b = b, .device = qkv.device()});
     return Recomputable{kernels::attention(q, heads.k, heads.v, options).out.view({s - first, b, -1}), {}};
   };
 }

@@ -106,6 +106,7 @@ TokenSteps::TokenSteps(const StageModules& modules, const comm::Group& tp, const
              .head_size = 0,
              .rope = {},
              .position_b = places.position_b,
+             .sinks = {},
              .first_key_b = places.first_key_b,
              .length = places.length},
       caches_(caches) {
@@ -131,6 +132,7 @@ kernels::CacheStep TokenSteps::step_of(const BranchModules& branch) const {
   step.head_size = branch.head_size;
   step.scale = attention.scale;
   step.soft_cap = attention.variant.attn_logit_softcapping;
+  step.sinks = branch.sinks ? sink_scores(*branch.sinks) : branch.zero_sinks;
   step.rope = modules_.rope_of(attention);
   return step;
 }

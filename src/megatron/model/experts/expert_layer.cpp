@@ -2,8 +2,10 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/bincount.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/mm.h>
+#include <ATen/ops/mv.h>
 #include <ATen/ops/ones_like.h>
 #include <ATen/ops/sigmoid.h>
 #include <ATen/ops/stack.h>
@@ -15,6 +17,7 @@
 #include <utility>
 
 #include "megatron/base/error.h"
+#include "megatron/kernels/dropout.h"
 #include "megatron/kernels/experts.h"
 #include "megatron/kernels/matmul.h"
 #include "megatron/parallel/backward.h"
@@ -28,8 +31,10 @@ using Offsets = std::vector<std::int64_t>;
 
 at::ScalarType wide_type(const at::Tensor& x) { return x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat; }
 
-kernels::Groups groups_of(const std::vector<ParameterPtr>& weights, const Offsets& offsets) {
+kernels::Groups groups_of(const std::vector<ParameterPtr>& weights, const Offsets& offsets,
+                          const std::vector<ParameterPtr>& biases = {}) {
   kernels::Groups groups{.weights = {}, .offsets = offsets};
+  for (const ParameterPtr& bias : biases) groups.biases.push_back(bias->arrived().detach());
   for (const ParameterPtr& weight : weights) {
     groups.weights.push_back(weight->arrived().detach());
     groups.packed.push_back(&weight->packed);
@@ -49,6 +54,31 @@ void write_gradients(const std::vector<ParameterPtr>& weights, const at::Tensor&
   }
   kernels::grouped_weight_gradient(into, dy, x, betas);
   for (parallel::Contribution& contribution : contributions) contribution.written();
+}
+
+/// Adds the sum of each group's rows of dy, each times its weight (undefined: 1), to the gradients of the biases.
+void write_bias_gradients(const std::vector<ParameterPtr>& biases, const at::Tensor& dy, const at::Tensor& weights,
+                          const Offsets& offsets) {
+  std::vector<parallel::Contribution> contributions;
+  std::vector<at::Tensor> into;
+  std::vector<double> betas;
+  for (const ParameterPtr& bias : biases) {
+    contributions.emplace_back(bias, parallel::Contribution::When::WithTheRest);
+    into.push_back(contributions.back().target());
+    betas.push_back(contributions.back().beta());
+  }
+  kernels::grouped_bias_gradient(into, offsets, dy, weights, betas);
+  for (parallel::Contribution& contribution : contributions) contribution.written();
+}
+
+/// The product of each row of dz with the bias of its group: [n], in float32 or wider.
+at::Tensor products_with(const std::vector<ParameterPtr>& biases, const at::Tensor& dz, const Offsets& offsets) {
+  const at::ScalarType wide = wide_type(dz);
+  std::vector<at::Tensor> products;
+  for (std::size_t e = 0; e < biases.size(); ++e)
+    products.push_back(
+        at::mv(dz.narrow(0, offsets[e], offsets[e + 1] - offsets[e]).to(wide), biases[e]->value.detach().to(wide)));
+  return at::cat(products);
 }
 
 /// Of a weight [n, h] that every rank has whole, whose products are taken in `dy`'s type.
@@ -87,11 +117,18 @@ ExpertLayer::ExpertLayer(const parallel::ParameterStore& parameters, const std::
   const auto weight = [&](const std::string& name) { return parameters.get(concat(prefix, "mlp.", name, ".weight")); };
   router_ = weight("router");
   if (spec_.router.bias) bias_ = parameters.get(prefix + plan::Experts::kBias);
+  if (spec_.router.linear_bias) router_bias_ = parameters.get(prefix + "mlp.router.bias");
   experts_.gated = shared_.gated = spec_.expert.gated;
   const std::int64_t local = spec_.count / ep_.size();
   for (std::int64_t e = ep_.rank() * local; e < (ep_.rank() + 1) * local; ++e) {
     experts_.fc1.push_back(weight(concat("experts.local_experts.", e, ".linear_fc1")));
     experts_.fc2.push_back(weight(concat("experts.local_experts.", e, ".linear_fc2")));
+    if (!spec_.expert.bias) continue;
+    const auto bias = [&](const char* layer) {
+      return parameters.get(concat(prefix, "mlp.experts.local_experts.", e, ".", layer, ".bias"));
+    };
+    experts_.bias1.push_back(bias("linear_fc1"));
+    experts_.bias2.push_back(bias("linear_fc2"));
   }
   if (spec_.shared_width == 0) return;
   shared_.fc1.push_back(weight("shared_experts.linear_fc1"));
@@ -122,11 +159,24 @@ RouterCounts ExpertLayer::take_counts() const {
 /// The first products, and `y` of them where `activations` are needed.
 at::Tensor ExpertLayer::first(const at::Tensor& x, const Mlps& mlps, const Offsets& offsets,
                               parallel::Value activations, at::Tensor& y) const {
-  const kernels::Groups groups = groups_of(mlps.fc1, offsets);
+  const kernels::Groups groups = groups_of(mlps.fc1, offsets, mlps.bias1);
   if (activations == parallel::Value::Unread) return kernels::grouped_linear(x, groups);
   kernels::ActivatedOutput out = kernels::grouped_linear_activation(x, groups, options_.activation, mlps.gated);
   y = std::move(out.y);
   return std::move(out.u);
+}
+
+/// What the router's input is multiplied by, [T, h]; undefined: 1.
+at::Tensor ExpertLayer::jitter(const at::Tensor& x_th, std::int64_t batch, const RouterSite& site) const {
+  if (!site.training || spec_.router.jitter == 0) return {};
+  return kernels::jitter_factors(site.jitter, spec_.router.jitter, x_th.size(0) / batch, batch, x_th.size(1),
+                                 wide_type(x_th), x_th.device())
+      .view(x_th.sizes());
+}
+
+/// Those that are added to what the second products of all ranks of tp sum up to: on one of them.
+std::vector<ParameterPtr> ExpertLayer::biases_of_sum() const {
+  return tp_.rank() == 0 ? experts_.bias2 : std::vector<ParameterPtr>();
 }
 
 /// The sequence whole, as rows [T, h].
@@ -138,7 +188,9 @@ at::Tensor ExpertLayer::whole(const at::Tensor& part) const {
 ExpertLayer::Inner ExpertLayer::inner(const at::Tensor& x_th, std::int64_t batch, const RouterSite& site,
                                       parallel::Value activations) const {
   Inner inner;
-  inner.logits = wide_product(x_th, router_);
+  const auto factors = jitter(x_th, batch, site);
+  inner.logits = wide_product(factors.defined() ? x_th.to(factors.scalar_type()) * factors : x_th, router_);
+  if (router_bias_) inner.logits.add_(router_bias_->arrived().detach());
   inner.experts =
       chosen_experts(inner.logits, spec_.router, spec_.top_k, bias_ ? bias_->arrived().detach() : at::Tensor());
   inner.weights = expert_weights(inner.logits, inner.experts, spec_.router);
@@ -188,12 +240,20 @@ class ExpertLayer::Backward {
     count(inner);
     const Routes& routes = *inner.routes;
     const auto dz = routes.to_experts(dout);
-    const auto through =
-        gradient_of(inner.u, layer_.experts_, dz, routes.copies_to_experts(inner.weights), routes.offsets());
+    const auto weights = routes.copies_to_experts(inner.weights);
+    auto through = gradient_of(inner.u, layer_.experts_, dz, weights, routes.offsets());
     inner.u.reset();
+    if (!layer_.experts_.bias1.empty()) {
+      if (const auto biases = layer_.biases_of_sum(); !biases.empty())
+        through.weights = through.weights + products_with(biases, dz, routes.offsets());
+      write_bias_gradients(layer_.experts_.bias1, through.du, {}, routes.offsets());
+      write_bias_gradients(layer_.experts_.bias2, dz, weights, routes.offsets());
+    }
     const auto dx = routes.combined(
         kernels::grouped_input_gradient(through.du, groups_of(layer_.experts_.fc1, routes.offsets())), {});
-    add_wide(dx, router_backward(inner, routes.copies_back(through.weights)), layer_.router_, x);
+    const auto dlogits = router_backward(inner, routes.copies_back(through.weights));
+    add_wide(dx, dlogits, layer_.router_, x, layer_.jitter(x, batch_, site_));
+    if (layer_.router_bias_) write_bias_gradients({layer_.router_bias_}, dlogits, {}, {0, dlogits.size(0)});
     if (layer_.bias_) leave_alone(layer_.bias_);
     kernels::WeightedGradient shared;
     if (!layer_.shared_.fc1.empty()) {
@@ -267,9 +327,12 @@ class ExpertLayer::Backward {
     return leaf.take_gradient();
   }
 
-  static void add_wide(const at::Tensor& dx, const at::Tensor& dy, const ParameterPtr& weight, const at::Tensor& x) {
-    dx.add_(at::mm(dy, weight->arrived().detach().to(dy.scalar_type())));
-    write_wide_gradient(weight, dy, x);
+  /// Back through a product of x, each element of which was multiplied by its factor (undefined: 1).
+  static void add_wide(const at::Tensor& dx, const at::Tensor& dy, const ParameterPtr& weight, const at::Tensor& x,
+                       const at::Tensor& factors = {}) {
+    const auto through = at::mm(dy, weight->arrived().detach().to(dy.scalar_type()));
+    dx.add_(factors.defined() ? through * factors : through);
+    write_wide_gradient(weight, dy, factors.defined() ? x.to(factors.scalar_type()) * factors : x);
   }
 
   ExpertLayer layer_;
@@ -288,7 +351,8 @@ at::Tensor ExpertLayer::forward(const at::Tensor& x, parallel::RecomputeFunction
     if (value == parallel::Value::Unread) return at::empty(x.sizes(), x.options());
     const Routes& routes = *kept->routes;
     const auto sum = routes.combined(
-        kernels::grouped_linear(std::exchange(kept->y, {}), groups_of(experts_.fc2, routes.offsets())), kept->weights);
+        kernels::grouped_linear(std::exchange(kept->y, {}), groups_of(experts_.fc2, routes.offsets(), biases_of_sum())),
+        kept->weights);
     if (!shared_.fc2.empty()) {
       const auto z =
           kernels::grouped_linear(std::exchange(kept->shared_y, {}), groups_of(shared_.fc2, {0, x_th.size(0)}));
@@ -303,9 +367,9 @@ at::Tensor ExpertLayer::forward(const at::Tensor& x, parallel::RecomputeFunction
   if (!recompute_fn) recompute_fn = [same = x.detach()] { return same; };
   std::vector<at::Tensor> inputs{x, router_->value};
   for (const Mlps* mlps : {&experts_, &shared_})
-    for (const auto* weights : {&mlps->fc1, &mlps->fc2})
+    for (const auto* weights : {&mlps->fc1, &mlps->fc2, &mlps->bias1, &mlps->bias2})
       for (const ParameterPtr& weight : *weights) inputs.push_back(weight->value);
-  for (const ParameterPtr& other : {bias_, shared_gate_})
+  for (const ParameterPtr& other : {router_bias_, bias_, shared_gate_})
     if (other) inputs.push_back(other->value);
   const auto backward = std::make_shared<Backward>(*this, std::move(recompute_fn), std::move(kept), site, x.size(1));
   return parallel::with_backward(inputs, out,

@@ -8,6 +8,7 @@
 
 #include "megatron/comm/group.h"
 #include "megatron/kernels/activation.h"
+#include "megatron/kernels/dropout.h"
 #include "megatron/model/experts/routing.h"
 #include "megatron/parallel/linear.h"
 #include "megatron/parallel/parameter.h"
@@ -23,7 +24,9 @@ struct RouterSite {
   at::Tensor sequence_weights_b = {};
   comm::Group sequence = {};  ///< the ranks that share each sequence
   double loss_scale = 1;      ///< that they include
-  bool training = false;      ///< copies that exceed an expert's capacity are dropped
+  bool training = false;      ///< copies that exceed an expert's capacity are dropped, and routers' inputs jittered
+  /// Where the jitter of this layer's input, a number of each element, is drawn (kernels::jitter_factors).
+  kernels::Dropout jitter = {};
 };
 
 /// What a layer's router did since it was asked last, of this rank's sequences: counted in backward passes, each
@@ -70,6 +73,7 @@ class ExpertLayer {
   /// An MLP of each group of rows: the experts', or the shared one.
   struct Mlps {
     std::vector<parallel::ParameterPtr> fc1, fc2;
+    std::vector<parallel::ParameterPtr> bias1 = {}, bias2 = {};  ///< empty: none; each rank of tp has bias2 whole
     bool gated = false;
   };
   struct Inner;
@@ -80,11 +84,13 @@ class ExpertLayer {
   at::Tensor first(const at::Tensor& x, const Mlps& mlps, const std::vector<std::int64_t>& offsets,
                    parallel::Value activations, at::Tensor& y) const;
   at::Tensor whole(const at::Tensor& part) const;
+  at::Tensor jitter(const at::Tensor& x_th, std::int64_t batch, const RouterSite& site) const;
+  std::vector<parallel::ParameterPtr> biases_of_sum() const;
 
   plan::Experts spec_;
   Options options_;
   comm::Group tp_, ep_;
-  parallel::ParameterPtr router_, bias_, shared_gate_;
+  parallel::ParameterPtr router_, router_bias_, bias_, shared_gate_;
   Mlps experts_, shared_;
   struct Counted;
   std::shared_ptr<Counted> counted_;  ///< also of copies of the layer, which backward passes hold

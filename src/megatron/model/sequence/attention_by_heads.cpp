@@ -38,7 +38,9 @@ at::Tensor all_of(const Triple& in) { return at::cat({grouped(in.q), in.k.unsque
 /// Those of this rank's heads.
 AttentionOptions options_of_heads(const comm::Group& ranks, const Triple& mine, const AttentionOptions& options) {
   AttentionOptions own = options;
-  own.head_offset += ranks.rank() * mine.k.size(2) * grouped(mine.q).size(3);
+  const std::int64_t heads = mine.k.size(2) * grouped(mine.q).size(3);
+  own.head_offset += ranks.rank() * heads;
+  if (own.sinks.defined()) own.sinks = own.sinks.narrow(0, ranks.rank() * heads, heads);
   return own;
 }
 
@@ -51,13 +53,19 @@ AttentionOutput attention_by_heads(const comm::Group& ranks, const Triple& in, c
 }
 
 void attention_by_heads_backward(const comm::Group& ranks, const at::Tensor& dout, const Triple& in,
-                                 const AttentionOutput& forward, const AttentionOptions& options, const Triple& into) {
+                                 const AttentionOutput& forward, const AttentionOptions& options, const Triple& into,
+                                 const at::Tensor& dsinks) {
   const at::Tensor all = to_heads(ranks, all_of(in)), gradients = at::empty_like(all);
   const at::Tensor outs = to_heads(ranks, at::stack({dout, forward.out}, 3));
   const Triple mine = parts_of(all), dmine = parts_of(gradients);
-  kernels::attention_backward(outs.select(3, 0).contiguous(), mine.q, mine.k, mine.v,
-                              {outs.select(3, 1).contiguous(), forward.logsumexp},
-                              options_of_heads(ranks, mine, options), dmine.q, dmine.k, dmine.v);
+  const AttentionOptions own = options_of_heads(ranks, mine, options);
+  const AttentionOutput made{outs.select(3, 1).contiguous(), forward.logsumexp};
+  const at::Tensor dmade = outs.select(3, 0).contiguous();
+  kernels::attention_backward(dmade, mine.q, mine.k, mine.v, made, own, dmine.q, dmine.k, dmine.v);
+  if (dsinks.defined()) {
+    const std::int64_t heads = own.sinks.size(0);
+    dsinks.zero_().narrow(0, ranks.rank() * heads, heads).copy_(kernels::sink_gradient(dmade, made, own.sinks));
+  }
   const Triple back = parts_of(to_tokens(ranks, gradients));
   into.q.copy_(back.q);
   into.k.copy_(back.k);

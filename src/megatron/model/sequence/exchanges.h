@@ -44,7 +44,8 @@ void gathered_attention_backward(const comm::Group& ranks, const at::Tensor& dou
 
 AttentionOutput attention_by_heads(const comm::Group& ranks, const Triple& in, const AttentionOptions& options);
 void attention_by_heads_backward(const comm::Group& ranks, const at::Tensor& dout, const Triple& in,
-                                 const AttentionOutput& forward, const AttentionOptions& options, const Triple& into);
+                                 const AttentionOutput& forward, const AttentionOptions& options, const Triple& into,
+                                 const at::Tensor& dsinks);
 
 AttentionOutput ring_attention(const comm::Group& ranks, const Triple& in, const AttentionOptions& options);
 void ring_attention_backward(const comm::Group& ranks, const at::Tensor& dout, const Triple& in,

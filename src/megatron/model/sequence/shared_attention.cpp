@@ -83,13 +83,16 @@ kernels::AttentionOutput shared_attention(const SharedSequence& sequence, const 
 void shared_attention_backward(const SharedSequence& sequence, const at::Tensor& dout, const at::Tensor& q,
                                const at::Tensor& k, const at::Tensor& v, const kernels::AttentionOutput& forward,
                                const kernels::AttentionOptions& options, const at::Tensor& dq, const at::Tensor& dk,
-                               const at::Tensor& dv, const at::Tensor& dbias) {
+                               const at::Tensor& dv, const at::Tensor& dbias, const at::Tensor& dsinks) {
+  const bool by_heads = sequence.ranks.size() > 1 && sequence.exchange == plan::SequenceExchange::AllToAll;
+  if (dsinks.defined() && !by_heads) dsinks.copy_(kernels::sink_gradient(dout, forward, options.sinks));
   if (sequence.ranks.size() == 1)
     return kernels::attention_backward(dout, q, k, v, forward, options, dq, dk, dv, dbias);
   check_shared(options);
   switch (sequence.exchange) {
     case plan::SequenceExchange::AllToAll:
-      return sequence::attention_by_heads_backward(sequence.ranks, dout, {q, k, v}, forward, options, {dq, dk, dv});
+      return sequence::attention_by_heads_backward(sequence.ranks, dout, {q, k, v}, forward, options, {dq, dk, dv},
+                                                   dsinks);
     case plan::SequenceExchange::Ring:
       return sequence::ring_attention_backward(sequence.ranks, dout, {q, k, v}, forward, options, {dq, dk, dv});
     case plan::SequenceExchange::AllGather:

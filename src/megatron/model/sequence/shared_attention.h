@@ -32,13 +32,14 @@ struct SharedSequence {
 kernels::AttentionOutput shared_attention(const SharedSequence& sequence, const at::Tensor& q, const at::Tensor& k,
                                           const at::Tensor& v, const kernels::AttentionOptions& options);
 
-/// Writes dq, dk, dv, shaped as q, k, v; `forward`: what shared_attention() gave. `dbias`: of one rank alone. What came
-/// from other ranks is not kept, but sent again. Collective: AllGather an all-gather and a reduce-scatter; AllToAll
+/// Writes dq, dk, dv, shaped as q, k, v; `forward`: what shared_attention() gave. `dbias`: of one rank alone. `dsinks`,
+/// where there are sinks: this rank's part of their gradient, shaped as they are; parts add up. What came from other
+/// ranks is not kept, but sent again. Collective: AllGather an all-gather and a reduce-scatter; AllToAll
 /// three all-to-alls; Ring ranks - 1 messages of k and v and as many of their gradients as ranks, in float32 or wider.
 void shared_attention_backward(const SharedSequence& sequence, const at::Tensor& dout, const at::Tensor& q,
                                const at::Tensor& k, const at::Tensor& v, const kernels::AttentionOutput& forward,
                                const kernels::AttentionOptions& options, const at::Tensor& dq, const at::Tensor& dk,
-                               const at::Tensor& dv, const at::Tensor& dbias = {});
+                               const at::Tensor& dv, const at::Tensor& dbias = {}, const at::Tensor& dsinks = {});
 
 /// Sets where in the sequence the rows of `dropout` are: they begin at its position_offset among the `rows` that this
 /// rank has.

@@ -116,11 +116,12 @@ class SpecBuilder {
     if (bias) add(prefix + ".bias", {out}, -1, Init::Zero).sequence_partial = !whole_sequence;
   }
   /// Whole on each rank, which has a part of its gradient.
-  void each_in_part(const std::string& prefix, std::int64_t out, std::int64_t in, double std) {
-    ParameterSpec& spec = add(prefix + ".weight", {out, in}, -1, Init::Normal, std);
-    spec.sequence_partial = false;
-    spec.heads_partial = true;
+  void each_in_part(const std::string& prefix, std::int64_t out, std::int64_t in, double std, bool bias) {
+    const std::size_t before = specs_.size();
+    whole_linear(prefix, out, in, std, /*whole_sequence=*/true, bias);
+    for (std::size_t i = before; i < specs_.size(); ++i) specs_[i].heads_partial = true;
   }
+  ParameterSpec& last() { return specs_.back(); }
   /// The one of that name among those so far, or null.
   ParameterSpec* find(const std::string& name) {
     const auto found = std::find_if(specs_.begin(), specs_.end(), [&](const auto& spec) { return spec.name == name; });
@@ -165,9 +166,11 @@ void add_layer(const LayerSpec& layer, SpecBuilder& build) {
           break;
         case Linear::Split::Inputs:
           build.row_linear(name, linear.outputs, linear.inputs, layer.output_init_std, linear.bias);
+          // Each rank sees the whole sequence's tokens of an expert.
+          if (linear.expert >= 0 && linear.bias) build.last().sequence_partial = false;
           break;
         case Linear::Split::Whole:
-          build.each_in_part(name, linear.outputs, linear.inputs, layer.init_std);
+          build.each_in_part(name, linear.outputs, linear.inputs, layer.init_std, linear.bias);
           break;
       }
       build.of_expert(false);
@@ -181,6 +184,9 @@ void add_layer(const LayerSpec& layer, SpecBuilder& build) {
           build.head_norm(norm, linear.head_size, layer.rms_norm, layer.norm_1p);
       }
     }
+    if (const auto* const attention = std::get_if<SelfAttention>(&branch.inner);
+        attention != nullptr && attention->learned_sinks())
+      build.add(layer.prefix + SelfAttention::kSinks, {attention->heads}, 0, Init::Normal, layer.init_std);
     if (const auto* const experts = std::get_if<Experts>(&branch.inner); experts != nullptr && experts->router.bias)
       build.add(layer.prefix + Experts::kBias, {experts->count}, -1, Init::Zero).sequence_partial = false;
     if (layer.norms.behind) build.norm(layer.prefix + branch.out_norm(), layer.hidden, layer.rms_norm, layer.norm_1p);

@@ -59,12 +59,6 @@ inline KeyRange visible_of_block(const AttentionProblem& p, std::size_t b, std::
   return {all.begin / kKeyBlock * kKeyBlock, all.end};
 }
 
-/// The running softmax of one query (Milakov & Gimelshein 2018): largest score so far and the sum of exp relative to
-/// it.
-struct Running {
-  float max = -std::numeric_limits<float>::infinity(), sum = 0;
-};
-
 /// Turns one row of scores of keys [0, count) into exp(scale s - max), zero outside `seen`, and updates `running`.
 /// Returns the factor that what was summed before has to be multiplied with.
 inline float softmax_row(float* s, std::size_t count, KeyRange seen, float scale, Running& running) {
@@ -177,8 +171,9 @@ inline void finish_rows(const AttentionProblem& p, const Head& head, std::size_t
                         const Running* running, float* sum, std::size_t stride, const MutableHeads& out,
                         float* logsumexp_bns) {
   for (std::size_t i = 0; i < rows; ++i) {
-    scale_row(sum + i * stride, stride, running[i].sum > 0 ? 1.0f / running[i].sum : running[i].sum);
-    logsumexp_bns[p.row_of(head) + q0 + i] = running[i].max + std::log(running[i].sum);
+    const EndOfRow end = end_of_row(p, head, running[i]);
+    scale_row(sum + i * stride, stride, end.factor);
+    logsumexp_bns[p.row_of(head) + q0 + i] = end.logsumexp;
   }
   write_rows(p.type, sum, stride, rows, p.size, out.at(q0, head), out.position);
 }

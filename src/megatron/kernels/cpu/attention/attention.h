@@ -1,6 +1,9 @@
 #pragma once
+#include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 
 #include "megatron/kernels/cpu/elementwise/element.h"
 
@@ -48,7 +51,8 @@ struct AttentionProblem {
   /// or null.
   const float* bias;
   std::size_t bias_stride;
-  float* dbias;  ///< [batch, heads, bias_stride]: backward adds each head's gradient of it
+  const float* sinks;  ///< [heads], a score of each without a value; or null
+  float* dbias;        ///< [batch, heads, bias_stride]: backward adds each head's gradient of it
 
   std::size_t heads() const { return groups * sharing; }
   /// The i-th of all batch * heads() query heads, those of a group side by side.
@@ -57,6 +61,24 @@ struct AttentionProblem {
   /// Of the first query in [batch, heads, queries].
   std::size_t row_of(const Head& head) const { return (head.b * heads() + number_of(head)) * queries; }
 };
+
+/// The running softmax of one query (Milakov & Gimelshein 2018): largest score so far and the sum of exp relative to
+/// it.
+struct Running {
+  float max = -std::numeric_limits<float>::infinity(), sum = 0;
+};
+
+/// Ends the softmax of a row of `head`: what the sum of its weighted values is multiplied by, and its log-sum-exp.
+struct EndOfRow {
+  float factor, logsumexp;
+};
+inline EndOfRow end_of_row(const AttentionProblem& p, const Head& head, const Running& running) {
+  if (p.sinks == nullptr)
+    return {running.sum > 0 ? 1.0f / running.sum : running.sum, running.max + std::log(running.sum)};
+  const float sink = p.sinks[p.number_of(head)], max = std::max(running.max, sink);
+  const float keys = std::exp(running.max - max), sum = keys * running.sum + std::exp(sink - max);
+  return {keys / sum, max + std::log(sum)};
+}
 
 /// Queries that one call of attention_forward computes.
 inline constexpr std::size_t kQueryBlock = 96;

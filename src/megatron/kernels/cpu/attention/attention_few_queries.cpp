@@ -158,9 +158,10 @@ void join(const AttentionProblem& p, const Head& group, float* partials, std::si
       if (i == 0 && seen) scale_row(sum, one.stride, weight);
       if (i > 0 && seen) add_scaled(sum, one.sums + row * one.stride, one.stride, weight);
     }
-    scale_row(sum, first.stride, all.sum > 0 ? 1.0f / all.sum : all.sum);
+    const EndOfRow end = end_of_row(p, head, all);
+    scale_row(sum, first.stride, end.factor);
     write_rows(p.type, sum, first.stride, 1, p.size, out.at(query, head), out.position);
-    logsumexp_bns[p.row_of(head) + query] = all.max + std::log(all.sum);
+    logsumexp_bns[p.row_of(head) + query] = end.logsumexp;
   }
 }
 

@@ -98,6 +98,43 @@ struct SquaredRelu {
   }
 };
 
+struct QuickGelu {
+  static constexpr float kQuick = 1.702f;
+  static HWY_INLINE F value(F x) {
+    F unused;
+    return hn::Mul(x, Silu::gate(hn::Mul(x, hn::Set(Floats(), kQuick)), unused));
+  }
+  static HWY_INLINE F slope(F x) {
+    const F quick = hn::Mul(x, hn::Set(Floats(), kQuick));
+    F e;
+    const F s = Silu::gate(quick, e);
+    return hn::MulAdd(quick, hn::Mul(s, hn::Mul(s, e)), s);
+  }
+};
+
+/// What a gated unit does to its gates and values before it multiplies them (kernels::Activation); NaN stays NaN.
+struct GatedUnit {
+  float clamp, offset;
+  bool clamps;
+
+  explicit GatedUnit(const Activation& form)
+      : clamp(static_cast<float>(form.clamp)), offset(static_cast<float>(form.offset)), clamps(form.clamp > 0) {}
+
+  HWY_INLINE F gate(F u) const { return clamps ? hn::Min(hn::Set(Floats(), clamp), u) : u; }
+  HWY_INLINE F value(F u) const {
+    const Floats d;
+    const F held = clamps ? hn::Max(hn::Set(d, -clamp), hn::Min(hn::Set(d, clamp), u)) : u;
+    return offset != 0 ? hn::Add(held, hn::Set(d, offset)) : held;
+  }
+  /// The gradients of gate and value, of which those that the clamp holds have none.
+  HWY_INLINE F gate_gradient(F u, F gradient) const {
+    return clamps ? hn::IfThenElseZero(hn::Le(u, hn::Set(Floats(), clamp)), gradient) : gradient;
+  }
+  HWY_INLINE F value_gradient(F u, F gradient) const {
+    return clamps ? hn::IfThenElseZero(hn::Le(hn::Abs(u), hn::Set(Floats(), clamp)), gradient) : gradient;
+  }
+};
+
 /// Stores v at p and returns what can be read there.
 HWY_INLINE F stored(F v, float* p, std::size_t lanes) {
   store(v, p, lanes);
@@ -116,8 +153,8 @@ HWY_INLINE F stored(F v, c10::Half* p, std::size_t lanes) {
 
 /// fn of what computes `form`.
 template <class Fn>
-auto with_form(Activation form, const Fn& fn) {
-  switch (form) {
+auto with_form(const Activation& form, const Fn& fn) {
+  switch (form.kind) {
     case Activation::GeluErf:
       return fn(Erf());
     case Activation::Silu:
@@ -126,6 +163,8 @@ auto with_form(Activation form, const Fn& fn) {
       return fn(Relu());
     case Activation::SquaredRelu:
       return fn(SquaredRelu());
+    case Activation::QuickGelu:
+      return fn(QuickGelu());
     case Activation::GeluTanh:
       break;
   }

@@ -21,7 +21,7 @@ HWY_INLINE F with_bias(T* x, const T* bias, std::size_t i, std::size_t lanes) {
 }
 
 template <class Form, class T>
-void forward(T* x, const T* bias, T* y, std::size_t count) {
+void forward(T* x, const T* bias, T* y, std::size_t count, const Activation& /*form*/) {
   for_vectors(count, [=](std::size_t i, std::size_t lanes)
                          VECTOR_BODY { store(Form::value(with_bias(x, bias, i, lanes)), y + i, lanes); });
 }
@@ -34,25 +34,28 @@ void backward(T* dy, const T* u, std::size_t count) {
 }
 
 template <class Form, class T>
-void gated_forward(T* x, const T* bias, T* y, std::size_t count) {
+void gated_forward(T* x, const T* bias, T* y, std::size_t count, const Activation& form) {
+  const GatedUnit unit(form);
   for_vectors(count, [=](std::size_t i, std::size_t lanes) VECTOR_BODY {
     const F gate = with_bias(x, bias, i, lanes);
     const F value = with_bias(x + count, bias != nullptr ? bias + count : nullptr, i, lanes);
-    store(hn::Mul(Form::value(gate), value), y + i, lanes);
+    store(hn::Mul(Form::value(unit.gate(gate)), unit.value(value)), y + i, lanes);
   });
 }
 
 template <class Form, class T>
-void gated_backward(const T* dy, const T* u, T* du, std::size_t count) {
+void gated_backward(const T* dy, const T* u, T* du, std::size_t count, const Activation& form) {
+  const GatedUnit unit(form);
   for_vectors(count, [=](std::size_t i, std::size_t lanes) VECTOR_BODY {
-    const F gate = load(u + i, lanes), g = load(dy + i, lanes);
-    store(hn::Mul(hn::Mul(g, load(u + count + i, lanes)), Form::slope(gate)), du + i, lanes);
-    store(hn::Mul(g, Form::value(gate)), du + count + i, lanes);
+    const F in = load(u + i, lanes), up = load(u + count + i, lanes), g = load(dy + i, lanes), gate = unit.gate(in);
+    store(unit.gate_gradient(in, hn::Mul(hn::Mul(g, unit.value(up)), Form::slope(gate))), du + i, lanes);
+    store(unit.value_gradient(up, hn::Mul(g, Form::value(gate))), du + count + i, lanes);
   });
 }
 
 template <class Form, class T>
-float weighted_backward(const T* dy, const T* u, float weight, T* du, T* y, std::size_t count) {
+float weighted_backward(const T* dy, const T* u, float weight, T* du, T* y, std::size_t count,
+                        const Activation& /*form*/) {
   const Floats d;
   const F w = hn::Set(d, weight);
   F sum = hn::Zero(d);
@@ -66,17 +69,20 @@ float weighted_backward(const T* dy, const T* u, float weight, T* du, T* y, std:
 }
 
 template <class Form, class T>
-float gated_weighted_backward(const T* dy, const T* u, float weight, T* du, T* y, std::size_t count) {
+float gated_weighted_backward(const T* dy, const T* u, float weight, T* du, T* y, std::size_t count,
+                              const Activation& form) {
+  const GatedUnit unit(form);
   const Floats d;
   const F w = hn::Set(d, weight);
   F sum = hn::Zero(d);
   for_vectors(count, [&](std::size_t i, std::size_t lanes) VECTOR_BODY {
-    const F gate = load(u + i, lanes), up = load(u + count + i, lanes), g = load(dy + i, lanes);
+    const F in = load(u + i, lanes), in_up = load(u + count + i, lanes), g = load(dy + i, lanes);
+    const F gate = unit.gate(in), up = unit.value(in_up);
     const F open = Form::value(gate), value = hn::Mul(open, up), wg = hn::Mul(w, g);
     sum = hn::MulAdd(g, value, sum);
     store(hn::Mul(w, value), y + i, lanes);
-    store(hn::Mul(hn::Mul(wg, up), Form::slope(gate)), du + i, lanes);
-    store(hn::Mul(wg, open), du + count + i, lanes);
+    store(unit.gate_gradient(in, hn::Mul(hn::Mul(wg, up), Form::slope(gate))), du + i, lanes);
+    store(unit.value_gradient(in_up, hn::Mul(wg, open)), du + count + i, lanes);
   });
   return sum_of_lanes(sum);
 }

@@ -48,17 +48,20 @@ RowKernels<T> row_kernels();
 
 template <class T>
 struct ActivationKernels {
+  // `form`: what the kernels are of, for what gated units do besides.
   /// x += bias (null: none, and x is only read), y = f(x).
-  void (*forward)(T* x, const T* bias, T* y, std::size_t count);
+  void (*forward)(T* x, const T* bias, T* y, std::size_t count, const Activation& form);
   /// dy *= f'(u).
   void (*backward)(T* dy, const T* u, std::size_t count);
   /// One row of `count` gates and `count` values: x += bias as above, y = f(gate) * value.
-  void (*gated_forward)(T* x, const T* bias, T* y, std::size_t count);
-  void (*gated_backward)(const T* dy, const T* u, T* du, std::size_t count);
+  void (*gated_forward)(T* x, const T* bias, T* y, std::size_t count, const Activation& form);
+  void (*gated_backward)(const T* dy, const T* u, T* du, std::size_t count, const Activation& form);
   /// du = weight * dy * f'(u), y = weight * f(u); returns the sum of dy * f(u).
-  float (*weighted_backward)(const T* dy, const T* u, float weight, T* du, T* y, std::size_t count);
+  float (*weighted_backward)(const T* dy, const T* u, float weight, T* du, T* y, std::size_t count,
+                             const Activation& form);
   /// As weighted_backward(), of one row of `count` gates and `count` values.
-  float (*gated_weighted_backward)(const T* dy, const T* u, float weight, T* du, T* y, std::size_t count);
+  float (*gated_weighted_backward)(const T* dy, const T* u, float weight, T* du, T* y, std::size_t count,
+                                   const Activation& form);
 };
 template <class T>
 ActivationKernels<T> activation_kernels(Activation form);

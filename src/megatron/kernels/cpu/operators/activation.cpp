@@ -48,7 +48,7 @@ at::Tensor bias_activation(at::Tensor x, const at::Tensor& bias, Activation form
     const T* b = bias.defined() ? bias.const_data_ptr<T>() : nullptr;
     const std::int64_t features = x.size(-1);
     by_rows(x, [&](std::int64_t row) {
-      forward(x_data + row * features, b, y_data + row * features, static_cast<std::size_t>(features));
+      forward(x_data + row * features, b, y_data + row * features, static_cast<std::size_t>(features), form);
     });
   });
   return y;
@@ -72,8 +72,9 @@ at::Tensor activation(const at::Tensor& u, Activation form) {
   cpu::with_storage(u.scalar_type(), [&]<class T>(T) {
     const auto forward = cpu::activation_kernels<T>(form).forward;
     T *u_data = u.data_ptr<T>(), *y_data = y.mutable_data_ptr<T>();  // u is only read: there is no bias
-    in_blocks(u.numel(),
-              [&](std::int64_t begin, std::size_t count) { forward(u_data + begin, nullptr, y_data + begin, count); });
+    in_blocks(u.numel(), [&](std::int64_t begin, std::size_t count) {
+      forward(u_data + begin, nullptr, y_data + begin, count, form);
+    });
   });
   return y;
 }
@@ -89,7 +90,7 @@ at::Tensor bias_gated_activation(at::Tensor x, const at::Tensor& bias, Activatio
     T *x_data = x.data_ptr<T>(), *y_data = y.mutable_data_ptr<T>();  // x is only read where there is no bias
     const T* b = bias.defined() ? bias.const_data_ptr<T>() : nullptr;
     by_rows(x, [&](std::int64_t row) {
-      forward(x_data + row * 2 * features, b, y_data + row * features, static_cast<std::size_t>(features));
+      forward(x_data + row * 2 * features, b, y_data + row * features, static_cast<std::size_t>(features), form);
     });
   });
   return y;
@@ -105,7 +106,7 @@ at::Tensor gated_activation_backward(const at::Tensor& dy, const at::Tensor& u, 
     const std::int64_t features = dy.size(-1);
     by_rows(u, [&](std::int64_t row) {
       const std::int64_t at = row * features;
-      backward(dy_data + at, u_data + 2 * at, du_data + 2 * at, static_cast<std::size_t>(features));
+      backward(dy_data + at, u_data + 2 * at, du_data + 2 * at, static_cast<std::size_t>(features), form);
     });
   });
   return du;

@@ -48,7 +48,7 @@ cpu::MutableHeads mutable_heads_of(const at::Tensor& x, std::int64_t groups) {
 /// The problem as pointers, and the tensors that keep them valid.
 struct Prepared {
   cpu::AttentionProblem problem;
-  at::Tensor first_key, key_lengths, sample_ids, bias;
+  at::Tensor first_key, key_lengths, sample_ids, bias, sinks;
 };
 
 Prepared prepare(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const AttentionOptions& options) {
@@ -82,6 +82,10 @@ Prepared prepare(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, 
         at::constant_pad_nd(options.bias.to(at::kFloat), {0, 16}).contiguous();  // vectors read past the end
     p.bias = prepared.bias.const_data_ptr<float>();
     p.bias_stride = static_cast<std::size_t>(prepared.bias.size(1));
+  }
+  if (options.sinks.defined()) {
+    prepared.sinks = options.sinks.to(at::kFloat).contiguous();
+    p.sinks = prepared.sinks.const_data_ptr<float>();
   }
   if (options.dropout.p > 0) {
     prepared.sample_ids = options.dropout.sample_ids.contiguous();

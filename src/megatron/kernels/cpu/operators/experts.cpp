@@ -43,8 +43,9 @@ WeightedGradient weighted_activation_backward(const at::Tensor& dy, const at::Te
     const T *dy_data = dy.const_data_ptr<T>(), *u_data = u.const_data_ptr<T>();
     T *du_data = out.du.mutable_data_ptr<T>(), *y_data = out.y.mutable_data_ptr<T>();
     by_wide_rows(dy.size(0), width, [&](std::int64_t row, int) {
-      const float sum = backward(dy_data + row * features, u_data + row * width, w == nullptr ? 1.0f : w[row],
-                                 du_data + row * width, y_data + row * features, static_cast<std::size_t>(features));
+      const float sum =
+          backward(dy_data + row * features, u_data + row * width, w == nullptr ? 1.0f : w[row], du_data + row * width,
+                   y_data + row * features, static_cast<std::size_t>(features), form);
       if (dw != nullptr) dw[row] = sum;
     });
   });

@@ -301,6 +301,10 @@ PackedWeight* packed_of(const Groups& groups, std::size_t g) {
   return groups.packed.empty() ? nullptr : groups.packed[g];
 }
 
+at::Tensor bias_of(const Groups& groups, std::size_t g) {
+  return groups.biases.empty() ? at::Tensor() : groups.biases[g];
+}
+
 /// The product of each group, written where it belongs.
 at::Tensor grouped_product(const at::Tensor& rows, const Groups& groups, bool forward) {
   const at::Tensor c = at::empty({rows.size(0), groups.weights.front().size(forward ? 0 : 1)}, rows.options());
@@ -308,7 +312,12 @@ at::Tensor grouped_product(const at::Tensor& rows, const Groups& groups, bool fo
   for_each_group(groups, [&](std::size_t g, std::int64_t begin, std::int64_t count) {
     const at::Tensor& w = groups.weights[g];
     const at::Tensor a = all.narrow(0, begin, count);
-    group_product(c.narrow(0, begin, count), way_of(a, w, forward, packed_of(groups, g)), a, w, forward);
+    const Way way = way_of(a, w, forward, packed_of(groups, g));
+    const at::Tensor part = c.narrow(0, begin, count), bias = forward ? bias_of(groups, g) : at::Tensor();
+    if (bias.defined() && takes_epilogue(way, a, 0, part, bias))
+      return product_into(part, way, a, w.t(), {.kind = Epilogue::Kind::AddBias, .bias = bias.const_data_ptr()});
+    group_product(part, way, a, w, forward);
+    if (bias.defined()) part.add_(bias);
   });
   return c;
 }
@@ -338,15 +347,18 @@ ActivatedOutput grouped_linear_activation(const at::Tensor& x, const Groups& gro
     const at::Tensor a = all.narrow(0, begin, count), part = u.narrow(0, begin, count),
                      y_part = y.narrow(0, begin, count);
     const Way way = way_of(a, w, true, packed_of(groups, g));
-    if (takes_epilogue(way, a, half, part)) {
+    const at::Tensor bias = bias_of(groups, g);
+    if (takes_epilogue(way, a, half, part, bias)) {
       product_into(part, way, a, w.t(),
                    {.kind = Epilogue::Kind::Activate,
                     .form = form,
                     .half = half,
+                    .bias = bias.defined() ? bias.const_data_ptr() : nullptr,
                     .y = y_part.mutable_data_ptr(),
                     .y_row = features});
     } else {
       group_product(part, way, a, w, true);
+      if (bias.defined()) part.add_(bias);
       y_part.copy_(activated(part));
     }
   });

@@ -29,13 +29,13 @@ HWY_INLINE F plus_bias(const float* sums, const T* bias, std::size_t i, std::siz
 }
 
 template <class T>
-void add_bias(const Row<T>& row, std::size_t count) {
+void add_bias(const Row<T>& row, std::size_t count, const Activation& /*form*/) {
   for_vectors(count, [=](std::size_t i, std::size_t lanes)
                          VECTOR_BODY { store(plus_bias(row.sums, row.bias, i, lanes), row.c + i, lanes); });
 }
 
 template <class Form, class T>
-void activate(const Row<T>& row, std::size_t count) {
+void activate(const Row<T>& row, std::size_t count, const Activation& /*form*/) {
   for_vectors(count, [=](std::size_t i, std::size_t lanes) VECTOR_BODY {
     const F u = stored(plus_bias(row.sums, row.bias, i, lanes), row.c + i, lanes);
     store(Form::value(u), row.y + i, lanes);
@@ -43,16 +43,17 @@ void activate(const Row<T>& row, std::size_t count) {
 }
 
 template <class Form, class T>
-void activate_gated(const Row<T>& row, std::size_t count) {
+void activate_gated(const Row<T>& row, std::size_t count, const Activation& form) {
+  const GatedUnit unit(form);
   for_vectors(count, [=](std::size_t i, std::size_t lanes) VECTOR_BODY {
     const F gate = stored(plus_bias(row.sums, row.bias, i, lanes), row.c + i, lanes);
     const F value = stored(plus_bias(row.second, row.bias2, i, lanes), row.c2 + i, lanes);
-    store(hn::Mul(Form::value(gate), value), row.y + i, lanes);
+    store(hn::Mul(Form::value(unit.gate(gate)), unit.value(value)), row.y + i, lanes);
   });
 }
 
 template <bool kAgain, class Form, class T>
-void go_back(const Row<T>& row, std::size_t count) {
+void go_back(const Row<T>& row, std::size_t count, const Activation& /*form*/) {
   for_vectors(count, [=](std::size_t i, std::size_t lanes) VECTOR_BODY {
     const F u = load(row.u + i, lanes), dy = load(row.sums + i, lanes);
     store(hn::Mul(dy, Form::slope(u)), row.c + i, lanes);
@@ -61,18 +62,19 @@ void go_back(const Row<T>& row, std::size_t count) {
 }
 
 template <bool kAgain, class Form, class T>
-void go_back_gated(const Row<T>& row, std::size_t count) {
+void go_back_gated(const Row<T>& row, std::size_t count, const Activation& form) {
+  const GatedUnit unit(form);
   for_vectors(count, [=](std::size_t i, std::size_t lanes) VECTOR_BODY {
-    const F gate = load(row.u + i, lanes), value = load(row.u2 + i, lanes), dy = load(row.sums + i, lanes);
-    const F activated = Form::value(gate);
-    store(hn::Mul(hn::Mul(dy, value), Form::slope(gate)), row.c + i, lanes);
-    store(hn::Mul(dy, activated), row.c2 + i, lanes);
+    const F in = load(row.u + i, lanes), in_value = load(row.u2 + i, lanes), dy = load(row.sums + i, lanes);
+    const F gate = unit.gate(in), value = unit.value(in_value), activated = Form::value(gate);
+    store(unit.gate_gradient(in, hn::Mul(hn::Mul(dy, value), Form::slope(gate))), row.c + i, lanes);
+    store(unit.value_gradient(in_value, hn::Mul(dy, activated)), row.c2 + i, lanes);
     if constexpr (kAgain) store(hn::Mul(activated, value), row.y + i, lanes);
   });
 }
 
 template <class T>
-using RowKernel = void (*)(const Row<T>& row, std::size_t count);
+using RowKernel = void (*)(const Row<T>& row, std::size_t count, const Activation& form);
 
 template <class T>
 RowKernel<T> kernel_of(const Epilogue& e) {
@@ -95,7 +97,7 @@ void rows_of_type(const Sums& sums, std::size_t rows, std::size_t columns, const
     const T* const u = e.u != nullptr ? static_cast<const T*>(e.u) + row * e.u_row : nullptr;
     T* const to = static_cast<T*>(c.data) + row * c.row;
     T* const y = e.y != nullptr ? static_cast<T*>(e.y) + row * e.y_row : nullptr;
-    kernel({from, from + sums.second, bias, half_of(bias), u, half_of(u), to, to + e.half, y}, columns);
+    kernel({from, from + sums.second, bias, half_of(bias), u, half_of(u), to, to + e.half, y}, columns, e.form);
   }
 }
 

@@ -23,6 +23,7 @@ struct AttentionOperators {
       auto& a = prepared.args;
       Driver::template launch<AttentionForward<C, size()>>(a, a.batch * a.heads() * a.query_tiles());
     });
+    if (options.sinks.defined()) add_sinks_(result, options.sinks);
     return result;
   }
 

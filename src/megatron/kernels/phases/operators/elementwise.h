@@ -127,7 +127,7 @@ struct ElementwiseOperators {
 
  private:
   static Form form_of(Activation form) {
-    switch (form) {
+    switch (form.kind) {
       case Activation::GeluTanh:
         return Form::GeluTanh;
       case Activation::GeluErf:
@@ -138,6 +138,8 @@ struct ElementwiseOperators {
         return Form::Relu;
       case Activation::SquaredRelu:
         return Form::SquaredRelu;
+      case Activation::QuickGelu:
+        return Form::QuickGelu;
     }
     throw std::logic_error("an activation without a kernel");
   }
@@ -154,6 +156,7 @@ struct ElementwiseOperators {
     with_type(u.scalar_type(), [&](auto type) {
       using T = decltype(type);
       using Kernel = Activate<T>;
+      using C = Compute<T>;
       Driver::template launch<Kernel>({.u = pointer<T>(u),
                                        .bias = const_pointer<T>(bias),
                                        .dy = const_pointer<T>(dy),
@@ -161,7 +164,9 @@ struct ElementwiseOperators {
                                        .rows = rows,
                                        .f = f,
                                        .gated = gated,
-                                       .form = form_of(form)},
+                                       .form = form_of(form),
+                                       .clamp = static_cast<C>(form.clamp),
+                                       .offset = static_cast<C>(form.offset)},
                                       blocks_for<Kernel>(rows * chunks_of<T>(f)));
     });
   }

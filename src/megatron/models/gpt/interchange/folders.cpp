@@ -16,14 +16,15 @@ using nlohmann::json;
 
 namespace {
 
-constexpr std::array<std::pair<const char*, const char*>, 8> kActivations = {{{"gelu", "gelu"},
+constexpr std::array<std::pair<const char*, const char*>, 9> kActivations = {{{"gelu", "gelu"},
                                                                               {"gelu_new", "gelu_tanh"},
                                                                               {"gelu_pytorch_tanh", "gelu_tanh"},
                                                                               {"gelu_fast", "gelu_tanh"},
                                                                               {"silu", "silu"},
                                                                               {"swish", "silu"},
                                                                               {"relu", "relu"},
-                                                                              {"relu2", "squared_relu"}}};
+                                                                              {"relu2", "squared_relu"},
+                                                                              {"quick_gelu", "quick_gelu"}}};
 
 constexpr const char *kSlidingAttention = "sliding_attention", *kFullAttention = "full_attention";
 
@@ -45,7 +46,7 @@ void read_yarn(JsonFields& rope, ModelConfig& model) {
   if (!(model.yarn_beta_slow > 0)) rope.refuse("beta_slow", "above 0");
   if (!(model.yarn_beta_fast > model.yarn_beta_slow)) rope.refuse("beta_fast", "above beta_slow");
   if (model.yarn_attention_factor < 0) rope.refuse("attention_factor", "above 0");
-  rope.must_be("truncate", true);
+  model.yarn_correction_range_round_to_int = rope.flag("truncate", true);
 }
 
 /// The fields of one kind of layer: of rope_parameters, or of an object in it.
@@ -74,7 +75,7 @@ std::string our_activation(JsonFields& fields, const std::string& key, const std
   const std::string name = fields.text(key, otherwise);
   for (const auto& [theirs, ours] : kActivations)
     if (name == theirs) return ours;
-  fields.refuse(key, "gelu, gelu_new, gelu_pytorch_tanh, gelu_fast, silu, swish, relu or relu2");
+  fields.refuse(key, "gelu, gelu_new, gelu_pytorch_tanh, gelu_fast, silu, swish, relu, relu2 or quick_gelu");
 }
 
 std::string their_activation(const std::string& name) {
@@ -193,6 +194,7 @@ json write_rope(const ModelConfig& model, json& object) {
       rope.update({{"beta_fast", model.yarn_beta_fast},
                    {"beta_slow", model.yarn_beta_slow},
                    {"original_max_position_embeddings", model.rope_original_positions}});
+      if (!model.yarn_correction_range_round_to_int) rope["truncate"] = false;
       if (model.yarn_attention_factor > 0) rope["attention_factor"] = model.yarn_attention_factor;
     }
     object["rope_scaling"] = rope;

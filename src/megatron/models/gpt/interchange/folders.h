@@ -102,6 +102,8 @@ struct DecoderFamily {
   decltype(interchange::HfFamily::holds) holds;
   decltype(interchange::HfFamily::write) write;
   bool experts = false;
+  decltype(interchange::HfFamily::apart) apart = nullptr;
+  decltype(interchange::HfFamily::fused) fused = nullptr;
 };
 template <NamesOf names>
 constexpr interchange::HfFamily decoder_family(const DecoderFamily& own) {
@@ -122,7 +124,9 @@ constexpr interchange::HfFamily decoder_family(const DecoderFamily& own) {
           },
       .written_table = [](const ModelShape& shape, const HasTensor&) { return decoder_table(shape, "model.", names); },
       .needs_no_reading = needs_no_reading,
-      .experts = own.experts};
+      .experts = own.experts,
+      .apart = own.apart,
+      .fused = own.fused};
 }
 
 }  // namespace megatron::models::gpt
