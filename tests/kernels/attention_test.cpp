@@ -176,7 +176,8 @@ TEST(AttentionReference, HasASinkAsOneMoreColumn) {
   const at::Tensor truth =
       at::matmul(at::softmax(columns, 3).narrow(3, 0, s), heads_first(v)).permute({2, 0, 1, 3}).contiguous();
   truth.backward(dout);
-  const AttentionOptions options{.scale = 0.5, .sinks = sinks.detach()};
+  AttentionOptions options{.scale = 0.5};
+  options.sinks = sinks.detach();
   const AttentionOutput got = reference::attention(q.detach(), k.detach(), v.detach(), options);
   EXPECT_LT(relative_error(got.out, truth.detach()), 1e-14);
   at::Tensor dq = at::empty_like(q.detach()), dk = at::empty_like(dq), dv = at::empty_like(dq);

@@ -17,7 +17,6 @@
 
 #include <cmath>
 
-#include "megatron/base/philox.h"
 #include "megatron/model/transformer_stage.h"
 #include "tests/testing/dense_parts.h"
 #include "tests/testing/distance_bias.h"
@@ -100,13 +99,13 @@ class DenseModel {
   at::Tensor sentence_loss(const at::Tensor& x, const at::Tensor& labels) const {
     return loss_of_two_classes(linear(at::tanh(linear(x.select(1, 0), "pooler.dense")), "binary_head"), labels);
   }
-  at::Tensor curve(const at::Tensor& x) const { return activated(x, o_.activation); }
   at::Tensor experts(const at::Tensor& x, const std::string& p, const std::string& layer, const plan::Experts& spec,
                      const model::Batch& batch, bool training) const {
     const bool jittered = training && spec.router.jitter > 0;
     const auto by = [&](const at::Tensor& in, const std::string& name) {
-      return linear(jittered && name == "router" ? in * jitter(layer + "/mlp router", spec.router.jitter, batch) : in,
-                    p + name);
+      if (!jittered || name != "router") return linear(in, p + name);
+      const auto factors = jitter(o_.seed, layer + "/mlp router", spec.router.jitter, batch.sample_ids, in[0].numel());
+      return linear(in * factors.view_as(in), p + name);
     };
     const auto mlp = [&](const std::string& name, const plan::Mlp& of) {
       return by(activation(by(x, name + "linear_fc1"), of), name + "linear_fc2");
@@ -117,38 +116,17 @@ class DenseModel {
     return made.y;
   }
   at::Tensor activation(const at::Tensor& u, const plan::Mlp& mlp) const {
-    return mlp.gated ? gated(u.narrow(-1, 0, mlp.width), u.narrow(-1, mlp.width, mlp.width), o_.activation) : curve(u);
+    return mlp.gated ? gated(u, mlp.width, o_.activation) : activated(u, o_.activation);
   }
 
   at::Tensor rotated(const at::Tensor& heads, const plan::SelfAttention& spec, const model::Batch& batch) const {
     return spec.rotary ? turned(heads, spec.local_rotary ? o_.local_rope : o_.rope, positions_of(batch)) : heads;
   }
 
-  /// 0 or 1/(1-p) for `n` elements of a site, drawn one by one.
+  /// 0 or 1/(1-p) for `n` elements of a site.
   at::Tensor draw(const std::string& site, double p, const model::Batch& batch, std::int64_t n) const {
-    const auto key = stream_key(o_.seed, "dropout/" + site);
-    auto out = at::zeros({batch.tokens_bs.size(0), n}, at::kDouble);
-    for (std::int64_t k = 0; k < out.size(0); ++k) {
-      const auto sample = static_cast<std::uint64_t>(batch.sample_ids[k].item<std::int64_t>());
-      for (std::int64_t i = 0; i < n; ++i)
-        out.data_ptr<double>()[k * n + i] =
-            random_word(key, sample, static_cast<std::uint64_t>(i)) < dropout_threshold(p) ? 0 : 1 / (1 - p);
-    }
-    return out;
-  }
-  /// Numbers from 1 - eps to 1 + eps [b, s, h], made of 24 bits of each element's word.
-  at::Tensor jitter(const std::string& site, double eps, const model::Batch& batch) const {
-    const auto key = stream_key(o_.seed, "dropout/" + site);
-    const std::int64_t b = batch.tokens_bs.size(0), n = batch.tokens_bs.size(1) * o_.shape.hidden;
-    auto out = at::zeros({b, n}, at::kDouble);
-    for (std::int64_t k = 0; k < b; ++k)
-      for (std::int64_t i = 0; i < n; ++i) {
-        const auto sample = static_cast<std::uint64_t>(batch.sample_ids[k].item<std::int64_t>());
-        const double share =
-            (static_cast<double>(random_word(key, sample, static_cast<std::uint64_t>(i)) >> 8) + 0.5) / (1 << 24);
-        out.data_ptr<double>()[k * n + i] = 1 - eps + 2 * eps * share;
-      }
-    return out.view({b, -1, o_.shape.hidden});
+    return drawn(o_.seed, site, batch.sample_ids, n,
+                 [p](std::uint32_t word) { return word < dropout_threshold(p) ? 0 : 1 / (1 - p); });
   }
   at::Tensor mask(const std::string& site, const model::Batch& batch, std::int64_t s, bool training) const {
     if (!training || o_.hidden_dropout == 0) return at::ones({}, at::kDouble);
@@ -183,11 +161,9 @@ class DenseModel {
     const auto bias = o_.shape.position_buckets > 0 ? distance_bias(w(plan::ModelShape::position_table(both_ways)), s,
                                                                     both_ways, o_.shape.position_max_distance)
                                                     : at::zeros({}, at::kDouble);
-    const std::string& softmax = spec.variant.softmax_type;
-    const auto sinks = softmax == "vanilla" ? at::Tensor()
-                       : softmax == "learnable"
-                           ? w(o_.shape.layer_prefix(l) + "self_attention.core_attention.softmax_offset")
-                           : at::zeros({n}, at::kDouble);
+    const auto sinks = spec.zero_sinks()      ? at::zeros({n}, at::kDouble)
+                       : spec.learned_sinks() ? w(o_.shape.layer_prefix(l) + plan::SelfAttention::kSinks)
+                                              : at::Tensor();
     return weighted(q, k, of_each_head(m + 1), hidden, bias, "layer " + std::to_string(l) + "/attention", batch,
                     training, spec.variant.attn_logit_softcapping, sinks);
   }

@@ -14,10 +14,11 @@
 #include <string>
 #include <vector>
 
+#include "megatron/base/philox.h"
 #include "megatron/kernels/activation.h"
 #include "megatron/plan/layer.h"
 
-// Parts of DenseModel: activations, losses of two classes, mixtures of experts.
+// Parts of DenseModel: activations, random numbers, losses of two classes, mixtures of experts.
 
 namespace megatron::testing {
 
@@ -40,8 +41,9 @@ inline at::Tensor activated(const at::Tensor& x, kernels::Activation form) {
   return x * 0.5 * (1 + at::tanh(std::sqrt(2 / M_PI) * x * (1 + 0.044715 * x * x)));
 }
 
-/// Of a gated unit: what `form` says of its gates and values too.
-inline at::Tensor gated(at::Tensor gate, at::Tensor value, kernels::Activation form) {
+/// Of a gated unit of `width` gates, then as many values: what `form` says of both too.
+inline at::Tensor gated(const at::Tensor& u, std::int64_t width, kernels::Activation form) {
+  at::Tensor gate = u.narrow(-1, 0, width), value = u.narrow(-1, width, width);
   if (form.clamp > 0) {
     gate = gate.clamp_max(form.clamp);
     value = value.clamp(-form.clamp, form.clamp);
@@ -57,6 +59,27 @@ inline at::Tensor loss_of_two_classes(const at::Tensor& logits, const at::Tensor
     if (label >= 0) sum = sum + (1 + (logits[k][1 - label] - logits[k][label]).exp()).log();
   }
   return sum;
+}
+
+/// [b, n]: of `n` elements of a site, number(word) of each, drawn one by one.
+at::Tensor drawn(std::uint64_t seed, const std::string& site, const at::Tensor& sample_ids, std::int64_t n,
+                 const auto& number) {
+  const auto key = stream_key(seed, "dropout/" + site);
+  auto out = at::zeros({sample_ids.size(0), n}, at::kDouble);
+  for (std::int64_t k = 0; k < out.size(0); ++k) {
+    const auto sample = static_cast<std::uint64_t>(sample_ids[k].item<std::int64_t>());
+    for (std::int64_t i = 0; i < n; ++i)
+      out.data_ptr<double>()[k * n + i] = number(random_word(key, sample, static_cast<std::uint64_t>(i)));
+  }
+  return out;
+}
+
+/// Numbers from 1 - eps to 1 + eps [b, n], made of 24 bits of each element's word.
+inline at::Tensor jitter(std::uint64_t seed, const std::string& site, double eps, const at::Tensor& sample_ids,
+                         std::int64_t n) {
+  return drawn(seed, site, sample_ids, n, [eps](std::uint32_t word) {
+    return 1 - eps + 2 * eps * (static_cast<double>(word >> 8) + 0.5) / (1 << 24);
+  });
 }
 
 struct DenseExperts {

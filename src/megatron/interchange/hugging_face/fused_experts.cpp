@@ -182,7 +182,8 @@ class ApartExperts : public WeightSource {
     const at::Tensor lower = blocks.bitwise_and(0x0F).to(at::kLong), upper = blocks.__rshift__(4).to(at::kLong);
     const at::Tensor codes = at::stack({lower, upper}, -1).flatten(-2);  // [1, span, groups, 32]
     const at::Tensor exponents = scales.to(at::kInt).sub_(127).unsqueeze(3);
-    const at::Tensor values = at::ldexp(numbers.index({codes}), exponents).flatten(2).select(0, 0);
+    const at::Tensor values =
+        at::ldexp(numbers.index_select(0, codes.flatten()).view(codes.sizes()), exponents).flatten(2).select(0, 0);
     return values.slice(0, 0, span, place.step).narrow(1, box.offset[1] - begin, box.shape[1]);
   }
 

@@ -34,7 +34,7 @@ at::Tensor sink_gradient(const at::Tensor& dout, const AttentionOutput& forward,
   const at::Tensor out = reference::up(forward.out);
   const at::Tensor delta = (reference::up(dout).view(out.sizes()) * out).sum(-1).permute({1, 2, 0});  // [b, n, s]
   const at::Tensor share = (of_heads(sinks, forward) - forward.logsumexp).exp();
-  return (share * delta).sum({0, 2}).neg().to(sinks.scalar_type());
+  return (share * delta).sum(2).sum(0).neg().to(sinks.scalar_type());
 }
 
 void add_sinks_(const AttentionOutput& forward, const at::Tensor& sinks) {

@@ -13,7 +13,7 @@ namespace megatron::kernels {
 
 void grouped_bias_gradient(const std::vector<at::Tensor>& biases, const std::vector<std::int64_t>& offsets,
                            const at::Tensor& dy, const at::Tensor& weights, const std::vector<double>& betas) {
-  const at::ScalarType wide = compute_type(dy);
+  const at::ScalarType wide = reference::compute_type(dy);
   for (std::size_t g = 0; g < biases.size(); ++g) {
     const at::Tensor& into = biases[g];
     if (betas[g] == 0) into.zero_();

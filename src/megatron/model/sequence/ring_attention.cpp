@@ -81,7 +81,7 @@ AttentionOutput ring_attention(const comm::Group& ranks, const Triple& in, const
     for_each_seen(ranks, owner_after(ranks, step), s, [&](const Piece& queries, const Piece& keys) {
       const at::Tensor seen = keys.rows(held);
       AttentionOptions part = options_of_part(options, s * ranks.size(), queries.positions, keys.positions);
-      if (keys.positions.begin != queries.positions.begin) part.sinks = {};  // which are there once
+      if (keys.positions.begin != queries.positions.begin) part.sinks = at::Tensor();  // which are there once
       const auto made = kernels::attention(queries.rows(in.q), seen.select(3, 0), seen.select(3, 1), part);
       merge_(queries.rows(out), logsumexp.narrow(2, queries.row, queries.positions.size()), made);
     });
