@@ -56,7 +56,7 @@ def families():
         "llama_yarn": ("Llama", dict(GROUPED, rope_parameters=YARN)),
         "gpt_oss": ("GptOss", dict(GROUPED, head_dim=16, num_local_experts=6, num_experts_per_tok=3, sliding_window=9,
                                    rope_parameters=dict(YARN, truncate=False))),
-        "gpt_oss_plain": ("GptOss", dict(GROUPED, head_dim=8, num_local_experts=4, num_experts_per_tok=1,
+        "gpt_oss_plain": ("GptOss", dict(GROUPED, head_dim=8, num_local_experts=4, num_experts_per_tok=2,
                                          sliding_window=9, attention_bias=False, num_hidden_layers=3,
                                          rope_parameters=dict(rope_type="default", rope_theta=1000.0))),
     }
