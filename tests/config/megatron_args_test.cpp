@@ -107,6 +107,7 @@ TEST(MegatronTable, NoFlagIsDroppedWithoutAWord) {
       {"pretrain_t5", "--decoder-seq-length 64"},
       {"pretrain_bert", ""},
       {"pretrain_gpt", "--pipeline-model-parallel-size 2 --num-virtual-stages-per-pipeline-rank 2"},
+      {"pretrain_gpt", "--quick-geglu"},
       {"pretrain_gpt", "--train-samples 400"}};
   for (const MegatronFlag& flag : megatron_flags()) {
     // The data types of both moments must be one, else that is an error: tried together below.

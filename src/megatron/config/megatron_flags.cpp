@@ -61,6 +61,7 @@ const std::vector<MegatronSwitch>& megatron_switches() {
       {"accumulate-allreduce-grads-in-fp32", {{"optimizer.grad_dtype", "fp32"}}},
       {"swiglu", {{"model.activation", "silu"}, {"model.gated_linear_unit", "true"}}, "squared-relu"},
       {"squared-relu", {{"model.activation", "squared_relu"}}, "swiglu"},
+      {"quick-geglu", {{"model.activation", "quick_gelu"}, {"model.gated_linear_unit", "true"}}, "swiglu"},
       {"disable-bias-linear", {{"model.add_bias_linear", "false"}}},
       {"bert-no-binary-head", {{"model.bert_binary_head", "false"}}},
       {"use-rope-scaling", {{"model.rope_scaling_factor", "8"}}},

@@ -77,7 +77,7 @@ at::Tensor products_with(const std::vector<ParameterPtr>& biases, const at::Tens
   std::vector<at::Tensor> products;
   for (std::size_t e = 0; e < biases.size(); ++e)
     products.push_back(
-        at::mv(dz.narrow(0, offsets[e], offsets[e + 1] - offsets[e]).to(wide), biases[e]->value.detach().to(wide)));
+        at::mv(dz.narrow(0, offsets[e], offsets[e + 1] - offsets[e]).to(wide), biases[e]->arrived().detach().to(wide)));
   return at::cat(products);
 }
 
