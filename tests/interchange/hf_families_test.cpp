@@ -205,7 +205,7 @@ TEST(HuggingFaceFamilies, RefuseWhatIsNotComputedByName) {
   expect_refused_by_name(mixtral, "router_aux_loss_coef", -5);
   expect_refused_by_name(mixtral, "router_aux_loss_coef", 1e308);
   expect_refused_by_name(sizes("llama", "Llama"), "rope_scaling",
-                         {{"rope_type", "yarn"}, {"factor", 2.0}, {"truncate", false}});
+                         {{"rope_type", "yarn"}, {"factor", 2.0}, {"mscale", 0.7}});
   expect_refused_by_name(sizes("llama", "Llama"), "rope_scaling",
                          {{"rope_type", "yarn"}, {"factor", 2.0}, {"mscale_all_dim", 1.0}});
 }

@@ -177,13 +177,14 @@ TEST(Mapping, FollowsLayersThatDiffer) {
             if (!family.grouped) attention->groups = attention->heads;
             if (!family.grouped) attention->variant = {};
             if (!family.grouped || !shape.linear_bias) attention->bias = family.bias;
+            attention->variant.softmax_type = "vanilla";  // no family that is tried here has sinks
           }
           if (auto* across = std::get_if<plan::CrossAttention>(&branch.inner)) across->bias = family.bias;
           if (auto* experts = std::get_if<plan::Experts>(&branch.inner)) {  // Mixtral's, or Qwen3-MoE's
             experts->expert.gated = true;
             experts->shared_width = 0;
             experts->shared_gate = false;
-            experts->router.bias = false;
+            experts->router.bias = experts->router.linear_bias = experts->expert.bias = false;
             if (std::string(family.name) != "llama") branch.inner = plan::Mlp{.width = 24};
           }
           if (auto* mlp = std::get_if<plan::Mlp>(&branch.inner)) {
