@@ -35,6 +35,15 @@ std::string sharding_text(const std::string& sharding) {
   return sharding.empty() ? "-" : sharding == "optim" ? "ZeRO-1" : sharding == "optim_grads" ? "ZeRO-2" : "ZeRO-3";
 }
 
+/// "fit 12": of so many layers.
+std::string recompute_text(const plan::FoundLayout& layout) {
+  return layout.choice.recompute == "fit" ? concat("fit ", layout.recomputed) : layout.choice.recompute;
+}
+
+std::string stages_text(const plan::LayoutChoice& choice) {
+  return choice.pp == 1 ? "-" : choice.stages.empty() ? "equal" : choice.stages;
+}
+
 double days_of(const plan::FoundLayout& layout, double tokens) { return tokens / layout.tokens_per_s / 86400; }
 
 /// What the tokens cost; 0 where no price is said.
@@ -56,7 +65,9 @@ ordered_json row_of(const plan::FoundLayout& layout, const Options& options, dou
                    {"micro_batch_size", choice.micro_batch_size},
                    {"microbatches", layout.microbatches},
                    {"schedule", choice.schedule},
+                   {"stage_layers", layout.stage_layers},
                    {"recompute", choice.recompute},
+                   {"recomputed_layers", layout.recomputed},
                    {"sharding", choice.sharding},
                    {"tokens_per_s", layout.tokens_per_s},
                    {"mfu", layout.cost.utilization},
@@ -90,16 +101,16 @@ void print_layouts(const plan::LayoutSearch& found, const Options& options, cons
         hardware.name, found.allowed, found.evaluated,
         found.complete ? ", the others can be no faster or hold too much" : "; more were not tried");
   const bool priced = options.flags.gpu_hour_price > 0;
-  print("{:>3} {:>3} {:>3} {:>4} {:>5} {:>6} {:<12} {:<10} {:<7} {:>12} {:>6} {:>10} {:>7} {:>7} {:>8}{}\n", "tp", "pp",
-        "vpp", "dp", "micro", "of", "schedule", "recompute", "shards", "tokens/s", "MFU", "memory", "bubble", "comm",
-        "days", priced ? formatted(" {:>12}", "price") : "");
+  print("{:>3} {:>3} {:>3} {:>4} {:>5} {:>6} {:<12} {:<8} {:<10} {:<7} {:>12} {:>6} {:>10} {:>7} {:>7} {:>8}{}\n", "tp",
+        "pp", "vpp", "dp", "micro", "of", "schedule", "stages", "recompute", "shards", "tokens/s", "MFU", "memory",
+        "bubble", "comm", "days", priced ? formatted(" {:>12}", "price") : "");
   for (std::size_t i = 0; i < most; ++i) {
     const plan::FoundLayout& each = found.layouts[i];
     print(
-        "{:>3} {:>3} {:>3} {:>4} {:>5} {:>6} {:<12} {:<10} {:<7} {:>12.0f} {:>5.1f}% {:>10} {:>6.1f}% {:>6.1f}% "
+        "{:>3} {:>3} {:>3} {:>4} {:>5} {:>6} {:<12} {:<8} {:<10} {:<7} {:>12.0f} {:>5.1f}% {:>10} {:>6.1f}% {:>6.1f}% "
         "{:>8.2f}{}\n",
         each.choice.tp, each.choice.pp, each.choice.vpp, each.dp, each.choice.micro_batch_size, each.microbatches,
-        each.choice.schedule.empty() ? "-" : each.choice.schedule, each.choice.recompute,
+        each.choice.schedule.empty() ? "-" : each.choice.schedule, stages_text(each.choice), recompute_text(each),
         sharding_text(each.choice.sharding), each.tokens_per_s, 100 * each.cost.utilization,
         human_bytes(static_cast<double>(each.memory.total())), 100 * each.cost.parts.pipeline / each.cost.step_s,
         100 * exposed_communication(each.cost), days_of(each, tokens),

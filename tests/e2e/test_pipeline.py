@@ -93,6 +93,57 @@ class Pipeline(unittest.TestCase):
         drawn = run("plan", self.place.recipe, *layout, "--vocab-size", 320, "--trace", trace)
         self.assertIn("measured", drawn)
 
+    def test_unequal_stages_compute_what_one_rank_computes(self):
+        first, last = "--decoder-first-pipeline-num-layers", "--decoder-last-pipeline-num-layers"
+        layouts = [[*PP2, "--pipeline-model-parallel-layout", "Et|tttL"],
+                   [*PP2, "--pp-layout", "Et|t*2|t|L"],
+                   [*PP2, "--vpp", 3, "--pp-layout", "balanced"],
+                   ["--world-size", 3, "--pp", 3, "--pp-layout", "balanced"],
+                   ["--world-size", 3, "--pp", 3, first, 2],
+                   ["--world-size", 3, "--pp", 3, last, 2],
+                   [*PP2, first, 3, last, 1],
+                   ["--world-size", 3, "--pp", 3, "--account-for-embedding-in-pipeline-split",
+                    "--account-for-loss-in-pipeline-split"]]
+        for number, layout in enumerate(layouts):
+            with self.subTest(layout=layout):
+                self.place.train(f"unequal {number}", *SHORT, *layout)
+                self.assert_losses_of_one_rank(f"unequal {number}")
+
+    def test_layers_that_do_not_divide_are_refused_with_a_layout_that_works(self):
+        odd = [self.place.recipe, *SHORT, *PP2, "--vocab-size", 320, "--num-layers", 5]
+        self.assertIn("fix:  --pp-layout balanced", run("plan", *odd, code=2))
+        stages = json.loads(run("plan", *odd, "--pp-layout", "balanced", "--json"))["stages"]
+        self.assertEqual([stage["num_layers"] for stage in stages], [2, 3])
+        self.assertEqual([stage["first_layer"] for stage in stages], [0, 2])
+        wrong = run("plan", *odd, "--pp-layout", "Et*2|tm*2L", code=2)
+        self.assertIn("multi-token prediction", wrong)
+
+    def test_layers_that_are_recomputed_change_no_loss(self):
+        full = ["--recompute-granularity", "full"]
+        self.place.train("listed", *SHORT, *PP2, "--pp-layout", "Et|tttL", *full, "--train.recompute_layers", "1,3")
+        self.assert_losses_of_one_rank("listed")
+        plan = [self.place.recipe, *SHORT, *PP2, "--vocab-size", 320, *full]
+        def held(layers):
+            words = [*plan, "--train.recompute_layers", layers, "--json"]
+            return max(json.loads(run("plan", *words))["memory_bytes"]["total"])
+        limit = ["--train.memory_limit_gb", (held("0-3") + held("none")) / 2e9]
+        fit = json.loads(run("plan", *plan, "--train.recompute_layers", "fit", *limit, "--json"))
+        self.assertNotIn(fit["recomputed_layers"], ("none", "0-3", "fit"))
+        self.assertLessEqual(max(fit["memory_bytes"]["total"]), limit[1] * 1e9)
+        self.place.train("fit", *SHORT, *PP2, *full, "--train.recompute_layers", "fit", *limit)
+        self.assert_losses_of_one_rank("fit")
+
+    def test_checkpoints_of_unequal_stages_are_those_of_any_layout(self):
+        layouts = [[*PP2, "--pp-layout", "Et|tttL"], ["--world-size", 1],
+                   ["--world-size", 3, "--pp", 3, "--pp-layout", "E|t|tttL"],
+                   [*PP2, "--vpp", 2, "--pp-layout", "balanced"]]
+        last = 0
+        for layout in layouts:
+            self.train_until("uneven", last + 2, *layout)
+            last = max(self.place.losses("uneven"))
+        self.train_until("even", last)
+        self.assert_same_losses("uneven", "even", at_least=last)
+
     def test_an_interrupted_run_goes_on_in_another_layout(self):
         self.train_until("moved", 3, "--world-size", 2, "--pp", 2, "--vpp", 2)
         first = max(self.place.losses("moved"))

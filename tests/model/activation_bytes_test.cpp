@@ -63,6 +63,7 @@ struct Mode {
   bool distribute = false;
   bool gelu = true;
   bool partial = false;  ///< of a microbatch that recomputes in part, where others recompute every layer
+  bool listed = false;   ///< the second of the stage's layers alone
 };
 const Mode kModes[] = {
     {.name = "none"},
@@ -76,6 +77,8 @@ const Mode kModes[] = {
     {.name = "partial", .recompute = "full", .num_layers = 2, .partial = true},
     {.name = "partial of block 1", .recompute = "full", .method = "block", .num_layers = 1, .partial = true},
     {.name = "partial of modules", .recompute = "selective", .modules = {"core_attn", "mlp"}, .partial = true},
+    {.name = "listed", .recompute = "full", .listed = true},
+    {.name = "partial of a list", .recompute = "full", .partial = true, .listed = true},
     {.name = "distributed", .recompute = "full", .num_layers = 1, .distribute = true}};
 
 /// A GPT-2, a Llama, whose two ranks share one key and value head, a BERT of the original order, or layers of a T5's
@@ -104,6 +107,7 @@ config::RunConfig config_of(const Kind& kind, const Mode& mode, int t, bool sp) 
   config.train.recompute_method = mode.method;
   config.train.recompute_num_layers = mode.num_layers;
   config.train.recompute_partial_microbatches = mode.partial ? 1 : 0;
+  if (mode.listed) config.train.recompute_layers = kind.t5 ? "3" : "1";
   config.train.distribute_saved_activations = mode.distribute;
   config.train.recompute_gelu = mode.gelu;
   config.model.apply_residual_connection_post_layernorm = kind.bert;
@@ -153,6 +157,11 @@ TransformerOptions options_of(const Kind& kind, const Mode& mode, bool sp) {
                        .attention_core = named("core_attn"),
                        .mlp = named("mlp"),
                        .gelu = mode.gelu};
+  if (mode.listed) {
+    options.recompute.layers = Layers::Listed;
+    options.recompute.listed.assign(static_cast<std::size_t>(options.shape.num_layers), false);
+    options.recompute.listed[kind.t5 ? 3 : 1] = true;
+  }
   return options;
 }
 

@@ -22,6 +22,8 @@ std::vector<Recompute> all_modes() {
   modes.push_back({.attention_core = true, .mlp = true, .gelu = false});
   for (const std::int64_t n : {1, 2, 3, 9}) modes.push_back({.layers = Layers::Uniform, .num_layers = n});
   for (const std::int64_t n : {0, 1, 3}) modes.push_back({.layers = Layers::Block, .num_layers = n, .mlp = true});
+  modes.push_back({.layers = Layers::Listed, .listed = {false, true, false, true}});
+  modes.push_back({.layers = Layers::Listed, .listed = {true, false, false, false}, .mlp = true});
   modes.push_back({.layers = Layers::Uniform, .num_layers = 2, .distribute_inputs = true, .attention_core = true});
   return modes;
 }
@@ -117,21 +119,6 @@ TEST(Recomputed, DoesNotSumTheEndOfAGroupOverRanksAgain) {
   const auto kept = all_reduces({});
   EXPECT_EQ(all_reduces({.layers = Layers::Uniform, .num_layers = 1}), kept + 4);      // the attention's, of each layer
   EXPECT_EQ(all_reduces({.layers = Layers::Uniform, .num_layers = 2}), kept + 4 + 2);  // and one MLP's of each group
-}
-
-TEST(LayerGroups, AreEqualButForTheLastOrTheFirstOnesSingly) {
-  const auto text = [](const Recompute& recompute, std::int64_t layers) {
-    std::string all;
-    for (const auto& group : layer_groups(recompute, layers))
-      all += std::to_string(group.first) + "-" + std::to_string(group.last) + (group.again ? "* " : " ");
-    return all;
-  };
-  EXPECT_EQ(text({}, 4), "0-4 ");
-  EXPECT_EQ(text({.layers = Layers::Uniform, .num_layers = 3}, 7), "0-3* 3-6* 6-7* ");
-  EXPECT_EQ(text({.layers = Layers::Uniform, .num_layers = 0}, 2), "0-1* 1-2* ");
-  EXPECT_EQ(text({.layers = Layers::Block, .num_layers = 2}, 4), "0-1* 1-2* 2-4 ");
-  EXPECT_EQ(text({.layers = Layers::Block, .num_layers = 9}, 2), "0-1* 1-2* ");
-  EXPECT_EQ(text({}, 0) + text({.layers = Layers::Uniform}, 0), "");
 }
 
 }  // namespace

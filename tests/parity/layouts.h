@@ -16,6 +16,7 @@ struct Layout {
   std::string schedule = {}, communication = "overlapped", recompute = "none";
   bool shapes_vary = false, scatter_gather = true, gloo = false;
   std::string stages = {};   ///< parallel.pp_layout
+  std::int64_t layers = 0;   ///< of a T5 in each stack; 0: four, of a T5 two
   int microbatch_group = 0;  ///< parallel.microbatch_group_size
   bool untied = false;       ///< an output layer of its own
   bool sharded = false;      ///< optimizer.use_distributed_optimizer
@@ -58,6 +59,7 @@ inline std::string name_of(const Layout& layout) {
   if (layout.recompute != "none") name += "_" + layout.recompute;
   if (layout.shapes_vary) name += "_varying";
   if (!layout.scatter_gather) name += "_whole";
+  if (layout.layers > 0) name += "_layers" + std::to_string(layout.layers);
   if (!layout.stages.empty()) name += "_stages_" + layout.stages;
   if (layout.microbatch_group > 0) name += "_group" + std::to_string(layout.microbatch_group);
   if (layout.untied) name += "_untied";

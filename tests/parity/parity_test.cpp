@@ -25,6 +25,7 @@
 #include "tests/parity/layouts.h"
 #include "tests/parity/option_layouts.h"
 #include "tests/parity/sequence_layouts.h"
+#include "tests/parity/stage_layouts.h"
 
 // The same seed gives the same training whatever the layout of ranks: same weights, same samples, same dropout masks.
 // What is left are sums in another order. bench/parity.sh shows it at full length on real text.
@@ -102,6 +103,7 @@ plan::ResolvedRun run_of(const Layout& layout, const char* dtype, std::int64_t s
     config.model.relative_attention_max_distance = 10;
     config.data.decoder_seq_length = 8;
   }
+  if (layout.layers > 0) config.model.num_layers = layout.layers;
   config.model.apply_residual_connection_post_layernorm = layout.original;
   config.data.seq_length = 12;
   config.model.max_position_embeddings = 16;
@@ -221,11 +223,11 @@ Course course_of(const Layout& layout, const char* dtype, std::int64_t steps) {
 }
 
 /// The options of Layout::with that one rank has too.
-std::string without_recomputation(const std::string& with) {
+std::string without_layout(const std::string& with) {
   std::string left;
   std::istringstream words(with);
   for (std::string word; words >> word;)
-    if (!word.starts_with("train.")) left += (left.empty() ? "" : " ") + word;
+    if (!word.starts_with("train.") && !word.starts_with("parallel.")) left += (left.empty() ? "" : " ") + word;
   return left;
 }
 
@@ -233,6 +235,7 @@ std::string without_recomputation(const std::string& with) {
 /// process.
 const Course& course_of_one(const Layout& layout, const char* dtype, std::int64_t steps) {
   const Layout one{.micro_batch = layout.global_batch,
+                   .layers = layout.layers,
                    .untied = layout.untied,
                    .global_batch = layout.global_batch,
                    .llama = layout.llama,
@@ -241,7 +244,7 @@ const Course& course_of_one(const Layout& layout, const char* dtype, std::int64_
                    .t5 = layout.t5,
                    .experts = layout.experts,
                    .muon = layout.muon,
-                   .with = without_recomputation(layout.with),
+                   .with = without_layout(layout.with),
                    .documents = layout.documents};
   static std::map<std::tuple<std::string, std::string, std::int64_t, std::int64_t>, Course> known;
   const auto [found, is_new] = known.try_emplace({name_of(one), dtype, one.global_batch, steps});
@@ -365,6 +368,8 @@ INSTANTIATE_TEST_SUITE_P(T5Layouts, Parity, ::testing::ValuesIn(t5_layouts()),
 INSTANTIATE_TEST_SUITE_P(ExpertLayouts, Parity, ::testing::ValuesIn(expert_layouts()),
                          [](const auto& test) { return name_of(test.param); });
 INSTANTIATE_TEST_SUITE_P(SequenceLayouts, Parity, ::testing::ValuesIn(sequence_layouts()),
+                         [](const auto& test) { return name_of(test.param); });
+INSTANTIATE_TEST_SUITE_P(StageLayouts, Parity, ::testing::ValuesIn(stage_layouts()),
                          [](const auto& test) { return name_of(test.param); });
 INSTANTIATE_TEST_SUITE_P(PooledLayouts, Parity, ::testing::ValuesIn(pooled_layouts()),
                          [](const auto& test) { return name_of(test.param); });

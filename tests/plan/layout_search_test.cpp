@@ -36,6 +36,9 @@ config::RunConfig recipe() {
 /// Every layout, planned: the truth.
 std::vector<FoundLayout> all_layouts(const config::RunConfig& recipe, const Hardware& hardware, double capacity) {
   std::vector<FoundLayout> found;
+  std::vector<std::pair<schedule::ScheduleInfo, const char*>> schedules_and_stages;
+  for (const schedule::ScheduleInfo& each : schedule::schedules())
+    for (const char* stages : {"", "balanced"}) schedules_and_stages.emplace_back(each, stages);
   const std::int64_t cp = recipe.parallel.cp, world = recipe.parallel.world_size / cp, layers = recipe.model.num_layers;
   for (int tp = 1; tp <= 8; ++tp)
     for (int pp = 1; pp <= layers; ++pp)
@@ -43,25 +46,35 @@ std::vector<FoundLayout> all_layouts(const config::RunConfig& recipe, const Hard
         for (int micro = 1; micro <= recipe.train.global_batch_size; ++micro)
           for (const char* recompute : {"none", "selective", "full"})
             for (const char* sharding : {"", "optim", "optim_grads", "optim_grads_params"})
-              for (const schedule::ScheduleInfo& each : schedule::schedules()) {
-                if (world % (tp * pp) != 0 || recipe.model.num_attention_heads % tp != 0 || layers % (pp * vpp) != 0 ||
-                    (pp == 1 && vpp > 1) || (pp == 1 && std::string(each.name) != "1f1b") || !each.takes(vpp) ||
+              for (const auto& [each, stages] : schedules_and_stages) {
+                const bool even = *stages == '\0';
+                if (world % (tp * pp) != 0 || recipe.model.num_attention_heads % tp != 0 || pp * vpp > layers ||
+                    (even && layers % (pp * vpp) != 0) || (pp == 1 && (vpp > 1 || !even)) ||
+                    (pp == 1 && std::string(each.name) != "1f1b") || !each.takes(vpp) ||
                     (!each.is_default && !each.splits_backward))
                   continue;
                 const std::int64_t dp = world / tp / pp;
                 if (recipe.train.global_batch_size % (dp * micro) != 0 || (dp * cp == 1 && *sharding != '\0')) continue;
                 const std::int64_t microbatches = recipe.train.global_batch_size / dp / micro;
                 if (vpp > 1 && microbatches % pp != 0) continue;
-                const LayoutChoice choice{tp, pp, vpp, micro, pp == 1 ? "" : each.name, recompute, sharding};
+                const LayoutChoice choice{tp, pp, vpp, micro, pp == 1 ? "" : each.name, recompute, sharding, stages};
                 const config::RunConfig config = with_layout(recipe, choice);
                 if (!broken_rules(config).empty()) continue;
                 const ResolvedRun run = resolve(config);
+                if (!even && std::ranges::all_of(run.parts, [&](auto& p) { return p.num_layers * pp * vpp == layers; }))
+                  continue;  // equal stages
                 const MemoryPlan memory = largest_memory(run);
                 if (static_cast<double>(memory.total()) > capacity) continue;
-                found.push_back({choice, run.grid.sample_shares(), microbatches, memory, step_cost(run, hardware), 0});
+                found.push_back({choice, run.grid.sample_shares(), microbatches, memory, step_cost(run, hardware)});
               }
   std::ranges::stable_sort(found, {}, [](const FoundLayout& each) { return each.cost.step_s; });
   return found;
+}
+
+/// Without those that recompute as few layers as fit, which all_layouts() has not.
+std::vector<FoundLayout> but_fit(std::vector<FoundLayout> layouts) {
+  std::erase_if(layouts, [](const FoundLayout& each) { return each.choice.recompute == "fit"; });
+  return layouts;
 }
 
 TEST(LayoutSearch, FindsTheFastestOfAllThatFitWithoutPlanningThemAll) {
@@ -72,13 +85,69 @@ TEST(LayoutSearch, FindsTheFastestOfAllThatFitWithoutPlanningThemAll) {
     const LayoutSearch found = search_layouts(recipe(), hardware, capacity, {}, 5, 1 << 20, 2);
     EXPECT_TRUE(found.complete);
     ASSERT_GE(truth.size(), 5U) << capacity;
-    ASSERT_GE(found.layouts.size(), 5U) << capacity;
+    const std::vector<FoundLayout> layouts = but_fit(found.layouts);
+    ASSERT_GE(layouts.size(), 5U) << capacity;
     for (std::size_t i = 0; i < 5; ++i)
-      EXPECT_DOUBLE_EQ(found.layouts[i].cost.step_s, truth[i].cost.step_s) << capacity << ", number " << i;
-    EXPECT_EQ(found.layouts[0].choice, truth[0].choice) << flags_of(recipe(), truth[0].choice);
+      EXPECT_DOUBLE_EQ(layouts[i].cost.step_s, truth[i].cost.step_s) << capacity << ", number " << i;
+    EXPECT_EQ(layouts[0].choice, truth[0].choice) << flags_of(recipe(), truth[0].choice);
     EXPECT_LT(found.evaluated, found.allowed);
     for (const FoundLayout& each : found.layouts) EXPECT_LE(static_cast<double>(each.memory.total()), capacity);
   }
+}
+
+TEST(LayoutSearch, ProposesUnequalStagesWhereTheLayersDoNotDivideOrTheOutputIsLarge) {
+  config::RunConfig odd = recipe();
+  odd.model.num_layers = 7;
+  odd.parallel.world_size = 8;
+  odd.train.global_batch_size = 8;
+  const auto truth = all_layouts(odd, h100(), 8e9);
+  const LayoutSearch found = search_layouts(odd, h100(), 8e9, {}, 3, 1 << 20, 2);
+  const std::vector<FoundLayout> layouts = but_fit(found.layouts);
+  ASSERT_GE(layouts.size(), 3U);
+  for (std::size_t i = 0; i < 3; ++i) EXPECT_DOUBLE_EQ(layouts[i].cost.step_s, truth.at(i).cost.step_s) << i;
+
+  config::RunConfig large = recipe();
+  large.model.vocab_size = 512'000;  // the output costs as much as several layers
+  large.parallel.world_size = 8;
+  large.train.global_batch_size = 8;
+  const auto all = search_layouts(large, h100(), 12e9, {}, 1000, 1 << 20, 2).layouts;
+  int pairs = 0;
+  for (const FoundLayout& balanced : all) {
+    if (balanced.choice.stages.empty()) continue;
+    EXPECT_THAT(flags_of(large, balanced.choice), testing::HasSubstr(" --pp-layout balanced"));
+    EXPECT_LT(balanced.stage_layers.back(), balanced.stage_layers.front());
+    LayoutChoice same = balanced.choice;
+    same.stages.clear();
+    for (const FoundLayout& equal : all) {
+      if (equal.choice != same) continue;
+      ++pairs;
+      EXPECT_LT(balanced.cost.step_s, equal.cost.step_s) << flags_of(large, balanced.choice);
+    }
+  }
+  EXPECT_GT(pairs, 0);
+}
+
+TEST(LayoutSearch, RecomputesAsFewLayersAsFit) {
+  const LayoutSearch found = search_layouts(recipe(), h100(), 4e9, {}, 5, 1 << 20, 2);
+  int fewer = 0;
+  for (const FoundLayout& each : found.layouts) {
+    EXPECT_LE(static_cast<double>(each.memory.total()), 4e9);
+    if (each.choice.recompute != "fit") continue;
+    ++fewer;
+    EXPECT_GT(each.recomputed, 0);
+    EXPECT_LT(each.recomputed, 8);
+    EXPECT_THAT(flags_of(recipe(), each.choice),
+                testing::HasSubstr("--train.recompute full --train.recompute_layers fit --train.memory_limit_gb 4"));
+    LayoutChoice all = each.choice;
+    all.recompute = "full";
+    all.limit_gb = 0;
+    for (const FoundLayout& other : found.layouts)
+      if (other.choice == all) EXPECT_LT(each.cost.step_s, other.cost.step_s);
+  }
+  EXPECT_GT(fewer, 0);
+  config::RunConfig listed = recipe();
+  listed.train.recompute_layers = "0-3";
+  EXPECT_THROW(search_layouts(listed, h100(), 80e9, {}, 3, 1000, 2), ConfigError);
 }
 
 TEST(LayoutSearch, OfExpertsKeepsTheRanksThatShareThem) {
@@ -93,10 +162,11 @@ TEST(LayoutSearch, OfExpertsKeepsTheRanksThatShareThem) {
   experts.train.global_batch_size = 8;
   const auto truth = all_layouts(experts, h100(), 80e9);
   const LayoutSearch found = search_layouts(experts, h100(), 80e9, {}, 3, 1 << 20, 2);
-  ASSERT_GE(found.layouts.size(), 3U);
+  const std::vector<FoundLayout> layouts = but_fit(found.layouts);
+  ASSERT_GE(layouts.size(), 3U);
   for (std::size_t i = 0; i < 3; ++i) {
-    EXPECT_DOUBLE_EQ(found.layouts[i].cost.step_s, truth.at(i).cost.step_s) << i;
-    EXPECT_EQ(found.layouts[i].dp % 2, 0);
+    EXPECT_DOUBLE_EQ(layouts[i].cost.step_s, truth.at(i).cost.step_s) << i;
+    EXPECT_EQ(layouts[i].dp % 2, 0);
   }
   EXPECT_THAT(flags_of(experts, found.layouts[0].choice), testing::HasSubstr(" --ep 2"));
 }

@@ -208,12 +208,13 @@ TEST(SplitCosts, CountTheEmbeddingAndWhatIsComputedAgain) {
   const SplitCosts plain = costs([](auto&) {});
   const ModelShape shape = with([](auto&) {}).shape;
   const LayerFlops flops = layer_flops(shape.layer(0), {.sequences = 1, .length = 128});
-  EXPECT_NEAR(plain.layer * 1e12, 3 * (flops.matrices + flops.attention), 1);
+  ASSERT_EQ(std::ssize(plain.layers), shape.num_layers);
+  for (const double layer : plain.layers) EXPECT_NEAR(layer * 1e12, 3 * (flops.matrices + flops.attention), 1);
   EXPECT_NEAR(plain.output * 1e12, 3 * output_flops(shape, 128), 1);
   EXPECT_GT(plain.embedding, 0);
-  EXPECT_LT(plain.embedding, plain.layer);
+  EXPECT_LT(plain.embedding, plain.layers[0]);
   const SplitCosts again = costs([](auto& c) { c.train.recompute = "full"; });
-  EXPECT_NEAR(again.layer, plain.layer * 4 / 3, 1e-9 * plain.layer);
+  EXPECT_NEAR(again.layers[0], plain.layers[0] * 4 / 3, 1e-9 * plain.layers[0]);
   EXPECT_EQ(again.output, plain.output);
   // Two layers a stage, one of them again.
   const SplitCosts half = costs([](auto& c) {
@@ -221,7 +222,34 @@ TEST(SplitCosts, CountTheEmbeddingAndWhatIsComputedAgain) {
     c.train.recompute_method = "block";
     c.train.recompute_num_layers = 1;
   });
-  EXPECT_NEAR(half.layer, plain.layer * 7 / 6, 1e-9 * plain.layer);
+  EXPECT_NEAR(half.layers[0], plain.layers[0] * 7 / 6, 1e-9 * plain.layers[0]);
+  const SplitCosts some = costs([](auto& c) {
+    c.train.recompute = "full";
+    c.train.recompute_layers = "1-2";
+  });
+  EXPECT_NEAR(some.layers[0], plain.layers[0], 1e-9 * plain.layers[0]);
+  EXPECT_NEAR(some.layers[2], plain.layers[2] * 4 / 3, 1e-9 * plain.layers[2]);
+}
+
+TEST(SplitCosts, AreThoseOfEachLayer) {
+  const auto costs = [](auto change) {
+    const ResolvedRun run = with(change);
+    return split_costs(run.config, run.shape, 4).layers;
+  };
+  const auto windows = costs([](auto& c) { c.model.sliding_window = 16, c.model.window_attn_skip_freq = 4; });
+  for (std::size_t l = 0; l < windows.size(); ++l)
+    EXPECT_EQ(windows[l] == windows[0], l % 4 != 3) << "every fourth layer sees all tokens";
+  EXPECT_GT(windows[3], windows[0]);
+  const auto stacks = costs([](auto& c) {
+    c.model.architecture = "t5";
+    c.model.position_embedding_type = "relative";
+    c.model.decoder_num_layers = 3;
+    c.data.decoder_seq_length = 32;
+  });
+  ASSERT_EQ(stacks.size(), 11U);
+  EXPECT_EQ(stacks[0], stacks[7]);
+  EXPECT_EQ(stacks[8], stacks[10]);
+  EXPECT_LT(stacks[8], stacks[0]) << "a quarter of the tokens";
 }
 
 TEST(MemoryPlan, IsTheTableOfBytesAParameterOnDRanks) {

@@ -92,6 +92,30 @@ TEST(Stages, CoverAllLayersInOrderWithEmbeddingFirstAndOutputLast) {
       }
 }
 
+TEST(Stages, ThatAreBalancedCoverAllLayersInOrder) {
+  for (int pp = 2; pp <= 6; ++pp)
+    for (int vpp = 1; vpp <= 3; ++vpp)
+      for (std::int64_t layers = pp * vpp; layers <= 4 * pp * vpp; ++layers) {
+        ParallelConfig parallel;
+        parallel.pp = pp;
+        parallel.vpp = vpp;
+        parallel.pp_layout = "balanced";
+        SplitCosts costs{.embedding = 0.2, .output = 0.1 * static_cast<double>(layers % 30)};
+        for (std::int64_t l = 0; l < layers; ++l) costs.layers.push_back(1 + static_cast<double>(l % 3));
+        const auto parts = stage_parts(parallel, layers, costs);
+        ASSERT_EQ(parts.size(), static_cast<std::size_t>(pp * vpp));
+        std::int64_t next = 0;
+        for (std::size_t i = 0; i < parts.size(); ++i) {
+          EXPECT_EQ(parts[i].first_layer, next);
+          EXPECT_TRUE(parts[i].num_layers > 0 || parts[i].embedding || parts[i].output);
+          EXPECT_EQ(parts[i].embedding, i == 0);
+          EXPECT_EQ(parts[i].output, i + 1 == parts.size());
+          next += parts[i].num_layers;
+        }
+        EXPECT_EQ(next, layers);
+      }
+}
+
 TEST(Stages, TakeMegatronsWaysToSplitUnevenly) {
   const auto pp4 = [](auto more) {
     return [more](ParallelConfig& p) {
@@ -142,6 +166,8 @@ TEST(Layout, ShowsWhereItCannotBeRead) {
             "  got:  Et*3|x|tL\n"
             "             ^\n"
             "  fix:  --pp-layout balanced, or such as \"Et*3|t*4|t*4|t*3L\"");
+  EXPECT_THAT(error("Et*3|(tt|)*29,m|L"),
+              HasSubstr("m, a layer of multi-token prediction, is in no model here (character 15)"));
   EXPECT_THAT(error("E(t|tL"), HasSubstr("')' is missing (character 7)"));
   EXPECT_THAT(error("Et)|tL"), HasSubstr("')' without '(' (character 3)"));
   EXPECT_THAT(error("Et*|tL"), HasSubstr("'*' needs a number of at least 1 (character 4)"));
@@ -159,49 +185,11 @@ TEST(Layout, StaysSmallWhateverItsText) {
   EXPECT_THAT(error(std::string(60000, '(')), HasSubstr("too deep"));
 }
 
-/// The least largest stage over all splits, by trying each.
-double least_by_search(std::int64_t layers, int stages, const SplitCosts& costs) {
-  double best = 1e30;
-  const std::function<void(int, std::int64_t, double)> place = [&](int stage, std::int64_t left, double largest) {
-    const bool first = stage == 0, last = stage + 1 == stages;
-    const double fixed = (first ? costs.embedding : 0) + (last ? costs.output : 0);
-    const auto with = [&](std::int64_t count) { return std::max(largest, fixed + costs.layer * double(count)); };
-    if (last) {
-      best = std::min(best, with(left));
-      return;
-    }
-    for (std::int64_t count = first ? 0 : 1; count <= left; ++count) place(stage + 1, left - count, with(count));
-  };
-  place(0, layers, 0);
-  return best;
-}
-
-TEST(BalancedLayers, HaveTheLeastLargestStage) {
-  for (int stages = 1; stages <= 5; ++stages)
-    for (std::int64_t layers = std::max(1, stages - 2); layers <= 9; ++layers)
-      for (const double embedding : {0.0, 0.3, 2.0})
-        for (const double output : {0.0, 0.5, 1.0, 3.7}) {
-          const SplitCosts costs{.layer = 1, .embedding = embedding, .output = output};
-          const Layers split = balanced_layers(layers, stages, costs);
-          ASSERT_EQ(std::accumulate(split.begin(), split.end(), std::int64_t{0}), layers);
-          double largest = 0;
-          for (std::size_t i = 0; i < split.size(); ++i) {
-            const bool first = i == 0, last = i + 1 == split.size();
-            if (!first && !last) {
-              EXPECT_GE(split[i], 1);
-            }
-            largest = std::max(largest, static_cast<double>(split[i]) + (first ? embedding : 0) + (last ? output : 0));
-          }
-          EXPECT_DOUBLE_EQ(largest, least_by_search(layers, stages, costs)) << layers << " on " << stages;
-        }
-}
-
 TEST(BalancedLayers, ReplaceAnEvenSplitThatDoesNotDivide) {
   ParallelConfig parallel;
   parallel.pp = 4;
   parallel.pp_layout = "balanced";
-  EXPECT_EQ(layers_of(stage_parts(parallel, 14, {.layer = 1, .embedding = 0, .output = 2})), (Layers{4, 4, 4, 2}));
-  EXPECT_THAT(error_of([] { balanced_layers(2, 5, {}); }), HasSubstr("--pp 4 --vpp 1 (the most stages)"));
+  EXPECT_EQ(layers_of(stage_parts(parallel, 14, {.embedding = 0, .output = 2})), (Layers{4, 4, 4, 2}));
 }
 
 TEST(Stages, RefuseWhatDoesNotFitTheModelInOneError) {
@@ -233,6 +221,7 @@ TEST(Stages, RefuseWhatDoesNotFitTheModelInOneError) {
       {8, [](auto& p) { p.pp = 2, p.pp_layout = "Et*4|t|t*3L"; }, "a multiple of 2 stages"},
       {8, [](auto& p) { p.pp = p.vpp = 2, p.pp_layout = "Et*4|t*4L"; }, "must have 4 stages"},
       {8, [](auto& p) { p.pp = 2, p.pp_layout = "Et*4|t*4M"; }, "(character 9)"},
+      {8, [](auto& p) { p.pp = 2, p.pp_layout = "Et*4|t*4mL"; }, "multi-token prediction"},
       {8, [](auto& p) { p.pp = 2, p.vpp = 2, p.layers_per_virtual_stage = 2; }, "must not both be given"},
       {8, [](auto& p) { p.pp = 2, p.layers_per_virtual_stage = 3; }, "model.num_layers must divide by"},
       {8, [](auto& p) { p.pp = 2, p.first_stage_layers = 9; }, "9 and 0 of 8 layers"},
@@ -254,12 +243,25 @@ TEST(SplitStageParts, ShareEachStackAmongTheRanksOnItsSideOfTheSplit) {
   config::ParallelConfig parallel;
   parallel.pp = 4;
   parallel.pipeline_split_rank = 1;
-  EXPECT_EQ(split_stage_parts(parallel, 6, 9), parts_of_layers({6, 3, 3, 3}));
+  const auto parts = [&](std::int64_t encoder, std::int64_t decoder, const SplitCosts& costs = {}) {
+    return split_stage_parts(parallel, encoder, decoder, costs);
+  };
+  EXPECT_EQ(parts(6, 9), parts_of_layers({6, 3, 3, 3}));
   parallel.pipeline_split_rank = 2;
-  EXPECT_EQ(split_stage_parts(parallel, 6, 8), parts_of_layers({3, 3, 4, 4}));
-  EXPECT_THROW(split_stage_parts(parallel, 6, 9), ConfigError);
+  EXPECT_EQ(parts(6, 8), parts_of_layers({3, 3, 4, 4}));
+  EXPECT_THAT(error_of([&] { parts(6, 9); }), HasSubstr("fix:  --pp-layout balanced"));
+  EXPECT_THAT(error_of([&] { parts(6, 1); }), HasSubstr("fix:  --parallel.pipeline_split_rank 0"));
+  parallel.pp_layout = "balanced";
+  EXPECT_EQ(parts(6, 9), parts_of_layers({3, 3, 4, 5}));
+  EXPECT_EQ(parts(5, 9, {.embedding = 3, .output = 3}), parts_of_layers({1, 4, 6, 3}));
+  EXPECT_EQ(parts(2, 2, {.embedding = 30, .output = 30}), parts_of_layers({0, 2, 2, 0}));
+  EXPECT_EQ(parts(2, 3, {.layers = {1, 1, 9, 1, 1}}), parts_of_layers({1, 1, 1, 2})) << "the decoder's own costs";
+  EXPECT_THROW(parts(6, 1), ConfigError);
+  parallel.pp_layout = "E|t|t|tL";
+  EXPECT_THAT(error_of([&] { parts(2, 2); }), HasSubstr("in one way"));
+  parallel.pp_layout.clear();
   parallel.first_stage_layers = 1;
-  EXPECT_THROW(split_stage_parts(parallel, 6, 8), ConfigError);
+  EXPECT_THROW(parts(6, 8), ConfigError);
 }
 
 }  // namespace

@@ -57,6 +57,19 @@ TEST(Layouts, SplitsAPipelineLessWhereTheRanksAreTooFew) {
   EXPECT_EQ(smaller->config.parallel.pp, 1);
 }
 
+TEST(Layouts, BalancesAPipelineOfUnequalStagesAgain) {
+  config::RunConfig config = four_heads(1, 4, 8);
+  config.parallel.pp_layout = "E|t|t*2|tL";
+  const auto smaller = smaller_layout(config, 4, 1, rules_allow);
+  ASSERT_TRUE(smaller);
+  EXPECT_EQ(smaller->ranks, 3);
+  EXPECT_EQ(smaller->config.parallel.pp, 3);
+  EXPECT_EQ(smaller->config.parallel.pp_layout, "balanced");
+  config::RunConfig typed = config;
+  config::parse_words(config::fields_of(typed), smaller->words, "");
+  EXPECT_EQ(config::save_toml(typed), config::save_toml(smaller->config));
+}
+
 TEST(Layouts, HasNoneBelowTheFewestRanks) {
   EXPECT_FALSE(smaller_layout(four_heads(1, 1, 8), 4, 3, rules_allow));
   EXPECT_FALSE(smaller_layout(four_heads(1, 1, 8), 1, 1, rules_allow));

@@ -25,6 +25,8 @@ struct TrainConfig {
   std::string recompute = "none";
   std::string recompute_method = "uniform";
   std::int64_t recompute_num_layers = 0;
+  std::string recompute_layers;
+  double memory_limit_gb = 0;
   std::int64_t recompute_partial_microbatches = 0;
   std::vector<std::string> recompute_modules = {"core_attn"};
   bool distribute_saved_activations = false;
@@ -66,6 +68,11 @@ struct TrainConfig {
       "recompute-method", when("train.recompute", {"full"}), Choices({"uniform", "block"}));
     v("recompute_num_layers", recompute_num_layers, "full: layers, see recompute_method; 0: uniform groups of one.",
       "recompute-num-layers");
+    v("recompute_layers", recompute_layers,
+      "full: layers that are recomputed, such as 0-3,8,12-22:2 (every second), none, or fit: as few as keep "
+      "memory_limit_gb on each pipeline rank; empty: by recompute_method.");
+    v("memory_limit_gb", memory_limit_gb,
+      "Limit of what a rank holds by the memory plan, in 10^9 bytes; a run that needs more is refused. 0: none.");
     v("recompute_partial_microbatches", recompute_partial_microbatches,
       "full, selective, with a pipeline: of the microbatches that a rank holds, so many recompute nothing, or "
       "recompute_num_layers layers (block); the others every layer, or recompute_modules.",

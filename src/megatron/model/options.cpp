@@ -50,16 +50,16 @@ kernels::RopeOptions local_rope_options(const config::ModelConfig& model, const 
   return rope;
 }
 
-Recompute recompute_options(const config::TrainConfig& train) {
-  using Layers = Recompute::Layers;
+Recompute recompute_options(const config::TrainConfig& train, std::int64_t num_layers) {
   const auto& modules = train.recompute_modules;
   const auto selected = [&](const char* name) {
     return train.recompute == "selective" && std::find(modules.begin(), modules.end(), name) != modules.end();
   };
-  const Layers method = train.recompute_method == "block" ? Layers::Block : Layers::Uniform;
-  return {.layers = train.recompute == "full" ? method : Layers::None,
-          .num_layers = method == Layers::Uniform && train.recompute_num_layers == 0 ? 1 : train.recompute_num_layers,
+  const plan::LayerRecomputation whole = plan::layer_recomputation(train, num_layers);
+  return {.layers = whole.method,
+          .num_layers = whole.num_layers,
           .some_partial = train.recompute_partial_microbatches > 0,
+          .listed = whole.listed,
           .distribute_inputs = train.distribute_saved_activations,
           .attention_core = selected("core_attn"),
           .mlp = selected("mlp"),
@@ -81,7 +81,7 @@ TransformerOptions transformer_options(const config::RunConfig& config, const pl
           .label_smoothing = config.train.label_smoothing,
           .loss_chunk_tokens = config.train.loss_chunk_tokens,
           .sequence_parallel = config.parallel.sp,
-          .recompute = recompute_options(config.train),
+          .recompute = recompute_options(config.train, shape.num_layers),
           .seed = config.train.seed};
 }
 

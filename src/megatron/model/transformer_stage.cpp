@@ -43,27 +43,14 @@ struct Pass {
   RouterSite router = {};
 };
 
-/// Those of a stage, cut where a T5's decoder begins.
-std::vector<LayerGroup> groups_of(const TransformerOptions& options, const plan::StagePart& part, bool partial) {
-  std::vector<LayerGroup> groups;
-  const std::int64_t cut = options.shape.encoder_layers - part.first_layer;
-  for (const LayerGroup& group : layer_groups(options.recompute, part.num_layers, partial)) {
-    groups.push_back(group);
-    if (group.first >= cut || cut >= group.last) continue;
-    groups.back().last = cut;
-    groups.push_back({.first = cut, .last = group.last, .again = group.again});
-  }
-  return groups;
-}
-
 struct TransformerStage::Impl {
   TransformerOptions options;
   plan::StagePart part;
   comm::Group tp;
   at::TensorOptions precise;  ///< of losses: float32, or float64 where the parameters are
   StageModules modules;
-  bool has_routers = false;                        ///< some layer of the stage is a mixture of experts
-  std::vector<LayerGroup> groups, partial_groups;  ///< the second of microbatches with partial_recomputation
+  bool has_routers = false;                              ///< some layer of the stage is a mixture of experts
+  std::vector<plan::LayerGroup> groups, partial_groups;  ///< the second of microbatches with partial_recomputation
 
   Impl(TransformerOptions o, const plan::StagePart& p, const parallel::ParameterStore& parameters, comm::Group group);
 
@@ -116,11 +103,11 @@ struct TransformerStage::Impl {
   /// Layers [first, last) of the stage.
   /// `value`: whether the stream after the last of them is read.
   /// `states`: the encoder's, of layers with cross attention.
-  Normed run_blocks(at::Tensor x_sbh, const at::Tensor& states, const LayerGroup& group, const Norm* next,
+  Normed run_blocks(at::Tensor x_sbh, const at::Tensor& states, const plan::LayerGroup& group, const Norm* next,
                     const Pass& pass, parallel::Value value = parallel::Value::Needed) const;
   /// The same, computed again in the backward pass where the group is; `next`, which may be null, of the stream or, of
   /// null, the stream.
-  at::Tensor run_group(at::Tensor x_sbh, const at::Tensor& states, const LayerGroup& group, const Norm* next,
+  at::Tensor run_group(at::Tensor x_sbh, const at::Tensor& states, const plan::LayerGroup& group, const Norm* next,
                        const Pass& pass) const;
 };
 
@@ -133,8 +120,8 @@ TransformerStage::Impl::Impl(TransformerOptions o, const plan::StagePart& p, con
       modules(options, part, parameters, tp),
       has_routers(std::ranges::any_of(modules.blocks,
                                       [](const Block& block) { return block.branches().back().experts.has_value(); })),
-      groups(groups_of(options, p, false)),
-      partial_groups(groups_of(options, p, true)) {}
+      groups(plan::layer_groups(options.recompute.whole_layers(), p, options.shape.encoder_layers)),
+      partial_groups(plan::layer_groups(options.recompute.whole_layers(), p, options.shape.encoder_layers, true)) {}
 
 kernels::Dropout TransformerStage::Impl::stream_site(const Pass& pass, const std::string& name,
                                                      const at::Tensor& x_sbh) const {
@@ -217,7 +204,7 @@ Block::Sites TransformerStage::Impl::sites(const Pass& pass, std::int64_t number
   return sites;
 }
 
-Normed TransformerStage::Impl::run_blocks(at::Tensor x_sbh, const at::Tensor& states, const LayerGroup& group,
+Normed TransformerStage::Impl::run_blocks(at::Tensor x_sbh, const at::Tensor& states, const plan::LayerGroup& group,
                                           const Norm* next, const Pass& pass, parallel::Value value) const {
   const auto rows = x_sbh.detach();  // of the stream, whose size the dropout sites need
   const auto block = [&](std::int64_t l) -> const Block& { return modules.blocks[static_cast<std::size_t>(l)]; };
@@ -303,7 +290,7 @@ at::Tensor TransformerStage::Impl::end_of_stack(const at::Tensor& y, const Pass&
   return options.shape.inner_dropout ? dropout(y, stream_site(pass, name, y)) : y;
 }
 
-at::Tensor TransformerStage::Impl::run_group(at::Tensor x_sbh, const at::Tensor& states, const LayerGroup& group,
+at::Tensor TransformerStage::Impl::run_group(at::Tensor x_sbh, const at::Tensor& states, const plan::LayerGroup& group,
                                              const Norm* next, const Pass& pass) const {
   if (!group.again) {
     const auto end = run_blocks(std::move(x_sbh), states, group, next, pass);
@@ -340,7 +327,7 @@ at::Tensor TransformerStage::Impl::hidden(at::Tensor x, const Batch& batch, bool
     if (splits_inputs()) states = states.clone();  // which is kept, and would keep all of x
     x = x.narrow(0, rows, x.size(0) - rows);
   }
-  for (const LayerGroup& group : batch.partial_recomputation ? partial_groups : groups) {
+  for (const plan::LayerGroup& group : batch.partial_recomputation ? partial_groups : groups) {
     if (options.shape.encoder_decoder() && group.first == cut) {
       states = std::exchange(x, {});
       x = embed_decoder(batch, pass);

@@ -46,6 +46,8 @@ class LayoutParser {
         ++at_;
         item = sequence(depth + 1);
         if (peek() != ')') fail("')' is missing");
+      } else if (next == 'm') {
+        fail("m, a layer of multi-token prediction, is in no model here");
       } else if (next != 'E' && next != 't' && next != 'L' && next != '|') {
         fail("only E, t, L, |, (, ), * and numbers have a meaning");
       }

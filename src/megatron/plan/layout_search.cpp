@@ -1,12 +1,14 @@
 #include "megatron/plan/layout_search.h"
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <optional>
 #include <tuple>
 
 #include "megatron/base/error.h"
 #include "megatron/base/machine/parallel.h"
+#include "megatron/plan/cost/recomputation.h"
 #include "megatron/schedule/table.h"
 
 namespace megatron::plan {
@@ -21,8 +23,19 @@ double as_double(std::int64_t value) { return static_cast<double>(value); }
 /// recomputation): the same for every pipeline.
 struct WholeModel {
   double microbatch_s = 0;
+  double layers_s = 0;  ///< of that the products of layers, where all cost the same; else 0
   double update_s = 0;
   std::int64_t parameter_bytes = 0, gradient_bytes = 0, state_bytes = 0, activation_bytes = 0;
+  std::map<int, std::vector<std::int64_t>> balanced = {};  ///< layers by stage, by the number of stages
+  config::RunConfig config = {};
+  ModelShape shape = {};
+};
+
+/// How layers are split.
+struct Split {
+  const char* stages = "";   ///< LayoutChoice::stages
+  double first_share = 1;    ///< of the layers, that the first rank has
+  double largest_share = 1;  ///< that the rank with the most has
 };
 
 /// A layout before it is planned: how fast it can be at most, and what it holds at least.
@@ -40,22 +53,26 @@ std::vector<std::int64_t> divisors(std::int64_t n, std::int64_t most) {
 
 /// Of a rank of `choice`, without what its schedule and other ranks make it wait for. `ranks` may share the optimizer's
 /// state.
-double least_step_s(const WholeModel& whole, const LayoutChoice& choice, int ranks, std::int64_t microbatches) {
+double least_step_s(const WholeModel& whole, const LayoutChoice& choice, int ranks, std::int64_t microbatches,
+                    double largest_share) {
   const double pp = choice.pp, m = as_double(microbatches);
   const bool splits_backward = choice.pp > 1 && schedule::schedule_named(choice.schedule).splits_backward;
   const double bubble = splits_backward ? 0 : (pp - 1) / (m * choice.vpp);
   const double owners = choice.sharding.empty() ? 1 : ranks;
-  return m * whole.microbatch_s / pp * (1 + bubble) + whole.update_s / pp / owners;
+  const double computed = std::max(whole.microbatch_s / pp * (1 + bubble), whole.layers_s * largest_share);
+  return m * computed + whole.update_s / pp / owners;
 }
 
-/// Weights, gradients and the optimizer's state, of layers that every rank has alike, and what the first rank of a
-/// pipeline keeps before the first backward pass comes back to it: as many microbatches as there are ranks.
-double least_bytes(const WholeModel& whole, const LayoutChoice& choice, int ranks, std::int64_t microbatches) {
+/// Weights, gradients and the optimizer's state, of which some rank has at least its even share, and what the first
+/// rank of a pipeline keeps before the first backward pass comes back to it: as many microbatches as there are ranks,
+/// of `first_share` of the model.
+double least_bytes(const WholeModel& whole, const LayoutChoice& choice, int ranks, std::int64_t microbatches,
+                   double first_share) {
   const double owners = choice.sharding.empty() ? 1 : ranks;
   const double gradients = choice.sharding.starts_with("optim_grads") ? 0 : as_double(whole.gradient_bytes);
   const double parameters = as_double(whole.parameter_bytes) / (choice.sharding == "optim_grads_params" ? owners : 1);
   const double kept = as_double(whole.activation_bytes * std::min<std::int64_t>(microbatches, choice.pp));
-  return (parameters + gradients + as_double(whole.state_bytes) / owners + kept) / choice.pp;
+  return (parameters + gradients + as_double(whole.state_bytes) / owners) / choice.pp + kept * first_share;
 }
 
 std::vector<std::string> schedules_of(int pp, int vpp) {
@@ -80,6 +97,7 @@ class Search {
     alone.schedule = {};                                       // of so few samples
     const ResolvedRun run = resolve(std::move(alone), facts);  // what is wrong with the recipe itself is said here
     model_ = run.config.model;
+    num_layers_ = run.shape.num_layers;
     widths_ = {model_.num_attention_heads, run.shape.ffn_hidden};
     if (run.shape.experts)
       widths_.insert(widths_.end(), {run.shape.experts->expert.width, run.shape.experts->shared_width});
@@ -92,6 +110,10 @@ class Search {
     if (const std::int64_t cp = recipe.parallel.cp; cp > 1 && recipe.parallel.cp_comm_type == "a2a")
       for (const std::int64_t heads : {model_.num_attention_heads, run.shape.groups()})
         widths_.push_back(heads % cp == 0 ? heads / cp : 1);
+    if (!recipe.train.recompute_layers.empty())
+      throw ConfigError(rule_got_fix("A search chooses itself what is recomputed.",
+                                     concat("train.recompute_layers ", recipe.train.recompute_layers),
+                                     "leave --train.recompute_layers out"));
     if (batch_ < 1)
       throw ConfigError(
           rule_got_fix("A search needs train.global_batch_size.", concat(batch_), "--global-batch-size 1536"));
@@ -104,12 +126,10 @@ class Search {
       if (std::ranges::any_of(widths_, [&](std::int64_t width) { return width % tp != 0; })) continue;
       if (world_ / tp % recipe_.parallel.cp != 0) continue;
       const std::int64_t left = world_ / tp / recipe_.parallel.cp;
-      for (const std::int64_t pp : divisors(left, model_.num_layers)) {
+      for (const std::int64_t pp : divisors(left, num_layers_)) {
         const std::int64_t dp = left / pp;
-        if (model_.num_layers % pp != 0 || batch_ % dp != 0 || dp * recipe_.parallel.cp % recipe_.parallel.ep != 0)
-          continue;
-        for (const std::int64_t vpp :
-             pp == 1 ? std::vector<std::int64_t>{1} : divisors(model_.num_layers / pp, kMostVpp))
+        if (batch_ % dp != 0 || dp * recipe_.parallel.cp % recipe_.parallel.ep != 0) continue;
+        for (std::int64_t vpp = 1; vpp <= (pp == 1 ? 1 : std::min<std::int64_t>(num_layers_ / pp, kMostVpp)); ++vpp)
           for (const std::int64_t micro : divisors(batch_ / dp, kMostMicroBatch))
             add(all, static_cast<int>(tp), static_cast<int>(pp), static_cast<int>(vpp), micro, static_cast<int>(dp));
       }
@@ -131,7 +151,20 @@ class Search {
                       .memory = largest_memory(run),
                       .cost = {}};
     found.cost = step_cost(run, hardware_);
+    for (const StagePart& part : run.parts) {
+      found.stage_layers.push_back(part.num_layers);
+      found.recomputed += std::ranges::count(layers_again(run.config.train, run.shape, part, false), true);
+    }
     found.tokens_per_s = as_double(batch_ * run.config.data.seq_length) / found.cost.step_s;
+    return found;
+  }
+
+  /// The layout with as few layers recomputed as fit; nothing where that is none or all of them.
+  std::optional<FoundLayout> with_fewest_layers(LayoutChoice choice) const {
+    choice.recompute = kFitLayers;
+    choice.limit_gb = std::floor(capacity_ / 1e6) / 1e3;
+    auto found = evaluate(choice);
+    if (found && (found->recomputed == 0 || found->recomputed == num_layers_)) return std::nullopt;
     return found;
   }
 
@@ -147,28 +180,57 @@ class Search {
       for (const char* recompute : {"none", "selective", "full"})
         for (const char* sharding : {"", "optim", "optim_grads", "optim_grads_params"}) {
           if (owners == 1 && *sharding != '\0') continue;
-          ++allowed_;
-          const LayoutChoice choice{tp, pp, vpp, micro, schedule, recompute, sharding};
-          const WholeModel& whole = whole_model(tp, micro, recompute);
-          if (least_bytes(whole, choice, owners, microbatches) > capacity_) continue;
-          all.push_back({choice, least_step_s(whole, choice, owners, microbatches)});
+          WholeModel& whole = whole_model(tp, micro, recompute);
+          for (const Split& split : splits_of(whole, schedule, pp, vpp)) {
+            ++allowed_;
+            const LayoutChoice choice{tp, pp, vpp, micro, schedule, recompute, sharding, split.stages};
+            if (least_bytes(whole, choice, owners, microbatches, split.first_share) > capacity_) continue;
+            all.push_back({choice, least_step_s(whole, choice, owners, microbatches, split.largest_share)});
+          }
         }
     }
   }
 
-  const WholeModel& whole_model(int tp, std::int64_t micro, const char* recompute) {
+  /// Equal stages where the layers divide, and balanced ones where these differ.
+  std::vector<Split> splits_of(WholeModel& whole, const std::string& schedule, int pp, int vpp) {
+    if (pp == 1) return {{}};
+    const int stages = pp * vpp;
+    const auto [at, is_new] = whole.balanced.try_emplace(stages);
+    const std::vector<std::int64_t>& balanced = at->second;
+    if (is_new) at->second = balanced_layers(num_layers_, stages, split_costs(whole.config, whole.shape, stages));
+    std::vector<Split> splits;
+    if (num_layers_ % stages == 0) splits.push_back({"", 1.0 / pp, 1.0 / pp});
+    if (std::ranges::all_of(balanced, [&](std::int64_t layers) { return layers * stages == num_layers_; }))
+      return splits;
+    const bool v_shaped = schedule::schedule_named(schedule).v_shaped;
+    const auto placement = v_shaped ? schedule::Placement::v_shaped(pp) : schedule::Placement::looped(pp, vpp);
+    std::vector<std::int64_t> of_rank(static_cast<std::size_t>(pp), 0);
+    for (int stage = 0; stage < stages; ++stage)
+      of_rank[static_cast<std::size_t>(placement.rank_of(stage))] += balanced[static_cast<std::size_t>(stage)];
+    splits.push_back({"balanced", as_double(of_rank.front()) / as_double(num_layers_),
+                      as_double(*std::ranges::max_element(of_rank)) / as_double(num_layers_)});
+    return splits;
+  }
+
+  WholeModel& whole_model(int tp, std::int64_t micro, const char* recompute) {
     const auto [at, is_new] = whole_.try_emplace({tp, micro, recompute});
     if (!is_new) return at->second;
     config::RunConfig config = with_layout(recipe_, {.tp = tp, .micro_batch_size = micro, .recompute = recompute});
     config.parallel.world_size = tp * config.parallel.ep * config.parallel.cp;
     config.train.global_batch_size = micro * config.parallel.ep;
     config.schedule = {};
+    config.train.memory_limit_gb = 0;  // of ranks that share a model
+    WholeModel& whole = at->second;
     const ResolvedRun run = resolve(std::move(config), facts_);
+    whole.config = run.config;
+    whole.shape = run.shape;
+    const std::vector<double> layers = split_costs(run.config, run.shape, 1).layers;
+    const bool alike = std::ranges::all_of(layers, [&](double layer) { return layer == layers[0]; });
     const StepCost cost = step_cost(run, hardware_);
     const MemoryPlan memory = largest_memory(run);
-    WholeModel& whole = at->second;
     whole.update_s = cost.parts.optimizer;
     whole.microbatch_s = cost.parts.sum() - cost.parts.optimizer - cost.parts.data - cost.parts.waiting;
+    if (alike) whole.layers_s = cost.parts.matrices + cost.parts.attention;
     whole.parameter_bytes = memory.parameters;
     whole.gradient_bytes = memory.gradients;
     whole.state_bytes = memory.optimizer_state;
@@ -182,6 +244,7 @@ class Search {
   const Facts& facts_;
   std::int64_t world_;
   config::ModelConfig model_;
+  std::int64_t num_layers_ = 0;       ///< of all stacks
   std::vector<std::int64_t> widths_;  ///< what tp must divide
   std::int64_t batch_ = 0;
   std::int64_t allowed_ = 0;
@@ -200,10 +263,15 @@ config::RunConfig with_layout(config::RunConfig recipe, const LayoutChoice& choi
   parallel.dp = 0;
   parallel.sp = choice.tp > 1 && recipe.data.seq_length / std::max(1, parallel.cp) % choice.tp == 0;
   parallel.pp_schedule = choice.schedule;
-  parallel.pp_layout.clear();
+  parallel.pp_layout = choice.stages;
   parallel.layers_per_virtual_stage = parallel.first_stage_layers = parallel.last_stage_layers = 0;
   recipe.train.micro_batch_size = choice.micro_batch_size;
   recipe.train.recompute = choice.recompute;
+  if (choice.recompute == kFitLayers) {
+    recipe.train.recompute = "full";
+    recipe.train.recompute_layers = kFitLayers;
+    recipe.train.memory_limit_gb = choice.limit_gb;
+  }
   if (choice.recompute == "none" || choice.pp == 1) recipe.train.recompute_partial_microbatches = 0;
   recipe.optimizer.use_distributed_optimizer = !choice.sharding.empty();
   if (!choice.sharding.empty()) recipe.optimizer.data_parallel_sharding_strategy = choice.sharding;
@@ -216,7 +284,10 @@ std::string flags_of(const config::RunConfig& recipe, const LayoutChoice& choice
   if (config.parallel.cp > 1) flags += concat(" --cp ", config.parallel.cp);
   if (config.parallel.ep > 1) flags += concat(" --ep ", config.parallel.ep);
   if (choice.pp > 1) flags += concat(" --vpp ", choice.vpp, " --schedule ", choice.schedule);
-  flags += concat(" --micro-batch-size ", choice.micro_batch_size, " --train.recompute ", choice.recompute);
+  if (!choice.stages.empty()) flags += concat(" --pp-layout ", choice.stages);
+  flags += concat(" --micro-batch-size ", choice.micro_batch_size, " --train.recompute ", config.train.recompute);
+  if (choice.recompute == kFitLayers)
+    flags += concat(" --train.recompute_layers fit --train.memory_limit_gb ", choice.limit_gb);
   if (!choice.sharding.empty())
     flags += concat(" --use-distributed-optimizer --data-parallel-sharding-strategy ", choice.sharding);
   return flags;
@@ -248,6 +319,16 @@ LayoutSearch search_layouts(const config::RunConfig& recipe, const Hardware& har
     next += round;
     result.evaluated += static_cast<std::int64_t>(round);
   }
+  // Where layers are recomputed at all, fewer of them may do.
+  const std::size_t best = std::min(result.layouts.size(), static_cast<std::size_t>(most));
+  std::vector<std::optional<FoundLayout>> fewer(best);
+  for_each_on_threads(best, threads, [&](std::size_t i, std::size_t) {
+    const LayoutChoice& choice = result.layouts[i].choice;
+    if (choice.recompute != "none") fewer[i] = search.with_fewest_layers(choice);
+  });
+  for (auto& each : fewer)
+    if (each && search.fits(*each)) result.layouts.push_back(std::move(*each));
+  std::ranges::stable_sort(result.layouts, faster);
   std::ranges::stable_sort(result.too_large, {}, [](const FoundLayout& each) { return each.memory.total(); });
   return result;
 }

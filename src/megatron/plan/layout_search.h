@@ -16,8 +16,10 @@ struct LayoutChoice {
   int tp = 1, pp = 1, vpp = 1;
   std::int64_t micro_batch_size = 1;
   std::string schedule = {};       ///< "" where pp is 1
-  std::string recompute = "none";  ///< train.recompute
+  std::string recompute = "none";  ///< train.recompute, or fit: train.recompute_layers within limit_gb
   std::string sharding = {};       ///< "": every rank has all optimizer state; else data_parallel_sharding_strategy
+  std::string stages = {};         ///< parallel.pp_layout: "" (equal) or "balanced"
+  double limit_gb = 0;             ///< train.memory_limit_gb, of recompute fit
 
   bool operator==(const LayoutChoice&) const = default;
 };
@@ -34,23 +36,26 @@ struct FoundLayout {
   std::int64_t microbatches = 1;
   MemoryPlan memory;  ///< of the rank that holds most
   StepCost cost;
-  double tokens_per_s = 0;  ///< of all ranks
+  double tokens_per_s = 0;                      ///< of all ranks
+  std::vector<std::int64_t> stage_layers = {};  ///< of each stage, in order
+  std::int64_t recomputed = 0;                  ///< layers that are recomputed whole
 };
 
 struct LayoutSearch {
   std::vector<FoundLayout> layouts = {};    ///< that fit, the fastest first
   std::vector<FoundLayout> too_large = {};  ///< of those that were looked at and do not fit, the smallest first
-  std::int64_t allowed = 0;                 ///< combinations that divide ranks, layers, heads and batch
+  std::int64_t allowed = 0;                 ///< combinations that divide ranks, heads and batch
   std::int64_t evaluated = 0;               ///< of these, by plan and cost model
   /// Whether no other could be among the first `most`: by a bound that leaves out what data-parallel ranks exchange and
   /// the wait for the slowest rank. False where max_evaluated came first.
   bool complete = true;
 };
 
-/// The `most` fastest layouts of `recipe` on its parallel.world_size ranks with `capacity_bytes` each. Layouts whose
+/// The `most` fastest layouts of `recipe` on its parallel.world_size ranks with `capacity_bytes` each: of equal stages
+/// where the layers divide, and of stages balanced by cost where these differ. Layouts whose
 /// states alone do not fit, or which could be no faster than those found, are not evaluated; at most `max_evaluated`
-/// are. On `threads` threads; the result does not depend on how many. `facts`: as resolve() takes them. Throws
-/// ConfigError where the recipe itself, or the world size, is wrong.
+/// are. Of those that recompute, also with as few layers as fit. On `threads` threads; the result does not depend on
+/// how many. `facts`: as resolve() takes them. Throws ConfigError where the recipe itself, or the world size, is wrong.
 LayoutSearch search_layouts(const config::RunConfig& recipe, const Hardware& hardware, double capacity_bytes,
                             const Facts& facts, int most, int max_evaluated, int threads);
 

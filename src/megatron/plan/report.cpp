@@ -295,6 +295,7 @@ json report(const ResolvedRun& run, std::string_view processor) {
       {"microbatches_per_step", run.microbatches_per_step},
       {"train_samples", run.train_samples},
       {"train_tokens", run.train_samples * config.data.seq_length}};
+  if (!config.train.recompute_layers.empty()) all["recomputed_layers"] = config.train.recompute_layers;
   if (run.grid.sequence_shares() > 1) all["sequence"] = sequence_of(run);
   for (const BatchStep& step : run.batch_schedule.steps())
     all["batch_steps"].push_back({{"from_sample", step.from}, {"global_batch_size", step.size}});

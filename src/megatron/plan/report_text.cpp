@@ -142,6 +142,11 @@ std::string pipeline_text(const ResolvedRun& run, const json& all) {
   return out;
 }
 
+std::string recomputed_text(const json& all) {
+  if (!all.contains("recomputed_layers")) return "";
+  return concat("layers that backward computes again: ", all["recomputed_layers"].get<std::string>(), "\n");
+}
+
 std::string slices_text(const json& parameter) {
   if (parameter["split_dim"].is_null()) return "whole on every tp rank";
   return concat("dim ", parameter["split_dim"].get<int>(),
@@ -286,7 +291,7 @@ std::string warnings_text(const json& warnings) {
 std::string report_text(const ResolvedRun& run, std::string_view processor) {
   const json all = report(run, processor);
   return model_text(run, all) + step_text(run, all) + groups_text(run, all["groups"]) + sequence_text(run, all) +
-         pipeline_text(run, all) + parameters_text(run, all["parameter_slices"]) +
+         pipeline_text(run, all) + recomputed_text(all) + parameters_text(run, all["parameter_slices"]) +
          buffer_text(all["gradient_buffers"]) + first_step_text(all["first_step"]) +
          memory_text(all["memory_bytes"], all["target"]) + layer_text(all["layer_activations"]) +
          warnings_text(all["warnings"]);

@@ -115,6 +115,8 @@ void check_tuning(const config::RunConfig& config, Rules& rules);
 /// The rules of the model's experts, and of how the `shares` ranks with other tokens (dp x cp) share them.
 void check_experts(const config::ModelConfig& model, Rules& rules);
 void check_expert_layout(const config::RunConfig& config, int shares, Rules& rules);
+/// The rules of what backward computes again, of a model of `num_layers` layers (0: not known) on `pp` pipeline ranks.
+void check_recomputation(const config::TrainConfig& train, int pp, std::int64_t num_layers, Rules& rules);
 /// The rules of ranks that share sequences.
 void check_sequence_shares(const config::RunConfig& config, Rules& rules);
 

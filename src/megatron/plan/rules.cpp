@@ -13,6 +13,7 @@
 #include "megatron/data/run_blends.h"
 #include "megatron/plan/cost/counts.h"
 #include "megatron/plan/cost/memory.h"
+#include "megatron/plan/cost/recomputation.h"
 #include "megatron/plan/mend.h"
 #include "megatron/plan/model_kind.h"
 #include "megatron/plan/parameters/adapters.h"
@@ -366,29 +367,6 @@ RankGrid resolve_grid(const config::ParallelConfig& parallel, const Facts& facts
   return grid.value_or(RankGrid());
 }
 
-/// Recomputation options that have no effect together with the others.
-void resolve_recomputation(const config::TrainConfig& train, int pp, Rules& rules) {
-  const bool full = train.recompute == "full";
-  rules.require(full || train.recompute_num_layers == 0, "train.recompute_num_layers needs train.recompute full.",
-                train.recompute, "--train.recompute full");
-  rules.require(full || !train.distribute_saved_activations,
-                "train.distribute_saved_activations needs train.recompute full.", train.recompute,
-                "--train.recompute full");
-  rules.require(!full || train.recompute_method != "block" || train.recompute_num_layers > 0,
-                "train.recompute_method block needs train.recompute_num_layers.", "0", "--recompute-num-layers 1");
-  const bool in_part = train.recompute_partial_microbatches > 0;
-  rules.require(train.recompute != "none" || !in_part,
-                "train.recompute_partial_microbatches needs train.recompute full or selective.", train.recompute,
-                "--train.recompute full");
-  rules.require(pp > 1 || !in_part,
-                "train.recompute_partial_microbatches needs a pipeline, whose ranks hold several microbatches at once: "
-                "parallel.pp of at least 2.",
-                concat("pp ", pp), "--train.recompute_partial_microbatches 0 (the default), or --pp 2");
-  rules.require(train.recompute != "selective" || !train.recompute_modules.empty(),
-                "train.recompute selective needs train.recompute_modules.", "none",
-                "--train.recompute_modules core_attn");
-}
-
 /// Options of the pipeline that do nothing together with the others.
 void check_pipeline_options(const config::ParallelConfig& parallel, Rules& rules) {
   const std::string& name = parallel.pp_schedule;
@@ -420,6 +398,12 @@ std::int64_t total_layers(const config::ModelConfig& model) {
   return shape.num_layers;
 }
 
+/// 0 where the numbers of layers are wrong, which is said elsewhere.
+std::int64_t layers_or_none(const config::ModelConfig& model) {
+  const auto is_right = [](std::int64_t layers) { return layers >= 0 && layers <= kMaxLayers; };
+  return is_right(model.num_layers) && is_right(model.decoder_num_layers) ? total_layers(model) : 0;
+}
+
 /// The stages, who holds them, and the schedule, as far as that needs no more than the layout.
 struct Pipeline {
   std::vector<StagePart> parts;
@@ -440,14 +424,14 @@ Pipeline resolve_pipeline(const config::RunConfig& config, const Facts& facts, R
       !in_range(parallel.microbatch_group_size, 0, kMaxGroup))
     return pipeline;  // said already
   SplitCosts costs;
-  if (rules.hold())
+  if (rules.hold() && parallel.pp_layout == "balanced")
     costs = split_costs(
         config, model_shape(config),
         static_cast<int>(std::min<std::int64_t>(std::int64_t{parallel.pp} * parallel.vpp, total_layers(config.model))));
   rules.attempt([&] {
     const std::int64_t layers = total_layers(config.model);
     pipeline.parts = parallel.pipeline_split_rank > 0
-                         ? split_stage_parts(parallel, config.model.num_layers, layers - config.model.num_layers)
+                         ? split_stage_parts(parallel, config.model.num_layers, layers - config.model.num_layers, costs)
                          : stage_parts(parallel, layers, costs);
     const int chunks = static_cast<int>(pipeline.parts.size()) / parallel.pp;
     const schedule::ScheduleInfo* info = &schedule::default_schedule(chunks);
@@ -542,7 +526,7 @@ ResolvedRun resolve_as_given(config::RunConfig config, const Facts& facts) {
     steps = resolve_batch_steps(config, grid.sample_shares(), facts, rules);
     if (steps.empty()) keep_batch(config, grid.sample_shares(), facts.resumed_batch, rules);
   }
-  resolve_recomputation(config.train, config.parallel.pp, rules);
+  check_recomputation(config.train, config.parallel.pp, layers_or_none(config.model), rules);
   check_pipeline_options(config.parallel, rules);
   Pipeline pipeline = resolve_pipeline(config, facts, rules);
   const Samples samples = resolve_samples(config, grid.sample_shares(), steps, facts, rules);
@@ -565,6 +549,7 @@ ResolvedRun resolve_as_given(config::RunConfig config, const Facts& facts) {
   const std::int64_t unit = run.config.train.micro_batch_size * grid.sample_shares();
   run.microbatches_per_step = run.config.train.global_batch_size / unit;
   resolve_schedule(run, facts.schedule_file);
+  resolve_memory_limit(run);
   return run;
 }
 

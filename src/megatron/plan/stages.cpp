@@ -201,35 +201,12 @@ std::vector<StagePart> parts_of_rank(const std::vector<StagePart>& parts, const 
   return held;
 }
 
-std::vector<std::int64_t> balanced_layers(std::int64_t num_layers, int num_stages, const SplitCosts& costs) {
-  const std::int64_t inner = std::max(0, num_stages - 2);
-  if (num_layers < inner || num_layers < 1)
-    throw ConfigError(rule_got_fix("every stage between the first and the last must have a layer.",
-                                   concat(counted(num_layers, "layer"), ", ", counted(num_stages, "stage")),
-                                   concat("--pp ", num_layers + 2, " --vpp 1 (the most stages)")));
-  std::vector<std::int64_t> layers(static_cast<std::size_t>(num_stages), 1);
-  std::vector<double> loads(layers.size(), costs.layer);
-  layers.front() = layers.back() = 0;
-  loads.front() = loads.back() = 0;
-  loads.front() += costs.embedding;
-  loads.back() += costs.output;
-  // Layers are equal, so giving each to the stage with the least is the best split.
-  for (std::int64_t left = num_layers - inner; left > 0; --left) {
-    std::size_t least = layers.size() - 1;
-    for (std::size_t stage = least; stage-- > 0;)
-      if (loads[stage] < loads[least]) least = stage;
-    ++layers[least];
-    loads[least] += costs.layer;
-  }
-  return layers;
-}
-
 std::vector<StagePart> stage_parts(const config::ParallelConfig& parallel, std::int64_t num_layers,
                                    const SplitCosts& costs) {
   check_one_way(parallel);
   std::vector<StagePart> parts;
   if (!parallel.pp_layout.empty() && parallel.pp_layout != "balanced") {
-    parts = parse_layout(parallel.pp_layout);
+    parts = parse_layout(parallel.pp_layout, EmptyStages::Allowed);
     check_layout(parts, parallel, num_layers);
   } else {
     const int num_stages = num_stages_of(parallel, num_layers);
@@ -242,14 +219,38 @@ std::vector<StagePart> stage_parts(const config::ParallelConfig& parallel, std::
   return parts;
 }
 
+namespace {
+
+/// Layers of the ranks that share one of a T5's stacks, `first` being the number of its first layer.
+std::vector<std::int64_t> stack_layers(const config::ParallelConfig& parallel, const SplitCosts& costs, bool encoder,
+                                       std::int64_t first, std::int64_t layers) {
+  const int ranks = encoder ? parallel.pipeline_split_rank : parallel.pp - parallel.pipeline_split_rank;
+  const std::string what = encoder ? "the encoder's layers" : "the decoder's layers";
+  if (parallel.pp_layout.empty())
+    return std::vector<std::int64_t>(static_cast<std::size_t>(ranks), share(layers, ranks, what));
+  if (layers < ranks)
+    throw ConfigError(rule_got_fix(concat(what, " must be one for each of the stages that share them."),
+                                   concat(counted(layers, "layer"), ", ", counted(ranks, "stage"))));  // with_fix()
+  SplitCosts stack{.layers = {},
+                   .embedding = encoder ? costs.embedding : 0,
+                   .output = encoder ? 0 : costs.output,
+                   .begins = encoder,
+                   .ends = !encoder};
+  if (!costs.layers.empty()) stack.layers.assign(costs.layers.begin() + first, costs.layers.begin() + first + layers);
+  return balanced_layers(layers, ranks, stack);
+}
+
+}  // namespace
+
 std::vector<StagePart> split_stage_parts(const config::ParallelConfig& parallel, std::int64_t encoder_layers,
-                                         std::int64_t decoder_layers) {
+                                         std::int64_t decoder_layers, const SplitCosts& costs) {
   const int split = parallel.pipeline_split_rank;
   if (split >= parallel.pp)
     throw ConfigError(rule_got_fix("parallel.pipeline_split_rank must be below parallel.pp.",
                                    concat("split rank ", split, ", pp ", parallel.pp),
                                    "--parallel.pipeline_split_rank 0 (the default)"));
-  const bool others = parallel.vpp != 1 || parallel.layers_per_virtual_stage != 0 || !parallel.pp_layout.empty() ||
+  const bool layout = !parallel.pp_layout.empty() && parallel.pp_layout != "balanced";
+  const bool others = parallel.vpp != 1 || parallel.layers_per_virtual_stage != 0 || layout ||
                       parallel.first_stage_layers > 0 || parallel.last_stage_layers > 0 ||
                       parallel.account_for_embedding || parallel.account_for_loss ||
                       parallel.standalone_embedding_stage;
@@ -257,12 +258,15 @@ std::vector<StagePart> split_stage_parts(const config::ParallelConfig& parallel,
     throw ConfigError(rule_got_fix("layers must be split in one way.",
                                    "parallel.pipeline_split_rank, and another option that shares out layers",
                                    "--parallel.pipeline_split_rank 0 (the default)"));
+  const bool enough = encoder_layers >= split && decoder_layers >= parallel.pp - split;
+  const char* const fix =
+      enough ? "--pp-layout balanced" : "--parallel.pipeline_split_rank 0 (the decoder begins where the encoder ends)";
   std::vector<std::int64_t> layers;
-  for (int rank = 0; rank < parallel.pp; ++rank)
-    with_fix("--parallel.pipeline_split_rank 0 (the decoder begins where the encoder ends)", [&] {
-      layers.push_back(rank < split ? share(encoder_layers, split, "the encoder's layers")
-                                    : share(decoder_layers, parallel.pp - split, "the decoder's layers"));
-    });
+  with_fix(fix, [&] {
+    layers = stack_layers(parallel, costs, /*encoder=*/true, 0, encoder_layers);
+    const auto decoder = stack_layers(parallel, costs, /*encoder=*/false, encoder_layers, decoder_layers);
+    layers.insert(layers.end(), decoder.begin(), decoder.end());
+  });
   return parts_of_layers(layers);
 }
 

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "megatron/config/run_config.h"
+#include "megatron/plan/cost/balance.h"
 #include "megatron/schedule/placement.h"
 
 // Layers to pipeline stages.
@@ -29,16 +30,6 @@ std::vector<StagePart> parts_of_layers(const std::vector<std::int64_t>& layers);
 std::vector<StagePart> parts_of_rank(const std::vector<StagePart>& parts, const schedule::Placement& placement,
                                      int pp_rank);
 
-/// What one layer, the embedding and the output layer with its loss cost, in any unit.
-struct SplitCosts {
-  double layer = 1, embedding = 0, output = 0;
-};
-
-/// Layers of each stage such that the most expensive stage costs least. The first and the last stage may have none,
-/// where embedding and output cost as much; the others have at least one. Of equal splits, later stages have more:
-/// they keep fewer activations. Throws ConfigError where there are too few layers.
-std::vector<std::int64_t> balanced_layers(std::int64_t num_layers, int num_stages, const SplitCosts& costs);
-
 /// Whether a layout may have stages without anything: a run here may not, one of Megatron-LM may.
 enum class EmptyStages : std::uint8_t { Refused, Allowed };
 
@@ -48,13 +39,14 @@ enum class EmptyStages : std::uint8_t { Refused, Allowed };
 std::vector<StagePart> parse_layout(const std::string& layout, EmptyStages empty = EmptyStages::Refused);
 
 /// Every stage of the model, as parallel.pp, vpp, pp_layout and the related options say. `costs` are for pp_layout
-/// "balanced". Throws ConfigError.
+/// "balanced" (balance.h). Throws ConfigError.
 std::vector<StagePart> stage_parts(const config::ParallelConfig& parallel, std::int64_t num_layers,
                                    const SplitCosts& costs);
 
-/// The stages of a T5 cut at `parallel.pipeline_split_rank`, one a rank: those before it share the encoder's layers
-/// evenly, the others the decoder's, which are numbered after them. Throws ConfigError.
+/// The stages of a T5 cut at `parallel.pipeline_split_rank`, one a rank: those before it share the encoder's layers,
+/// the others the decoder's, which are numbered after them: evenly, or with pp_layout "balanced" each stack by `costs`.
+/// Throws ConfigError.
 std::vector<StagePart> split_stage_parts(const config::ParallelConfig& parallel, std::int64_t encoder_layers,
-                                         std::int64_t decoder_layers);
+                                         std::int64_t decoder_layers, const SplitCosts& costs);
 
 }  // namespace megatron::plan

@@ -31,9 +31,25 @@ std::vector<ModelSplit> splits_of(int ranks, const ModelSplit& now) {
   return all;
 }
 
+bool is_unequal(const config::ParallelConfig& parallel) {
+  return !parallel.pp_layout.empty() || parallel.layers_per_virtual_stage > 0 || parallel.first_stage_layers > 0 ||
+         parallel.last_stage_layers > 0 || parallel.account_for_embedding || parallel.account_for_loss ||
+         parallel.standalone_embedding_stage;
+}
+
+/// For another number of stages than the options are about.
+void balance_stages(config::ParallelConfig& parallel) {
+  parallel.pp_layout = "balanced";
+  parallel.layers_per_virtual_stage = parallel.first_stage_layers = parallel.last_stage_layers = 0;
+  parallel.account_for_embedding = parallel.account_for_loss = parallel.standalone_embedding_stage = false;
+}
+
 config::RunConfig with_split(config::RunConfig config, int ranks, const ModelSplit& split) {
   config::ParallelConfig& parallel = config.parallel;
-  if (split.pp != parallel.pp) parallel.vpp = 1;  // chunks of other stages
+  if (split.pp != parallel.pp) {
+    parallel.vpp = 1;  // chunks of other stages
+    if (is_unequal(parallel)) balance_stages(parallel);
+  }
   parallel.world_size = ranks;
   parallel.dp = 0;  // what is left
   parallel.tp = split.tp;
@@ -58,6 +74,14 @@ std::vector<std::string> words_of(const config::RunConfig& config) {
   add("--parallel.dp", parallel.dp);
   add("--parallel.sp", parallel.sp);
   add("--train.global_batch_size", config.train.global_batch_size);
+  if (parallel.pp_layout != "balanced") return words;
+  add("--parallel.pp_layout", parallel.pp_layout);
+  add("--parallel.layers_per_virtual_stage", parallel.layers_per_virtual_stage);
+  add("--parallel.first_stage_layers", parallel.first_stage_layers);
+  add("--parallel.last_stage_layers", parallel.last_stage_layers);
+  add("--parallel.account_for_embedding", parallel.account_for_embedding);
+  add("--parallel.account_for_loss", parallel.account_for_loss);
+  add("--parallel.standalone_embedding_stage", parallel.standalone_embedding_stage);
   return words;
 }
 

@@ -56,7 +56,7 @@ constexpr std::array<std::string_view, 23> kOfTraining = {"FP8",
                                                           "kitchen library"};
 
 /// Options of a launch.
-constexpr std::array<std::string_view, 18> kOfLaunch = {"data.tokenizer",
+constexpr std::array<std::string_view, 20> kOfLaunch = {"data.tokenizer",
                                                         "data.tokenizer_type",
                                                         "data.data_cache_path",
                                                         "data.prefetch",
@@ -67,6 +67,8 @@ constexpr std::array<std::string_view, 18> kOfLaunch = {"data.tokenizer",
                                                         "train.recompute",
                                                         "train.recompute_method",
                                                         "train.recompute_num_layers",
+                                                        "train.recompute_layers",
+                                                        "train.memory_limit_gb",
                                                         "train.recompute_partial_microbatches",
                                                         "train.recompute_modules",
                                                         "train.distribute_saved_activations",

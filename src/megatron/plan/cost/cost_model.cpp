@@ -265,11 +265,11 @@ std::vector<Passes> stage_passes(const ResolvedRun& run, const Pieces& pieces, b
   std::vector<Passes> stages;
   for (const StagePart& part : run.parts) {
     Passes stage;
-    const std::int64_t again = full_recomputation(run.config.train, part.num_layers, partial).layers;
+    const std::vector<bool> again = layers_again(run.config.train, run.shape, part, partial);
     for (std::int64_t l = 0; l < part.num_layers; ++l) {
       const Passes layer = pieces.layer(run.shape.layer(part.first_layer + l), partial);
       stage.add(layer, 1);
-      if (l < again) stage.backward_input.add(layer.forward, 1);
+      if (again[static_cast<std::size_t>(l)]) stage.backward_input.add(layer.forward, 1);
     }
     if (part.embedding) stage.add(embedding, 1);
     if (part.output) stage.add(output, 1);
@@ -397,12 +397,12 @@ double computed_flops(const ResolvedRun& run, const Pieces& pieces, const std::v
   double microbatch = 3 * pieces.output_flops();
   for (std::size_t stage = 0; stage < run.parts.size(); ++stage) {
     const StagePart& part = run.parts[stage];
-    const auto again = [&](bool partial) {
-      return full_recomputation(run.config.train, part.num_layers, partial).layers;
-    };
+    const std::vector<bool> whole = layers_again(run.config.train, run.shape, part, false),
+                            partial = layers_again(run.config.train, run.shape, part, true);
     for (std::int64_t l = 0; l < part.num_layers; ++l) {
       const double share = partial_shares[stage];
-      const double times = 3 + (l < again(false) ? 1 - share : 0) + (l < again(true) ? share : 0);
+      const auto layer = static_cast<std::size_t>(l);
+      const double times = 3 + (whole[layer] ? 1 - share : 0) + (partial[layer] ? share : 0);
       microbatch += times * pieces.layer_flops_of(run.shape.layer(part.first_layer + l));
     }
   }

@@ -4,6 +4,7 @@
 
 #include "megatron/plan/cost/counts.h"
 #include "megatron/plan/cost/rank_buffers.h"
+#include "megatron/plan/cost/recomputation.h"
 #include "megatron/plan/parameters/adapters.h"
 #include "megatron/plan/pipeline_plan.h"
 
@@ -36,6 +37,15 @@ std::vector<Stretch> stretches_of(const ModelShape& shape, const StagePart& part
   const std::int64_t end = part.first_layer + part.num_layers;
   const std::int64_t encoder = std::clamp(shape.encoder_layers, part.first_layer, end) - part.first_layer;
   return {{part.first_layer, encoder, false}, {part.first_layer + encoder, part.num_layers - encoder, true}};
+}
+
+std::vector<LayerGroup> autograd_groups(const config::TrainConfig& train, const ModelShape& shape,
+                                        const StagePart& part, bool partial) {
+  return layer_groups(layer_recomputation(train, shape.num_layers), part, shape.encoder_layers, partial);
+}
+
+bool in_decoder(const ModelShape& shape, std::int64_t layer) {
+  return shape.encoder_decoder() && layer >= shape.encoder_layers;
 }
 
 /// `partial`: of a microbatch that recomputes in part, which is no module.
@@ -81,18 +91,12 @@ std::int64_t layer_weight_bytes(const config::RunConfig& config, const LayerSpec
 
 }  // namespace
 
-FullRecomputation full_recomputation(const config::TrainConfig& train, std::int64_t layers, bool partial) {
-  if (train.recompute != "full" || layers == 0) return {};
-  const bool block = train.recompute_method == "block";
-  if (partial && !block) return {};
-  if (block) {
-    // Where some microbatches are partial, the others recompute every layer.
-    const bool all = train.recompute_partial_microbatches > 0 && !partial;
-    const std::int64_t first = all ? layers : std::min(train.recompute_num_layers, layers);
-    return {.layers = first, .inputs = first, .group = 1};
-  }
-  const std::int64_t group = std::clamp<std::int64_t>(train.recompute_num_layers, 1, layers);
-  return {.layers = layers, .inputs = (layers + group - 1) / group, .group = group};
+std::vector<bool> layers_again(const config::TrainConfig& train, const ModelShape& shape, const StagePart& part,
+                               bool partial) {
+  std::vector<bool> again;
+  for (const LayerGroup& group : autograd_groups(train, shape, part, partial))
+    again.insert(again.end(), static_cast<std::size_t>(group.last - group.first), group.again);
+  return again;
 }
 
 std::int64_t layer_activation_bytes(const config::RunConfig& config, const LayerSpec& layer, bool partial) {
@@ -118,16 +122,19 @@ std::int64_t stage_activation_bytes(const config::RunConfig& config, const Model
   };
   const bool parts = config.train.distribute_saved_activations && config.parallel.tp > 1 && !config.parallel.sp;
   std::int64_t bytes = 0;
-  bool recomputed = false;
-  for (const auto& [first, layers, decoder] : stretches_of(shape, part)) {
-    const FullRecomputation full = full_recomputation(config.train, layers, partial);
-    const std::int64_t input = parts ? stream_of(decoder) / config.parallel.tp : stream_of(decoder);
-    bytes += full.inputs * input;
-    for (std::int64_t l = full.layers; l < layers; ++l)
-      bytes += layer_activation_bytes(config, shape.layer(first + l), partial);
-    recomputed = recomputed || full.layers > 0;
-    if (decoder && layers > 0) bytes += stream_of(false);  // what cross attention reads, the same in each layer
+  bool begins_again = false;  // the first layer is recomputed
+  for (const LayerGroup& group : autograd_groups(config.train, shape, part, partial)) {
+    begins_again = begins_again || (group.again && group.first == 0);
+    if (group.again) {
+      const std::int64_t input = stream_of(in_decoder(shape, part.first_layer + group.first));
+      bytes += parts ? input / config.parallel.tp : input;
+      continue;
+    }
+    for (std::int64_t l = group.first; l < group.last; ++l)
+      bytes += layer_activation_bytes(config, shape.layer(part.first_layer + l), partial);
   }
+  for (const Stretch& stretch : stretches_of(shape, part))  // what cross attention reads, the same in each layer
+    if (stretch.decoder && stretch.layers > 0) bytes += stream_of(false);
   // What ends the encoder is normalized, whose input is kept.
   if (begins_decoder(shape, part) && part.first_layer < shape.encoder_layers) bytes += stream_of(false);
   // The final norm's input, and the gradient of what the output layer takes, which it computes with the loss. A
@@ -137,21 +144,18 @@ std::int64_t stage_activation_bytes(const config::RunConfig& config, const Model
   // Devlin's order drops what the first norm gives: no pass over the norm's input gives that again.
   const bool drops_after_norm =
       config.model.apply_residual_connection_post_layernorm && config.model.hidden_dropout > 0;
-  if (part.first_layer == 0 && part.num_layers > 0 && !recomputed && drops_after_norm) bytes += stream_of(false);
+  if (part.first_layer == 0 && part.num_layers > 0 && !begins_again && drops_after_norm) bytes += stream_of(false);
   return bytes;
 }
 
 std::int64_t recomputed_bytes(const config::RunConfig& config, const ModelShape& shape, const StagePart& part,
                               bool partial) {
   std::int64_t most = 0;
-  for (const auto& [first, layers, decoder] : stretches_of(shape, part)) {
-    const FullRecomputation full = full_recomputation(config.train, layers, partial);
-    for (std::int64_t begin = 0; begin < full.layers; begin += full.group) {
-      std::int64_t group = 0;
-      for (std::int64_t l = begin; l < std::min(begin + full.group, full.layers); ++l)
-        group += layer_activation_bytes(config, shape.layer(first + l));
-      most = std::max(most, group);
-    }
+  for (const LayerGroup& group : autograd_groups(config.train, shape, part, partial)) {
+    std::int64_t bytes = 0;
+    for (std::int64_t l = group.first; group.again && l < group.last; ++l)
+      bytes += layer_activation_bytes(config, shape.layer(part.first_layer + l));
+    most = std::max(most, bytes);
   }
   return most;
 }
@@ -169,24 +173,25 @@ schedule::Costs stage_costs(const config::RunConfig& config, const ModelShape& s
   for (const StagePart& part : parts) {
     double forward = part.output ? 3 * output : 0, input = 0, partial_input = 0, weight = 0, weight_bytes = 0,
            partial_weight_bytes = 0;
-    for (const auto& [first, number, in_decoder] : stretches_of(shape, part)) {
-      const std::int64_t again = full_recomputation(config.train, number).layers,
-                         partially_again = full_recomputation(config.train, number, true).layers;
+    const std::vector<bool> again = layers_again(config.train, shape, part, false),
+                            partially_again = layers_again(config.train, shape, part, true);
+    for (const auto& [first, number, decoder] : stretches_of(shape, part)) {
       for (std::int64_t l = 0; l < number; ++l) {
+        const auto in_stage = static_cast<std::size_t>(first - part.first_layer + l);
         const LayerSpec layer = shape.layer(first + l);
         const LayerFlops flops = layer_flops(layer, tokens_of(layer, batch, length, config.data.decoder_seq_length));
         const double matrices = flops.matrices / unit, attention = flops.attention / unit;
         const double backward = matrices + 2 * attention;
-        input += backward + (l < again ? matrices + attention : 0);
+        input += backward + (again[in_stage] ? matrices + attention : 0);
         if (recomputes(config, "core_attn", false)) input += attention;
         if (recomputes(config, "mlp", false)) input += flops.fc1 / unit;
-        partial_input += backward + (l < partially_again ? matrices + attention : 0);
+        partial_input += backward + (partially_again[in_stage] ? matrices + attention : 0);
         forward += matrices + attention;
         weight += matrices;
         weight_bytes += static_cast<double>(layer_weight_bytes(config, layer, false));
         partial_weight_bytes += static_cast<double>(layer_weight_bytes(config, layer, true));
       }
-      if (in_decoder && number > 0) {  // what k and v of cross attention are products of, the same in each layer
+      if (decoder && number > 0) {  // what k and v of cross attention are products of, the same in each layer
         const auto states =
             static_cast<double>(tokens_of(config) * stream_width(config, shape.hidden) * element_bytes(config));
         weight_bytes += states;
@@ -211,15 +216,31 @@ schedule::Costs stage_costs(const config::RunConfig& config, const ModelShape& s
 }
 
 SplitCosts split_costs(const config::RunConfig& config, const ModelShape& shape, int num_stages) {
-  const std::int64_t layers = std::max<std::int64_t>(1, (shape.num_layers + num_stages - 1) / std::max(1, num_stages));
-  const schedule::Costs costs = stage_costs(config, shape,
-                                            {{.num_layers = layers, .embedding = false, .output = false},
-                                             {.num_layers = 0, .embedding = true, .output = false},
-                                             {.num_layers = 0, .embedding = false, .output = true}});
+  const std::int64_t of_stage =
+      std::max<std::int64_t>(1, (shape.num_layers + num_stages - 1) / std::max(1, num_stages));
+  config::RunConfig once = config;
+  if (once.train.recompute == "full") once.train.recompute = "none";
+  std::vector<StagePart> parts{{.num_layers = 0, .embedding = true, .output = false},
+                               {.num_layers = 0, .embedding = false, .output = true}};
+  for (std::int64_t l = 0; l < shape.num_layers; ++l)
+    parts.push_back({.first_layer = l, .num_layers = 1, .embedding = false, .output = false});
+  const schedule::Costs costs = stage_costs(once, shape, parts);
   const auto sum = [&](std::size_t part) {
     return costs.forward[part] + costs.backward_input[part] + costs.backward_weight[part];
   };
-  return {.layer = sum(0) / static_cast<double>(layers), .embedding = sum(1), .output = sum(2)};
+  const LayerRecomputation again = layer_recomputation(config.train, shape.num_layers);
+  const auto share_again = [&](std::int64_t l) -> double {
+    const StagePart part{.first_layer = l, .num_layers = 1};
+    if (again.method != LayerRecomputation::Method::Block || again.some_partial)
+      return layer_groups(again, part).front().again ? 1 : 0;
+    return static_cast<double>(std::min(again.num_layers, of_stage)) / static_cast<double>(of_stage);
+  };
+  SplitCosts result{.layers = {}, .embedding = sum(0), .output = sum(1)};
+  for (std::int64_t l = 0; l < shape.num_layers; ++l) {
+    const auto part = static_cast<std::size_t>(l) + 2;
+    result.layers.push_back(sum(part) + share_again(l) * costs.forward[part]);
+  }
+  return result;
 }
 
 bool packs_weights(const config::RunConfig& config, std::string_view processor) {

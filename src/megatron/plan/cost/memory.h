@@ -18,14 +18,10 @@ namespace megatron::plan {
 /// that recomputes in part, and so none of train.recompute_modules.
 std::int64_t layer_activation_bytes(const config::RunConfig& config, const LayerSpec& layer, bool partial = false);
 
-/// Layers that backward computes again as a whole (train.recompute full) of `layers` layers of a stage: the first so
-/// many, in groups whose inputs are kept.
-struct FullRecomputation {
-  std::int64_t layers = 0, inputs = 0, group = 0;
-};
-
-/// `partial`: of a microbatch that train.recompute_partial_microbatches counts (schedule::Op::partial).
-FullRecomputation full_recomputation(const config::TrainConfig& train, std::int64_t layers, bool partial = false);
+/// By layer of a stage: whether backward computes it again as a whole (recomputation.h). `partial`: of a microbatch
+/// that train.recompute_partial_microbatches counts (schedule::Op::partial).
+std::vector<bool> layers_again(const config::TrainConfig& train, const ModelShape& shape, const StagePart& part,
+                               bool partial);
 
 /// Bytes that a stage keeps for one microbatch from its forward until its backward, train.recompute considered.
 std::int64_t stage_activation_bytes(const config::RunConfig& config, const ModelShape& shape, const StagePart& part,
@@ -43,8 +39,9 @@ std::int64_t recomputed_bytes(const config::RunConfig& config, const ModelShape&
 schedule::Costs stage_costs(const config::RunConfig& config, const ModelShape& shape,
                             const std::vector<StagePart>& parts);
 
-/// For balanced_layers(): the sums of stage_costs() over forward and backward. Of a layer with those of
-/// train.recompute, as the mean of a stage of ceil(num_layers / num_stages) layers.
+/// For balanced_layers(): the sums of stage_costs() over forward and backward, each layer's with those of
+/// train.recompute. Which layers of a stage the method block recomputes depends on the split: all count with its share
+/// in a stage of ceil(num_layers / num_stages) layers.
 SplitCosts split_costs(const config::RunConfig& config, const ModelShape& shape, int num_stages);
 
 /// Whether a rank keeps copies of weights in the order of AMX or AVX512_BF16 (kernels/matmul.h): on the CPU, with bf16,

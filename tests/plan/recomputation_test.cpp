@@ -1,0 +1,185 @@
+#include "megatron/plan/cost/recomputation.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <functional>
+
+#include "megatron/base/error.h"
+#include "megatron/plan/cost/cost_model.h"
+#include "megatron/plan/cost/memory.h"
+#include "megatron/plan/pipeline_plan.h"
+#include "tests/plan/load_hardware.h"
+
+namespace megatron::plan {
+namespace {
+
+using Method = LayerRecomputation::Method;
+using testing::HasSubstr;
+using testing::ThrowsMessage;
+
+std::string groups_text(const LayerRecomputation& recomputation, const StagePart& part, std::int64_t encoder = 0,
+                        bool partial = false) {
+  std::string text;
+  for (const LayerGroup& group : layer_groups(recomputation, part, encoder, partial))
+    text += std::to_string(group.first) + "-" + std::to_string(group.last) + (group.again ? "* " : " ");
+  return text;
+}
+
+StagePart stage(std::int64_t first, std::int64_t layers) { return {.first_layer = first, .num_layers = layers}; }
+
+TEST(LayerGroups, AreEqualButForTheLastOrTheFirstOnesSingly) {
+  const auto text = [](const LayerRecomputation& recomputation, std::int64_t layers) {
+    return groups_text(recomputation, stage(0, layers));
+  };
+  EXPECT_EQ(text({}, 4), "0-4 ");
+  EXPECT_EQ(text({.method = Method::Uniform, .num_layers = 3}, 7), "0-3* 3-6* 6-7* ");
+  EXPECT_EQ(text({.method = Method::Uniform, .num_layers = 0}, 2), "0-1* 1-2* ");
+  EXPECT_EQ(text({.method = Method::Block, .num_layers = 2}, 4), "0-1* 1-2* 2-4 ");
+  EXPECT_EQ(text({.method = Method::Block, .num_layers = 9}, 2), "0-1* 1-2* ");
+  EXPECT_EQ(text({}, 0) + text({.method = Method::Uniform}, 0), "");
+}
+
+TEST(LayerGroups, OfAListAreThoseOfTheStage) {
+  const LayerRecomputation some{.method = Method::Listed, .listed = listed_layers("1-2,5,7", 8)};
+  EXPECT_EQ(groups_text(some, stage(0, 4)), "0-1 1-2* 2-3* 3-4 ");
+  EXPECT_EQ(groups_text(some, stage(4, 4)), "0-1 1-2* 2-3 3-4* ");
+  EXPECT_EQ(groups_text(some, stage(3, 2)), "0-2 ");
+  EXPECT_EQ(groups_text(some, stage(8, 0)), "");
+  EXPECT_EQ(groups_text(some, stage(0, 4), 0, /*partial=*/true), "0-4 ");
+}
+
+TEST(LayerGroups, EndWhereADecoderBegins) {
+  EXPECT_EQ(groups_text({}, stage(0, 6), 2), "0-2 2-6 ");
+  EXPECT_EQ(groups_text({.method = Method::Uniform, .num_layers = 3}, stage(1, 5), 3), "0-2* 2-3* 3-5* ");
+  EXPECT_EQ(groups_text({.method = Method::Listed, .listed = listed_layers("3", 6)}, stage(0, 6), 2),
+            "0-2 2-3 3-4* 4-6 ");
+}
+
+TEST(ListedLayers, AreNumbersRangesAndSteps) {
+  const auto again = [](const std::string& text) { return text_of_layers(listed_layers(text, 12)); };
+  EXPECT_EQ(again("none"), "none");
+  EXPECT_EQ(again("3"), "3");
+  EXPECT_EQ(again("0-3,8,10-11"), "0-3,8,10-11");
+  EXPECT_EQ(again("8,1-2,0,2-3"), "0-3,8");
+  EXPECT_EQ(again("0-11:4"), "0,4,8");
+  EXPECT_EQ(again("0-11"), "0-11");
+  for (const char* bad :
+       {"", "x", "3-", "-3", "4-2", "1,,2", "1,", "0-4:0", "1:2", "0-3:1:1", " 1", "99999999999999999999"})
+    EXPECT_THAT([&] { again(bad); }, ThrowsMessage<ConfigError>(HasSubstr("such as 0-3,8,12-22:2"))) << bad;
+  EXPECT_THAT([&] { again("2-12"); }, ThrowsMessage<ConfigError>(HasSubstr("from 0 to 11")));
+  EXPECT_THAT([&] { again(std::string(1 << 17, '1')); }, ThrowsMessage<ConfigError>(HasSubstr("65536 characters")));
+}
+
+config::RunConfig small() {
+  config::RunConfig config;
+  config.model.num_layers = 8;
+  config.model.vocab_size = 4096;
+  config.train.global_batch_size = 8;
+  config.train.recompute = "full";
+  config.parallel.pp = config.parallel.world_size = 4;
+  return config;
+}
+
+std::vector<MemoryPlan> memory_of(const ResolvedRun& run) {
+  const auto timeline = schedule::simulate(pipeline_program(run, run.microbatches_per_step),
+                                           stage_costs(run.config, run.shape, run.parts));
+  std::vector<MemoryPlan> plans;
+  for (int rank = 0; rank < run.placement.num_ranks(); ++rank)
+    plans.push_back(memory_plan(run, 0, rank, {timeline, rank}));
+  return plans;
+}
+
+/// Every list of layers that keeps the limit, by trying each: the fewest of each rank.
+std::vector<std::int64_t> fewest_by_search(const config::RunConfig& config, double limit_gb) {
+  std::vector<std::int64_t> fewest;
+  for (unsigned set = 0; set < 1U << 8; ++set) {
+    std::vector<bool> listed(8);
+    for (unsigned l = 0; l < 8; ++l) listed[l] = (set >> l & 1U) != 0;
+    config::RunConfig with = config;
+    with.train.recompute_layers = text_of_layers(listed);
+    const ResolvedRun run = resolve(with);
+    const auto plans = memory_of(run);
+    fewest.resize(plans.size(), 99);
+    for (std::size_t rank = 0; rank < plans.size(); ++rank) {
+      if (static_cast<double>(plans[rank].total()) > limit_gb * 1e9) continue;
+      std::int64_t count = 0;
+      for (const StagePart& part : parts_of_rank(run.parts, run.placement, static_cast<int>(rank)))
+        for (std::int64_t l = part.first_layer; l < part.first_layer + part.num_layers; ++l)
+          count += listed[static_cast<std::size_t>(l)] ? 1 : 0;
+      fewest[rank] = std::min(fewest[rank], count);
+    }
+  }
+  return fewest;
+}
+
+TEST(RecomputedLayers, ThatFitAreTheFewestOfEachRank) {
+  const std::vector<std::function<void(config::RunConfig&)>> changes{
+      [](auto&) {}, [](auto& c) { c.parallel.pp = c.parallel.world_size = 2, c.parallel.vpp = 2; },
+      [](auto& c) { c.parallel.pp_layout = "Et|ttt|ttt|tL"; },
+      [](auto& c) { c.parallel.pp = c.parallel.world_size = 1; },
+      [](auto& c) { c.parallel.pp = c.parallel.world_size = 2, c.parallel.pp_schedule = "gpipe"; }};
+  for (const auto& change : changes) {
+    config::RunConfig config = small();
+    change(config);
+    const auto bytes = [&](const char* layers) {
+      config::RunConfig with = config;
+      with.train.recompute_layers = layers;
+      double most = 0;
+      for (const MemoryPlan& plan : memory_of(resolve(with))) most = std::max(most, static_cast<double>(plan.total()));
+      return most / 1e9;
+    };
+    const double least = bytes("0-7"), most = bytes("none");
+    ASSERT_LT(least, most);
+    for (const double share : {0.0, 0.3, 0.6, 1.0}) {
+      const double limit = least + share * (most - least) + 1e-9;
+      const auto fewest = fewest_by_search(config, limit);
+      config::RunConfig fit = config;
+      fit.train.recompute_layers = "fit";
+      fit.train.memory_limit_gb = limit;
+      const ResolvedRun run = resolve(fit);
+      const auto listed = listed_layers(run.config.train.recompute_layers, 8);
+      const auto plans = memory_of(run);
+      for (std::size_t rank = 0; rank < plans.size(); ++rank) {
+        EXPECT_LE(static_cast<double>(plans[rank].total()), limit * 1e9);
+        std::int64_t count = 0;
+        for (const StagePart& part : parts_of_rank(run.parts, run.placement, static_cast<int>(rank)))
+          for (std::int64_t l = part.first_layer; l < part.first_layer + part.num_layers; ++l)
+            count += listed[static_cast<std::size_t>(l)] ? 1 : 0;
+        EXPECT_EQ(count, fewest[rank]) << "rank " << rank << ", " << run.config.train.recompute_layers;
+      }
+      EXPECT_NO_THROW(resolve(run.config)) << "what is resolved keeps its limit";
+    }
+  }
+}
+
+TEST(RecomputedLayers, ThatCannotFitAreRefusedWithTheLimitThatCould) {
+  config::RunConfig config = small();
+  config.train.recompute_layers = "fit";
+  EXPECT_THAT([&] { resolve(config); }, ThrowsMessage<ConfigError>(HasSubstr("needs train.memory_limit_gb")));
+  config.train.memory_limit_gb = 0.001;
+  EXPECT_THAT([&] { resolve(config); }, ThrowsMessage<ConfigError>(HasSubstr("with every layer recomputed")));
+  config.train.recompute_layers = "none";
+  EXPECT_THAT([&] { resolve(config); },
+              ThrowsMessage<ConfigError>(testing::AllOf(HasSubstr("must hold what a rank's plan needs"),
+                                                        HasSubstr("fix:  --train.memory_limit_gb 0.0"))));
+}
+
+TEST(RecomputedLayers, CostTheTimeOfTheirForwardPassAlone) {
+  const Hardware hardware = load_hardware("dgx-h100");
+  const auto flops = [&](const char* layers) {
+    config::RunConfig config = small();
+    config.parallel.device = "cuda";
+    config.train.dtype = "bf16";
+    config.train.recompute_layers = layers;
+    return step_cost(resolve(config), hardware).computed_flops;
+  };
+  const double none = flops("none"), all = flops("");
+  EXPECT_GT(all, none);
+  EXPECT_NEAR(flops("0-7:2"), (none + all) / 2, 1e-9 * all);
+  EXPECT_DOUBLE_EQ(flops("0-7"), all);
+}
+
+}  // namespace
+}  // namespace megatron::plan
