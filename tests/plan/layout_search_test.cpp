@@ -107,28 +107,23 @@ TEST(LayoutSearch, ProposesUnequalStagesWhereTheLayersDoNotDivideOrTheOutputIsLa
   for (std::size_t i = 0; i < 3; ++i) EXPECT_DOUBLE_EQ(layouts[i].cost.step_s, truth.at(i).cost.step_s) << i;
 
   config::RunConfig large = recipe();
-  large.model.vocab_size = 512'000;  // the output costs as much as several layers
+  large.model.vocab_size = 64'000;  // the output costs as much as 2.6 layers
   large.parallel.world_size = 8;
   large.train.global_batch_size = 8;
-  const auto all = search_layouts(large, h100(), 12e9, {}, 1000, 1 << 20, 2).layouts;
-  int pairs = 0;
-  for (const FoundLayout& balanced : all) {
-    if (balanced.choice.stages.empty()) continue;
-    EXPECT_THAT(flags_of(large, balanced.choice), testing::HasSubstr(" --pp-layout balanced"));
-    EXPECT_LT(balanced.stage_layers.back(), balanced.stage_layers.front());
-    LayoutChoice same = balanced.choice;
-    same.stages.clear();
-    for (const FoundLayout& equal : all) {
-      if (equal.choice != same) continue;
-      ++pairs;
-      EXPECT_LT(balanced.cost.step_s, equal.cost.step_s) << flags_of(large, balanced.choice);
-    }
+  double balanced_s = 1e9, equal_s = 1e9;
+  for (const FoundLayout& each : search_layouts(large, h100(), 12e9, {}, 1000, 1 << 20, 2).layouts) {
+    if (each.choice.pp != 2 || each.choice.vpp != 1) continue;
+    double& least = each.choice.stages.empty() ? equal_s : balanced_s;
+    least = std::min(least, each.cost.step_s);
+    if (each.choice.stages.empty()) continue;
+    EXPECT_THAT(flags_of(large, each.choice), testing::HasSubstr(" --pp-layout balanced"));
+    EXPECT_THAT(each.stage_layers, testing::ElementsAre(5, 3));
   }
-  EXPECT_GT(pairs, 0);
+  EXPECT_LT(balanced_s, 0.95 * equal_s);
 }
 
 TEST(LayoutSearch, RecomputesAsFewLayersAsFit) {
-  const LayoutSearch found = search_layouts(recipe(), h100(), 4e9, {}, 5, 1 << 20, 2);
+  const LayoutSearch found = search_layouts(recipe(), h100(), 4e9, {}, 300, 1 << 20, 2);
   int fewer = 0;
   for (const FoundLayout& each : found.layouts) {
     EXPECT_LE(static_cast<double>(each.memory.total()), 4e9);
@@ -141,8 +136,10 @@ TEST(LayoutSearch, RecomputesAsFewLayersAsFit) {
     LayoutChoice all = each.choice;
     all.recompute = "full";
     all.limit_gb = 0;
-    for (const FoundLayout& other : found.layouts)
-      if (other.choice == all) EXPECT_LT(each.cost.step_s, other.cost.step_s);
+    for (const FoundLayout& other : found.layouts) {
+      if (other.choice != all) continue;
+      EXPECT_LT(each.cost.step_s, other.cost.step_s);
+    }
   }
   EXPECT_GT(fewer, 0);
   config::RunConfig listed = recipe();

@@ -11,6 +11,7 @@
 #include "megatron/plan/cost/memory.h"
 #include "megatron/plan/pipeline_plan.h"
 #include "tests/plan/load_hardware.h"
+#include "tests/testing/folders.h"
 
 namespace megatron::plan {
 namespace {
@@ -167,7 +168,7 @@ TEST(RecomputedLayers, ThatCannotFitAreRefusedWithTheLimitThatCould) {
 }
 
 TEST(RecomputedLayers, CostTheTimeOfTheirForwardPassAlone) {
-  const Hardware hardware = load_hardware("dgx-h100");
+  const Hardware hardware = load_hardware(tests_folder() + "/../configs/hardware/dgx-h100.toml");
   const auto flops = [&](const char* layers) {
     config::RunConfig config = small();
     config.parallel.device = "cuda";
