@@ -50,7 +50,7 @@ inline std::vector<Layout> stage_layouts() {
   all.push_back(
       {.pp = 2, .vpp = 2, .dp = 2, .stages = "Ettt|t|tt|L", .layers = 3, .untied = true, .sharded = true, .t5 = true});
   // Recomputation by layer.
-  for (const char* layers : {"0", "1-2,4", "0-4:2", "none"}) {
+  for (const char* layers : {"0", "1-2,4", "0-4:2", "nothing"}) {
     const std::string with = std::string("train.recompute_layers=") + layers;
     all.push_back({.micro_batch = 2, .recompute = "full", .layers = 5, .with = with});
     all.push_back({.tp = 2,

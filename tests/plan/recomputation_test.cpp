@@ -60,7 +60,7 @@ TEST(LayerGroups, EndWhereADecoderBegins) {
 
 TEST(ListedLayers, AreNumbersRangesAndSteps) {
   const auto again = [](const std::string& text) { return text_of_layers(listed_layers(text, 12)); };
-  EXPECT_EQ(again("none"), "none");
+  EXPECT_EQ(again("nothing"), "nothing");
   EXPECT_EQ(again("3"), "3");
   EXPECT_EQ(again("0-3,8,10-11"), "0-3,8,10-11");
   EXPECT_EQ(again("8,1-2,0,2-3"), "0-3,8");
@@ -131,7 +131,7 @@ TEST(RecomputedLayers, ThatFitAreTheFewestOfEachRank) {
       for (const MemoryPlan& plan : memory_of(resolve(with))) most = std::max(most, static_cast<double>(plan.total()));
       return most / 1e9;
     };
-    const double least = bytes("0-7"), most = bytes("none");
+    const double least = bytes("0-7"), most = bytes("nothing");
     ASSERT_LT(least, most);
     for (const double share : {0.0, 0.3, 0.6, 1.0}) {
       const double limit = least + share * (most - least) + 1e-9;
@@ -161,7 +161,7 @@ TEST(RecomputedLayers, ThatCannotFitAreRefusedWithTheLimitThatCould) {
   EXPECT_THAT([&] { resolve(config); }, ThrowsMessage<ConfigError>(HasSubstr("needs train.memory_limit_gb")));
   config.train.memory_limit_gb = 0.001;
   EXPECT_THAT([&] { resolve(config); }, ThrowsMessage<ConfigError>(HasSubstr("with every layer recomputed")));
-  config.train.recompute_layers = "none";
+  config.train.recompute_layers = "nothing";
   EXPECT_THAT([&] { resolve(config); },
               ThrowsMessage<ConfigError>(testing::AllOf(HasSubstr("must hold what a rank's plan needs"),
                                                         HasSubstr("fix:  --train.memory_limit_gb 0.0"))));
@@ -176,7 +176,7 @@ TEST(RecomputedLayers, CostTheTimeOfTheirForwardPassAlone) {
     config.train.recompute_layers = layers;
     return step_cost(resolve(config), hardware).computed_flops;
   };
-  const double none = flops("none"), all = flops("");
+  const double none = flops("nothing"), all = flops("");
   EXPECT_GT(all, none);
   EXPECT_NEAR(flops("0-7:2"), (none + all) / 2, 1e-9 * all);
   EXPECT_DOUBLE_EQ(flops("0-7"), all);

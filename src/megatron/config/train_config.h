@@ -69,7 +69,7 @@ struct TrainConfig {
     v("recompute_num_layers", recompute_num_layers, "full: layers, see recompute_method; 0: uniform groups of one.",
       "recompute-num-layers");
     v("recompute_layers", recompute_layers,
-      "full: layers that are recomputed, such as 0-3,8,12-22:2 (every second), none, or fit: as few as keep "
+      "full: layers that are recomputed, such as 0-3,8,12-22:2 (every second), nothing, or fit: as few as keep "
       "memory_limit_gb on each pipeline rank; empty: by recompute_method.");
     v("memory_limit_gb", memory_limit_gb,
       "Limit of what a rank holds by the memory plan, in 10^9 bytes; a run that needs more is refused. 0: none.");

@@ -16,7 +16,7 @@
 namespace megatron::plan {
 namespace {
 
-constexpr const char* kNoLayers = "none";
+constexpr const char* kNoLayers = "nothing";
 constexpr std::size_t kMaxLayerText = 1 << 16;
 
 /// "3", "0-3" or "12-22:2".
@@ -26,7 +26,7 @@ class LayerRange {
     first_ = last_ = number();
     if (taken('-')) last_ = number();
     if (last_ != first_ && taken(':')) step_ = number();
-    if (!left_.empty() || step_ < 1 || last_ < first_) fail("such as 0-3,8,12-22:2, or none, or fit");
+    if (!left_.empty() || step_ < 1 || last_ < first_) fail("such as 0-3,8,12-22:2, or nothing, or fit");
     if (last_ >= num_layers) fail(concat("from 0 to ", num_layers - 1));
   }
 
@@ -38,7 +38,7 @@ class LayerRange {
   [[noreturn]] void fail(const std::string& form) const {
     constexpr std::size_t kShown = 60;
     throw ConfigError(rule_got_fix(concat("train.recompute_layers must name layers, ", form, "."),
-                                   all_.substr(0, kShown), "--train.recompute_layers none"));
+                                   all_.substr(0, kShown), "--train.recompute_layers nothing"));
   }
   bool taken(char sign) {
     if (left_.empty() || left_.front() != sign) return false;
@@ -48,7 +48,7 @@ class LayerRange {
   std::int64_t number() {
     std::int64_t value = 0;
     const auto [end, error] = std::from_chars(left_.data(), left_.data() + left_.size(), value);
-    if (error != std::errc() || value < 0) fail("such as 0-3,8,12-22:2, or none, or fit");
+    if (error != std::errc() || value < 0) fail("such as 0-3,8,12-22:2, or nothing, or fit");
     left_.remove_prefix(static_cast<std::size_t>(end - left_.data()));
     return value;
   }
@@ -107,7 +107,7 @@ std::vector<bool> listed_layers(const std::string& text, std::int64_t num_layers
   if (text == kNoLayers) return layers;
   if (text.size() > kMaxLayerText)
     throw ConfigError(rule_got_fix("train.recompute_layers must have at most 65536 characters.", concat(text.size()),
-                                   "--train.recompute_layers none"));
+                                   "--train.recompute_layers nothing"));
   std::string_view left = text;
   while (true) {
     const std::size_t comma = left.find(',');
