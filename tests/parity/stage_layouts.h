@@ -34,12 +34,6 @@ inline std::vector<Layout> stage_layouts() {
     all.push_back(
         {.pp = 2, .vpp = 2, .dp = 2, .stages = "Et|ttt|t|L", .layers = 5, .llama = 2, .experts = experts, .ep = 2});
   }
-  // Stages that hand on what they get.
-  all.push_back({.pp = 4, .stages = "Et||tt|tL"});
-  all.push_back({.pp = 3, .dp = 2, .stages = "Ett||ttL", .sharded = true, .pooled = true});
-  all.push_back({.tp = 2, .pp = 2, .vpp = 3, .sp = true, .stages = "E|||tt||ttL", .sharded = true});
-  all.push_back({.pp = 4, .schedule = "zb-h1", .stages = "Ett|||L", .layers = 2, .bert = true});
-  all.push_back({.tp = 2, .pp = 4, .sp = true, .stages = "Ett||tt|L", .t5 = true});
   // BERT and T5.
   all.push_back({.pp = 3, .stages = "balanced", .layers = 5, .bert = true});
   all.push_back({.tp = 2, .pp = 2, .vpp = 2, .sp = true, .stages = "Ett|t|tt|L", .layers = 5, .bert = true});

@@ -206,7 +206,7 @@ std::vector<StagePart> stage_parts(const config::ParallelConfig& parallel, std::
   check_one_way(parallel);
   std::vector<StagePart> parts;
   if (!parallel.pp_layout.empty() && parallel.pp_layout != "balanced") {
-    parts = parse_layout(parallel.pp_layout, EmptyStages::Allowed);
+    parts = parse_layout(parallel.pp_layout);
     check_layout(parts, parallel, num_layers);
   } else {
     const int num_stages = num_stages_of(parallel, num_layers);
