@@ -113,8 +113,8 @@ class Pipeline(unittest.TestCase):
         odd = [self.place.recipe, *SHORT, *PP2, "--vocab-size", 320, "--num-layers", 5]
         self.assertIn("fix:  --pp-layout balanced", run("plan", *odd, code=2))
         stages = json.loads(run("plan", *odd, "--pp-layout", "balanced", "--json"))["stages"]
-        self.assertEqual([stage["num_layers"] for stage in stages], [2, 3])
-        self.assertEqual([stage["first_layer"] for stage in stages], [0, 2])
+        self.assertEqual([stage["num_layers"] for stage in stages], [3, 2])  # the output is almost a layer
+        self.assertEqual([stage["first_layer"] for stage in stages], [0, 3])
         wrong = run("plan", *odd, "--pp-layout", "Et*2|tm*2L", code=2)
         self.assertIn("multi-token prediction", wrong)
 
