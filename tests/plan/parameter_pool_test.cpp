@@ -20,6 +20,14 @@ using ::testing::ElementsAre;
 const StageReads kWhole{.num_layers = 4};
 constexpr Owners kTwo{{2, 0}, {2, 0}};
 
+/// Of `num_layers` layers the first `again` are computed again, `size` at once.
+std::vector<LayerGroup> groups_of(std::int64_t num_layers, std::int64_t again, std::int64_t size) {
+  std::vector<LayerGroup> groups;
+  for (std::int64_t l = 0; l < again; l += size) groups.push_back({l, std::min(l + size, again), true});
+  if (again < num_layers) groups.push_back({again, num_layers, false});
+  return groups;
+}
+
 ParameterSpec parameter(std::int64_t size, std::int64_t depth, const char* name = "p", bool in_forward = false) {
   return {.name = name, .shape = {size}, .depth = depth, .in_forward = in_forward};
 }
@@ -58,7 +66,7 @@ TEST(ParameterPool, ReadsLayersThatAreComputedAgainInGroups) {
   const auto specs = equal_layers(false);
   const auto backward = [&](std::int64_t layers, std::int64_t group) {
     return parameter_pool(buckets(specs), specs, kTwo,
-                          {{.num_layers = 4, .again = {layers, group}, .partly_again = {}}})
+                          {{.num_layers = 4, .groups = groups_of(4, layers, group), .partial_groups = {}}})
         .orders.at(0);
   };
   EXPECT_THAT(backward(4, 1).backward, ElementsAre(5, 4, 3, 2, 1));
@@ -114,8 +122,8 @@ TEST(ParameterPool, KeepsApartWhatFollowsOneAnotherInAnyPass) {
         }
       if (last) specs.push_back(parameter(upto(9), 1 + layer + layers));
       specs.back().stage = stage;
-      const StageRecomputation again{std::min<std::int64_t>(layers, upto(6) - 1), upto(3)};
-      stages.push_back({stage, layer, layers, last, again, {}});
+      const std::int64_t again = std::min<std::int64_t>(layers, upto(6) - 1);
+      stages.push_back({stage, layer, layers, last, groups_of(layers, again, upto(3)), {}});
       layer += layers;
     }
     const BufferLayout layout = buckets(specs);

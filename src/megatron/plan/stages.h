@@ -30,6 +30,12 @@ std::vector<StagePart> parts_of_layers(const std::vector<std::int64_t>& layers);
 std::vector<StagePart> parts_of_rank(const std::vector<StagePart>& parts, const schedule::Placement& placement,
                                      int pp_rank);
 
+/// Layers [first, last) of a stage that go through autograd together, counted from the stage's first.
+struct LayerGroup {
+  std::int64_t first = 0, last = 0;
+  bool again = false;  ///< computed again in the backward pass
+};
+
 /// Whether a layout may have stages without anything: a run here may not, one of Megatron-LM may.
 enum class EmptyStages : std::uint8_t { Refused, Allowed };
 

@@ -6,6 +6,7 @@
 #include "megatron/base/progress.h"
 #include "megatron/plan/cost/counts.h"
 #include "megatron/plan/cost/memory.h"
+#include "megatron/plan/cost/recomputation.h"
 #include "megatron/plan/parameters/adapters.h"
 #include "megatron/plan/parameters/shards.h"
 #include "megatron/plan/pipeline_plan.h"
@@ -90,14 +91,14 @@ std::int64_t held_elements(const ResolvedRun& run, std::int64_t pool, const Buff
 /// The pool of parameters, whether it saves something or not.
 ParameterPool parameter_pool_of(const ResolvedRun& run, const std::vector<ParameterSpec>& specs,
                                 const BufferLayout& layout, const std::vector<StagePart>& parts) {
-  const auto again = [&](const StagePart& part, bool partial) -> StageRecomputation {
-    const FullRecomputation full = full_recomputation(run.config.train, part.num_layers, partial);
-    return {full.layers, full.group};
+  const LayerRecomputation again = layer_recomputation(run.config.train, run.shape.num_layers);
+  const auto groups = [&](const StagePart& part, bool partial) {
+    return layer_groups(again, part, run.shape.encoder_layers, partial);
   };
   std::vector<StageReads> stages;
   for (const StagePart& part : parts)
     stages.push_back(
-        {part.stage, part.first_layer, part.num_layers, part.output, again(part, false), again(part, true)});
+        {part.stage, part.first_layer, part.num_layers, part.output, groups(part, false), groups(part, true)});
   return parameter_pool(layout, specs, owners_of(run), stages);
 }
 

@@ -39,12 +39,6 @@ struct LayerRecomputation {
 /// As resolved options say, of a model of so many layers. "fit" that is not resolved yet is all layers, each by itself.
 LayerRecomputation layer_recomputation(const config::TrainConfig& train, std::int64_t num_layers);
 
-/// Layers [first, last) of a stage that go through autograd together, counted from the stage's first.
-struct LayerGroup {
-  std::int64_t first = 0, last = 0;
-  bool again = false;  ///< computed again in the backward pass
-};
-
 /// All layers of `part` in order, in groups, cut where a T5's decoder begins after `encoder_layers` (0: no T5).
 /// `partial`: of a microbatch that is partial.
 std::vector<LayerGroup> layer_groups(const LayerRecomputation& recomputation, const StagePart& part,

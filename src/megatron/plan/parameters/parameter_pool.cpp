@@ -49,8 +49,8 @@ class Orders {
     }
     if (stage.output && words_ >= 0) add(orders.forward, words_);
     std::reverse(behind.begin(), behind.end());
-    orders.backward = backward(stage, stage.again, behind);
-    orders.partial_backward = backward(stage, stage.partly_again, behind);
+    orders.backward = backward(stage, stage.groups, behind);
+    orders.partial_backward = backward(stage, stage.partial_groups, behind);
     return orders;
   }
   int words() const { return words_; }
@@ -66,13 +66,12 @@ class Orders {
         units_, [&](const ParameterUnit& unit) { return unit.stage == stage.stage && unit.depth == depth; });
     return found == units_.end() ? -1 : static_cast<int>(found - units_.begin());
   }
-  std::vector<int> backward(const StageReads& stage, const StageRecomputation& again, std::vector<int> order) const {
-    for (std::int64_t l = stage.num_layers; l-- > again.layers;) add(order, layer(stage, l));
-    const std::int64_t size = std::max<std::int64_t>(again.group, 1);
-    for (std::int64_t group = (again.layers + size - 1) / size; group-- > 0;) {
-      const std::int64_t first = group * size, last = std::min(first + size, again.layers);
-      for (std::int64_t l = first; l < last; ++l) add(order, layer(stage, l));
-      for (std::int64_t l = last; l-- > first;) add(order, layer(stage, l));
+  std::vector<int> backward(const StageReads& stage, const std::vector<LayerGroup>& groups,
+                            std::vector<int> order) const {
+    if (groups.empty()) return backward(stage, {{.first = 0, .last = stage.num_layers}}, std::move(order));
+    for (auto group = groups.rbegin(); group != groups.rend(); ++group) {
+      for (std::int64_t l = group->first; group->again && l < group->last; ++l) add(order, layer(stage, l));
+      for (std::int64_t l = group->last; l-- > group->first;) add(order, layer(stage, l));
     }
     return order;
   }

@@ -5,6 +5,7 @@
 
 #include "megatron/plan/parameters/buffer_layout.h"
 #include "megatron/plan/parameters/shards.h"
+#include "megatron/plan/stages.h"
 
 // Parameters with ZeRO stage 3 (Rajbhandari et al. 2020; Zhao et al. 2023): a rank holds its shards of them, and
 // gathers those of a layer before it is computed, in each pass anew.
@@ -36,16 +37,13 @@ struct ParameterPool {
   std::map<int, UnitOrders> orders;  ///< by stage
 };
 
-/// What the backward passes of a stage compute again: the first so many layers, in groups.
-struct StageRecomputation {
-  std::int64_t layers = 0, group = 1;
-};
-/// A stage of this rank (StagePart), and what of it is computed again; the second of partial microbatches.
+/// A stage of this rank (StagePart), and its layers in the groups that backward passes go through, the second of
+/// partial microbatches; empty: none is computed again.
 struct StageReads {
   int stage = 0;
   std::int64_t first_layer = 0, num_layers = 0;
   bool output = true;
-  StageRecomputation again = {}, partly_again = {};
+  std::vector<LayerGroup> groups = {}, partial_groups = {};
 };
 
 /// Units that follow one another in an order are there together and lie apart: one is computed, the other on its way.
