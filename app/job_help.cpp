@@ -175,6 +175,7 @@ const std::vector<Row>& rows() {
        {"megatron bench checkpoint --repeats 3"}},
       {"bench generate", "", "", {"megatron bench generate --load runs/a --json"}},
       {"bench comm", "", "", {"megatron bench comm --ranks 2 --json"}},
+      {"bench hardware", "the file of --output", "", {"megatron bench hardware --output this_machine.toml --ranks 2"}},
       {"bench data",
        "temporary files, which are removed",
        "",

@@ -1,18 +1,18 @@
 #include "app/layouts.h"
 
+#include <algorithm>
 #include <charconv>
 
 #include "app/config_file.h"
 #include "megatron/base/error.h"
 #include "megatron/base/files/file.h"
-#include "megatron/base/machine/cores.h"
 #include "megatron/base/progress.h"
 #include "megatron/text/tokenizer.h"
 
 namespace megatron::app {
 namespace {
 
-constexpr int kMostEvaluated = 600;
+constexpr int kMostEvaluated = 600, kLeast = 10;
 
 double bytes_of(const std::string& text) {
   double number = 0;
@@ -42,9 +42,9 @@ RanksMachine machine_of(const std::string& hardware, const std::string& fit) {
   return machine;
 }
 
-plan::LayoutSearch find_layouts(const config::RunConfig& recipe, const RanksMachine& machine, int most) {
+plan::LayoutSearch find_layouts(const config::RunConfig& recipe, const RanksMachine& machine, int threads, int most) {
   plan::LayoutSearch found = plan::search_layouts(recipe, machine.hardware, machine.capacity_bytes, facts_of(recipe),
-                                                  most, kMostEvaluated, usable_cores());
+                                                  std::max(most, kLeast), kMostEvaluated, threads);
   if (found.layouts.empty())
     throw ConfigError(rule_got_fix(
         concat("No layout of the ranks fits into ", human_bytes(machine.capacity_bytes), " a rank."),

@@ -16,7 +16,9 @@ struct RanksMachine {
 /// hardware has. Throws ConfigError.
 RanksMachine machine_of(const std::string& hardware, const std::string& fit);
 
-/// The `most` fastest layouts of `recipe` on such ranks (plan::search_layouts). Throws ConfigError where none fits.
-plan::LayoutSearch find_layouts(const config::RunConfig& recipe, const RanksMachine& machine, int most);
+/// The fastest layouts of `recipe` on such ranks (plan::search_layouts): at least `most`, and at least ten, so that the
+/// first is the same whoever asks. On `threads` threads. Throws ConfigError where none fits.
+plan::LayoutSearch find_layouts(const config::RunConfig& recipe, const RanksMachine& machine, int threads,
+                                int most = 1);
 
 }  // namespace megatron::app

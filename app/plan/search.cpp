@@ -8,6 +8,7 @@
 #include "app/print.h"
 #include "megatron/base/error.h"
 #include "megatron/base/files/file.h"
+#include "megatron/base/machine/cores.h"
 #include "megatron/base/progress.h"
 #include "megatron/charts/scatter_chart.h"
 #include "megatron/config/run_config.h"
@@ -140,7 +141,7 @@ int plan_search(const Args& args) {
                                    "--gpu-hour-price 2.5"));
   const RanksMachine machine = machine_of(options.flags.hardware, options.flags.fit);
   const plan::Hardware& hardware = machine.hardware;
-  const plan::LayoutSearch found = find_layouts(options.run, machine, options.flags.top);
+  const plan::LayoutSearch found = find_layouts(options.run, machine, usable_cores(), options.flags.top);
   const double tokens = options.flags.tokens > 0
                             ? options.flags.tokens
                             : static_cast<double>(options.run.train.train_iters * options.run.train.global_batch_size *

@@ -5,7 +5,6 @@
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <stdexcept>
 #include <utility>
 #include <vector>
 
@@ -17,6 +16,7 @@
 #include "megatron/recipe/resolve.h"
 #include "megatron/schedule/pictures/draw.h"
 #include "megatron/schedule/simulate.h"
+#include "megatron/serve/api/api_error.h"
 #include "megatron/supervise/run_files.h"
 
 namespace megatron::app {
@@ -24,14 +24,24 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// The folder itself, the one of its checkpoints, or the one of the checkpoint; nothing where none has curves.
+/// The folder itself, the one of its checkpoints, or the one of the checkpoint; nothing where that has no curves.
 std::optional<fs::path> folder_of(const fs::path& model) {
   std::error_code none;
   fs::path folder = fs::absolute(model, none).lexically_normal();
   if (!folder.has_filename()) folder = folder.parent_path();
-  for (int up = 0; up < 3 && !none; ++up, folder = folder.parent_path())
-    if (fs::is_regular_file(folder / "metrics.jsonl", none)) return folder;
-  return std::nullopt;
+  if (folder.filename().string().starts_with("iter_")) folder = folder.parent_path();
+  if (folder.filename() == "checkpoints") folder = folder.parent_path();
+  if (!fs::is_regular_file(folder / "metrics.jsonl", none)) return std::nullopt;
+  return folder;
+}
+
+/// At most kMostPoints of the points, the last among them.
+std::vector<std::pair<double, double>> thinned(const std::vector<std::pair<double, double>>& points) {
+  constexpr std::size_t kMostPoints = 2000;
+  const std::size_t every = points.size() / kMostPoints + 1;
+  std::vector<std::pair<double, double>> some;
+  for (std::size_t i = (points.size() - 1) % every; i < points.size(); i += every) some.push_back(points[i]);
+  return some;
 }
 
 /// Losses as far as the run has come, read on from the last time.
@@ -42,22 +52,28 @@ class Curves {
   std::string draw() {
     const std::lock_guard lock(mutex_);
     curves_.update();
+    const std::pair read(curves_.steps().size(), curves_.validations().size());
+    if (read == drawn_) return picture_;
     charts::Curve training{.name = "training", .points = {}}, validation{.name = "validation", .points = {}};
     for (const supervise::StepPoint& step : curves_.steps())
       training.points.emplace_back(static_cast<double>(step.iteration), step.loss);
     for (const supervise::ValidationPoint& point : curves_.validations())
       validation.points.emplace_back(static_cast<double>(point.iteration), point.loss);
-    std::vector<charts::Curve> drawn;
-    for (charts::Curve* const curve : {&training, &validation})
+    std::vector<charts::Curve> some;
+    for (const charts::Curve* const curve : {&training, &validation})
       if (std::ranges::any_of(curve->points, [](const auto& point) { return std::isfinite(point.second); }))
-        drawn.push_back(std::move(*curve));
-    if (drawn.empty()) throw std::runtime_error("the run has written no loss yet");
-    return charts::draw_curves("loss", "iteration", "loss", drawn);
+        some.push_back({.name = curve->name, .points = thinned(curve->points)});
+    if (some.empty()) throw serve::ApiError(404, "the run has written no loss yet", "", "not_found");
+    picture_ = charts::draw_curves("loss", "iteration", "loss", some);
+    drawn_ = read;
+    return picture_;
   }
 
  private:
   std::mutex mutex_;
   supervise::RunCurves curves_;
+  std::pair<std::size_t, std::size_t> drawn_ = {};  ///< steps and validations of the picture
+  std::string picture_;
 };
 
 /// The pipeline's step as the run's recipe.toml has it; nothing without a pipeline, or where it says no whole run.

@@ -243,6 +243,8 @@ class Supervisor {
     } catch (const ConfigError& error) {
       say(error.what());
     }
+    // Which layers a rank recomputes is chosen anew where the command says fit.
+    config.train.recompute_layers = command_.config.train.recompute_layers;
     config::ParallelConfig& parallel = config.parallel;
     parallel.tp = std::max(1, command_.config.parallel.tp);
     parallel.cp = std::max(1, command_.config.parallel.cp);

@@ -1,12 +1,13 @@
+#include <algorithm>
 #include <cstdio>
 #include <optional>
 
 #include "app/jobs.h"
 #include "app/layouts.h"
 #include "megatron/base/error.h"
+#include "megatron/base/machine/cores.h"
 #include "megatron/base/progress.h"
 #include "megatron/base/text/printable.h"
-#include "megatron/comm/processes/rendezvous.h"
 #include "megatron/config/options.h"
 #include "megatron/config/unused_options.h"
 #include "megatron/run/ranks.h"
@@ -28,7 +29,7 @@ struct Options {
   void visit(auto& v) {
     v("layout", layout,
       "given: the layout of ranks that the options say; auto: the fastest that fits, as plan --search finds it, in "
-      "place of their tp, pp, vpp, schedule, micro batch, recomputation and sharding.",
+      "place of their tp, sp, pp, vpp, dp, stages, schedule, micro batch, recomputation and sharding.",
       config::Choices({"given", "auto"}));
     v("hardware", hardware,
       "With --layout auto: what the ranks run on, a file (megatron bench hardware writes one) or the name of one in "
@@ -38,38 +39,35 @@ struct Options {
   }
 };
 
-/// Every rank finds the same: nothing but its words and the number of ranks decides.
-std::string choose_layout(Options& options) {
+/// Of --layout; empty where it is given. Every rank finds the same: nothing but its words and the number of ranks
+/// decides.
+run::ChooseLayout chooser_of(const Options& options) {
   if (options.layout == "given") {
     if (!options.hardware.empty() || !options.fit.empty())
       throw ConfigError(
           rule_got_fix("--hardware and --fit are for the search of a layout.", "--layout given", "--layout auto"));
-    return "";
+    return {};
   }
   if (options.hardware.empty())
     throw ConfigError(rule_got_fix("--layout auto needs what the ranks run on.", "no --hardware",
                                    "--hardware dgx-h100; a file for this machine: megatron bench hardware --output "
                                    "FILE"));
-  if (const auto place = comm::place_from(comm::process_environment()))
-    options.run.parallel.world_size = place->world_size;
-  const RanksMachine machine = machine_of(options.hardware, options.fit);
-  const plan::LayoutSearch found = find_layouts(options.run, machine, 1);
-  const plan::FoundLayout& best = found.layouts[0];
-  std::string note = concat("layout auto: ", plan::flags_of(options.run, best.choice), " (",
-                            human_bytes(static_cast<double>(best.memory.total())), " of ",
-                            human_bytes(machine.capacity_bytes), " a rank)");
-  options.run = plan::with_layout(options.run, best.choice);
-  return note;
+  return [machine = machine_of(options.hardware, options.fit)](config::RunConfig& config, int ranks_here) {
+    const plan::LayoutSearch found = find_layouts(config, machine, std::max(1, usable_cores() / ranks_here));
+    const plan::FoundLayout& best = found.layouts[0];
+    std::string note = concat("layout auto: ", plan::flags_of(config, best.choice), " (",
+                              human_bytes(static_cast<double>(best.memory.total())), " of ",
+                              human_bytes(machine.capacity_bytes), " a rank)");
+    config = plan::with_layout(config, best.choice);
+    return note;
+  };
 }
 
 int run_train(const Args& args) {
   Options options;
   std::optional<run::TrainingJob> job;
-  const auto command = config::parse_recipe_command(options, &Options::run, args, kUsage, [&] {
-    const std::string note = choose_layout(options);
-    job = run::open_training(options.run);
-    if (!note.empty()) job->notes.push_back(note);
-  });
+  const auto command = config::parse_recipe_command(
+      options, &Options::run, args, kUsage, [&] { job = run::open_training(options.run, chooser_of(options)); });
   if (run::speaks_for(*job)) {
     for (const std::string& note : job->notes) write_line(stderr, note);
     if (const std::string note = config::unread_note(options.run, command.given); !note.empty())

@@ -67,6 +67,17 @@ class Texts(Serving):
         for _ in range(3):
             self.assertEqual(together(scores, PROMPTS), alone)
 
+    def test_come_with_the_curves_of_the_run_that_a_checkpoint_is_of(self):
+        server = Server(self.model / "checkpoints")
+        self.addCleanup(server.close)
+        for path, part in (("/run", '{"pictures":["curves"]}'), ("/run/curves.svg", "</svg>")):
+            connection = server.connection()
+            connection.request("GET", path)
+            answer = connection.getresponse()
+            self.assertEqual(answer.status, 200)
+            self.assertIn(part, answer.read().decode())
+            connection.close()
+
     def test_come_whole_or_in_pieces_or_with_what_goes_before(self):
         server = self.serve()
         request = {"prompt": ["the cat", "a dog"], "n": 2, "max_tokens": 30, "seed": 3, "logprobs": 2}

@@ -43,6 +43,8 @@ inline std::vector<Layout> fully_sharded_layouts() {
   all.push_back({.dp = 2,
                  .with = "model.normalization=RMSNorm model.norm_position=both model.apply_layernorm_1p=true "
                          "model.position_embedding_type=rope model.qk_layernorm=true"});
+  all.push_back({.dp = 2, .llama = 1, .with = "model.softmax_type=off-by-one"});
+  all.push_back({.pp = 2, .dp = 2, .recompute = "full", .with = "train.recompute_layers=1,3"});
   all.push_back({.cp = 2, .dp = 2, .exchange = "p2p"});
   all.push_back({.pp = 2, .cp = 2, .dp = 2, .llama = 2, .exchange = "allgather"});
   all.push_back({.dp = 4, .muon = true});
@@ -56,7 +58,7 @@ inline std::vector<Layout> fully_sharded_layouts() {
   all.push_back({.dp = 2, .recompute = "full", .untied = true, .t5 = true});
   all.push_back({.pp = 2, .dp = 2, .t5 = true, .split = 1});
   all.push_back({.pp = 2, .vpp = 2, .dp = 2, .t5 = true});
-  for (const int kind : {1, 2, 3}) {
+  for (const int kind : {1, 2, 3, 4}) {
     std::vector<Layout> some;
     some.push_back({.dp = 2, .micro_batch = 2});
     some.push_back({.dp = 2, .ep = 2});  // each rank owns its experts whole

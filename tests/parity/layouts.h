@@ -35,11 +35,9 @@ struct Layout {
   /// expert; 3 with groups of experts, biases that even out their load, and a capacity; 4 with what GPT-OSS has:
   /// biases, clamped gates, sinks and windows in every other layer, and with jitter of what routers read.
   int experts = 0;
-  int ep = 1;         ///< parallel.ep
-  bool muon = false;  ///< optimizer.name, which sees whole matrices
-  std::string with =
-      {};  ///< options in their plain spelling, such as "schedule.decoupled_lr=0.01"; separated by spaces
-
+  int ep = 1;                 ///< parallel.ep
+  bool muon = false;          ///< optimizer.name, which sees whole matrices
+  std::string with = {};      ///< options in their plain spelling, "schedule.decoupled_lr=0.01", separated by spaces
   std::string exchange = {};  ///< parallel.cp_comm_type
   bool documents = false;     ///< samples are packed with two of them
 

@@ -50,6 +50,7 @@ std::vector<FoundLayout> all_layouts(const config::RunConfig& recipe, const Hard
                 const bool even = *stages == '\0';
                 if (world % (tp * pp) != 0 || recipe.model.num_attention_heads % tp != 0 || pp * vpp > layers ||
                     (even && layers % (pp * vpp) != 0) || (pp == 1 && (vpp > 1 || !even)) ||
+                    (!even && vpp > (layers % (pp * vpp) == 0 ? 1 : 2)) ||
                     (pp == 1 && std::string(each.name) != "1f1b") || !each.takes(vpp) ||
                     (!each.is_default && !each.splits_backward))
                   continue;
@@ -140,9 +141,23 @@ TEST(LayoutSearch, RecomputesAsFewLayersAsFit) {
     }
   }
   EXPECT_GT(fewer, 0);
-  config::RunConfig listed = recipe();
-  listed.train.recompute_layers = "0-3";
-  EXPECT_THROW(search_layouts(listed, h100(), 80e9, {}, 3, 1000, 2), ConfigError);
+}
+
+// As a run writes that took what a search has found: it can be searched again.
+TEST(LayoutSearch, ReplacesWhatARecipeSaysOfItsLayout) {
+  config::RunConfig resolved = recipe();
+  resolved.parallel.tp = resolved.parallel.pp = 2;
+  resolved.train.recompute = "full";
+  resolved.train.recompute_layers = "0-1";
+  resolved.optimizer.use_distributed_optimizer = true;
+  resolved.optimizer.data_parallel_sharding_strategy = "optim_grads_params";
+  const LayoutSearch want = search_layouts(recipe(), h100(), 80e9, {}, 3, 1000, 2),
+                     got = search_layouts(resolved, h100(), 80e9, {}, 3, 1000, 2);
+  ASSERT_EQ(got.layouts.size(), want.layouts.size());
+  EXPECT_EQ(got.layouts[0].choice, want.layouts[0].choice);
+  const std::string flags = flags_of(resolved, {});
+  EXPECT_THAT(flags, testing::HasSubstr(" --train.recompute_layers= "));
+  EXPECT_THAT(flags, testing::HasSubstr(" --use-distributed-optimizer false "));
 }
 
 TEST(LayoutSearch, OfExpertsKeepsTheRanksThatShareThem) {

@@ -155,6 +155,30 @@ TEST(RecomputedLayers, ThatFitAreTheFewestOfEachRank) {
   }
 }
 
+// Balanced with the costs of the layers that are recomputed in the end, the stages would be others.
+TEST(RecomputedLayers, ThatFitBalancedStagesKeepThem) {
+  config::RunConfig config = small();
+  config.parallel.pp_layout = "balanced";
+  const auto most_of = [&](const char* layers) {
+    config::RunConfig with = config;
+    with.train.recompute_layers = layers;
+    double most = 0;
+    for (const MemoryPlan& plan : memory_of(resolve(with))) most = std::max(most, static_cast<double>(plan.total()));
+    return most / 1e9;
+  };
+  const double least = most_of("0-7"), most = most_of("nothing");
+  config.train.recompute_layers = "fit";
+  int listed = 0;
+  for (const double share : {0.1, 0.4, 0.7}) {
+    config.train.memory_limit_gb = least + share * (most - least) + 1e-9;
+    const ResolvedRun run = resolve(config);
+    listed += run.config.train.recompute_layers != "nothing" ? 1 : 0;
+    EXPECT_NE(run.config.parallel.pp_layout, "balanced");
+    EXPECT_EQ(resolve(run.config).parts, run.parts);
+  }
+  EXPECT_GT(listed, 0);
+}
+
 TEST(RecomputedLayers, ThatCannotFitAreRefusedWithTheLimitThatCould) {
   config::RunConfig config = small();
   config.train.recompute_layers = "fit";

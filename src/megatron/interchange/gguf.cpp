@@ -446,8 +446,9 @@ std::string quantized(std::span<const float> x, const Tensor& tensor) {
     bool finite = true;
     const auto block = kernels::quantize_block(tensor.type, x.subspan(begin).first<kBlock>(), finite);
     if (!finite)
-      throw ConfigError(rule_got_fix(concat("export: weights must be finite to be in blocks: ", tensor.name),
-                                     "inf or nan", "--dtype fp32, which keeps them"));
+      throw ConfigError(rule_got_fix(
+          concat("export: weights in blocks must be numbers that a scale in half precision reaches: ", tensor.name),
+          "inf, nan or beyond it", "--dtype fp32, which keeps them"));
     bytes.append(reinterpret_cast<const char*>(block.data()), size);
   }
   return bytes;

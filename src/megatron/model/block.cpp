@@ -63,9 +63,8 @@ void set_sinks(BranchModules& branch, const plan::SelfAttention& attention, cons
                const std::string& prefix) {
   if (attention.learned_sinks()) branch.sinks = parameters.get(prefix + plan::SelfAttention::kSinks);
   if (!attention.zero_sinks()) return;
-  const at::Tensor& values = parameters.values();
-  const bool wide = values.scalar_type() == at::kDouble;
-  branch.zero_sinks = at::zeros({branch.heads}, values.options().dtype(wide ? at::kDouble : at::kFloat));
+  const bool wide = parameters.dtype() == at::kDouble;
+  branch.zero_sinks = at::zeros({branch.heads}, parameters.options().dtype(wide ? at::kDouble : at::kFloat));
 }
 
 void set_heads(BranchModules& branch, const plan::SelfAttention& attention, int tp) {

@@ -68,7 +68,6 @@ SharedGradients::SharedGradients(const parallel::ParameterStore& parameters, con
   for (const SharedParameter& parameter : shared_) {
     tied.push_back({parameter.holders, {}});
     values_.emplace_back();
-    if (!parameters.pooled_values()) values_.back().push_back(parameter.parameter->value);
   }
   for (const plan::Shard& shard : owned)
     for (const plan::ParameterRange& own : shard.parameters) {
@@ -88,7 +87,8 @@ SharedGradients::SharedGradients(const parallel::ParameterStore& parameters, con
       for (std::size_t i = 0; i < shared_.size(); ++i)
         if (shared_[i].parameter == parameter) {
           add(tied[i], own.param);
-          if (parameters.pooled_values()) values_[i].push_back(parameters.owned_values(own.world));
+          // This rank's share on every holder, whether it has the others' or not.
+          values_[i].push_back(parameters.owned_values(own.world));
         }
     }
   const auto keep = [&](Sum& sum) {

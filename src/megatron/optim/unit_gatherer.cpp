@@ -100,8 +100,10 @@ struct UnitGatherer::Impl {
     const int ahead = following();
     looked_ahead = true;
     if (ahead == kNone || unit(ahead).there || overlaps(ahead, current)) return;
-    // An operator that also reads the unit before this one may be under way: its memory is not free yet.
-    if (!alone && previous != kNone && overlaps(ahead, previous))
+    // An operator that also reads the unit before this one may be under way: its memory is not free yet. Nor is it for
+    // the next operation's unit: how often this one reads the two by turns may depend on a rank's own samples.
+    const bool of_next = at + 1 >= order.size();
+    if ((!alone || of_next) && previous != kNone && overlaps(ahead, previous))
       looked_ahead = false;
     else
       fetch(ahead);
@@ -146,6 +148,10 @@ void UnitGatherer::forget() {
     unit.there = false;
     Impl::release_copies(unit);
   }
+  // What a rank owns whole was written where it lies: copies of it are old too.
+  const std::vector<std::int64_t>& begin = impl_->store.pooled_values()->pool.begin;
+  for (std::size_t b = 0; b < begin.size(); ++b)
+    if (begin[b] == plan::ParameterPool::kOwned) kernels::written_to(impl_->store.bucket_values(b));
   impl_->current = impl_->previous = Impl::kNone;
   impl_->looked_ahead = false;
 }

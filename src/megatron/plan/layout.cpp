@@ -98,4 +98,15 @@ std::vector<StagePart> parse_layout(const std::string& layout, EmptyStages empty
   return parts_of_layers(layers);
 }
 
+std::string text_of_stages(const std::vector<StagePart>& parts) {
+  std::string text;
+  for (const StagePart& part : parts) {
+    if (!text.empty()) text += '|';
+    if (part.embedding) text += 'E';
+    if (part.num_layers > 0) text += concat("t*", part.num_layers);
+    if (part.output) text += 'L';
+  }
+  return text;
+}
+
 }  // namespace megatron::plan

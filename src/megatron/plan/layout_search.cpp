@@ -72,7 +72,9 @@ double least_bytes(const WholeModel& whole, const LayoutChoice& choice, int rank
   const double gradients = choice.sharding.starts_with("optim_grads") ? 0 : as_double(whole.gradient_bytes);
   const double parameters = as_double(whole.parameter_bytes) / (choice.sharding == "optim_grads_params" ? owners : 1);
   const double kept = as_double(whole.activation_bytes * std::min<std::int64_t>(microbatches, choice.pp));
-  return (parameters + gradients + as_double(whole.state_bytes) / owners) / choice.pp + kept * first_share;
+  // A share of more than the mean would count a recomputed layer's working set more than once.
+  return (parameters + gradients + as_double(whole.state_bytes) / owners) / choice.pp +
+         kept * std::min(first_share, 1.0 / choice.pp);
 }
 
 std::vector<std::string> schedules_of(int pp, int vpp) {
@@ -90,10 +92,11 @@ class Search {
         hardware_(hardware),
         capacity_(capacity_bytes),
         facts_(facts),
-        world_(recipe.parallel.world_size) {
+        world_(std::max(1, recipe.parallel.world_size)) {
     config::RunConfig alone = with_layout(recipe, {});
     alone.parallel.world_size = alone.parallel.ep = alone.parallel.cp = 1;
     alone.train.micro_batch_size = alone.train.global_batch_size = 1;
+    alone.train.memory_limit_gb = 0;                           // of ranks that share the model
     alone.schedule = {};                                       // of so few samples
     const ResolvedRun run = resolve(std::move(alone), facts);  // what is wrong with the recipe itself is said here
     model_ = run.config.model;
@@ -110,10 +113,6 @@ class Search {
     if (const std::int64_t cp = recipe.parallel.cp; cp > 1 && recipe.parallel.cp_comm_type == "a2a")
       for (const std::int64_t heads : {model_.num_attention_heads, run.shape.groups()})
         widths_.push_back(heads % cp == 0 ? heads / cp : 1);
-    if (!recipe.train.recompute_layers.empty())
-      throw ConfigError(rule_got_fix("A search chooses itself what is recomputed.",
-                                     concat("train.recompute_layers ", recipe.train.recompute_layers),
-                                     "leave --train.recompute_layers out"));
     if (batch_ < 1)
       throw ConfigError(
           rule_got_fix("A search needs train.global_batch_size.", concat(batch_), "--global-batch-size 1536"));
@@ -163,6 +162,8 @@ class Search {
   std::optional<FoundLayout> with_fewest_layers(LayoutChoice choice) const {
     choice.recompute = kFitLayers;
     choice.limit_gb = std::floor(capacity_ / 1e6) / 1e3;
+    if (const double limit = recipe_.train.memory_limit_gb; limit > 0)
+      choice.limit_gb = std::min(choice.limit_gb, limit);
     auto found = evaluate(choice);
     if (found && (found->recomputed == 0 || found->recomputed == num_layers_)) return std::nullopt;
     return found;
@@ -191,15 +192,18 @@ class Search {
     }
   }
 
-  /// Equal stages where the layers divide, and balanced ones where these differ.
+  /// Equal stages where the layers divide, and balanced ones where these differ: of one stage a rank, or of two where
+  /// the layers do not divide. With more they even out a rank's work by themselves.
   std::vector<Split> splits_of(WholeModel& whole, const std::string& schedule, int pp, int vpp) {
     if (pp == 1) return {{}};
     const int stages = pp * vpp;
+    const bool divide = num_layers_ % stages == 0;
+    if (vpp > (divide ? 1 : 2)) return divide ? std::vector<Split>{{"", 1.0 / pp, 1.0 / pp}} : std::vector<Split>{};
     const auto [at, is_new] = whole.balanced.try_emplace(stages);
     const std::vector<std::int64_t>& balanced = at->second;
     if (is_new) at->second = balanced_layers(num_layers_, stages, split_costs(whole.config, whole.shape, stages));
     std::vector<Split> splits;
-    if (num_layers_ % stages == 0) splits.push_back({"", 1.0 / pp, 1.0 / pp});
+    if (divide) splits.push_back({"", 1.0 / pp, 1.0 / pp});
     if (std::ranges::all_of(balanced, [&](std::int64_t layers) { return layers * stages == num_layers_; }))
       return splits;
     const bool v_shaped = schedule::schedule_named(schedule).v_shaped;
@@ -267,6 +271,7 @@ config::RunConfig with_layout(config::RunConfig recipe, const LayoutChoice& choi
   parallel.layers_per_virtual_stage = parallel.first_stage_layers = parallel.last_stage_layers = 0;
   recipe.train.micro_batch_size = choice.micro_batch_size;
   recipe.train.recompute = choice.recompute;
+  recipe.train.recompute_layers.clear();
   if (choice.recompute == kFitLayers) {
     recipe.train.recompute = "full";
     recipe.train.recompute_layers = kFitLayers;
@@ -274,7 +279,7 @@ config::RunConfig with_layout(config::RunConfig recipe, const LayoutChoice& choi
   }
   if (choice.recompute == "none" || choice.pp == 1) recipe.train.recompute_partial_microbatches = 0;
   recipe.optimizer.use_distributed_optimizer = !choice.sharding.empty();
-  if (!choice.sharding.empty()) recipe.optimizer.data_parallel_sharding_strategy = choice.sharding;
+  recipe.optimizer.data_parallel_sharding_strategy = choice.sharding.empty() ? "optim" : choice.sharding;
   return recipe;
 }
 
@@ -288,8 +293,12 @@ std::string flags_of(const config::RunConfig& recipe, const LayoutChoice& choice
   flags += concat(" --micro-batch-size ", choice.micro_batch_size, " --train.recompute ", config.train.recompute);
   if (choice.recompute == kFitLayers)
     flags += concat(" --train.recompute_layers fit --train.memory_limit_gb ", choice.limit_gb);
+  else if (!recipe.train.recompute_layers.empty())
+    flags += " --train.recompute_layers=";
   if (!choice.sharding.empty())
     flags += concat(" --use-distributed-optimizer --data-parallel-sharding-strategy ", choice.sharding);
+  else if (recipe.optimizer.use_distributed_optimizer)
+    flags += " --use-distributed-optimizer false --data-parallel-sharding-strategy optim";
   return flags;
 }
 
@@ -326,8 +335,11 @@ LayoutSearch search_layouts(const config::RunConfig& recipe, const Hardware& har
     const LayoutChoice& choice = result.layouts[i].choice;
     if (choice.recompute != "none") fewer[i] = search.with_fewest_layers(choice);
   });
+  const auto is_new = [&](const LayoutChoice& choice) {  // of selective and of full one layout becomes
+    return std::ranges::find(result.layouts, choice, &FoundLayout::choice) == result.layouts.end();
+  };
   for (auto& each : fewer)
-    if (each && search.fits(*each)) result.layouts.push_back(std::move(*each));
+    if (each && search.fits(*each) && is_new(each->choice)) result.layouts.push_back(std::move(*each));
   std::ranges::stable_sort(result.layouts, faster);
   std::ranges::stable_sort(result.too_large, {}, [](const FoundLayout& each) { return each.memory.total(); });
   return result;

@@ -120,13 +120,18 @@ std::filesystem::path checkpoint_of(const std::filesystem::path& base) {
 
 }  // namespace
 
-TrainingJob open_training(config::RunConfig& config) {
+TrainingJob open_training(config::RunConfig& config, const ChooseLayout& choose) {
   auto place = comm::place_from(comm::process_environment());
   if (!config.lora.base.empty())  // which checkpoints of the adapters will look for from elsewhere
     config.lora.base = checkpoint_of(std::filesystem::absolute(config.lora.base).lexically_normal()).string();
   take_tokenizer_of_weights(config);
   std::vector<std::string> notes = take_network_of_checkpoint(config);
   for (std::string& note : take_padded_vocabulary(config)) notes.push_back(std::move(note));
+  if (choose) {
+    if (place) config.parallel.world_size = place->world_size;
+    if (std::string note = choose(config, place ? place->local_size : 1); !note.empty())
+      notes.push_back(std::move(note));
+  }
   const train::ResumedBatch resumed = train::resumed_batch(config);
   auto resolved = recipe::resolve_with_tokenizer(config, {.launched_world_size = place ? place->world_size : 0,
                                                           .needs_data = true,

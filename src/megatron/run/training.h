@@ -21,10 +21,14 @@ struct TrainingJob {
   std::vector<std::string> notes = {};      ///< what options became that were given otherwise, for the user
 };
 
+/// Changes a configuration that says all but its layout of ranks, of which there are `ranks_here` on this machine, and
+/// returns what the user is told of it; "": nothing.
+using ChooseLayout = std::function<std::string(config::RunConfig& config, int ranks_here)>;
+
 /// Resolves `config` for training and loads its tokenizer: where data.tokenizer names none, the one that lies with the
-/// weights of checkpoint.load, which `config` then names. Throws ConfigError that lists all that is wrong; nothing has
-/// been written then.
-TrainingJob open_training(config::RunConfig& config);
+/// weights of checkpoint.load, which `config` then names. `choose`: empty for the layout that `config` says. Throws
+/// ConfigError that lists all that is wrong; nothing has been written then.
+TrainingJob open_training(config::RunConfig& config, const ChooseLayout& choose = {});
 
 /// Whether this process speaks for the run before its ranks have met: it is the first rank's, and starts no others.
 bool speaks_for(const TrainingJob& job);

@@ -121,6 +121,8 @@ void Service::route(const HttpRequest& request, const std::shared_ptr<Reply>& re
   }
   if (request.path == "/" && options_.embeddings)
     throw ApiError(404, "there is no page for a model that writes no texts", "", "not_found");
+  std::string picture;
+  if (const auto* const draw = picture_at(request.path)) picture = (*draw)();  // or why there is none
   metrics_.add("megatron_requests_total", 1, {{"path", family_of(request.path)}, {"status", "200"}});
   if (request.path == "/")
     return reply->send({.type = "text/html; charset=utf-8", .body = std::string(page()), .headers = page_headers()});
@@ -132,8 +134,7 @@ void Service::route(const HttpRequest& request, const std::shared_ptr<Reply>& re
     for (const auto& [name, draw] : options_.pictures) names.push_back(name);
     return reply->send({.body = nlohmann::ordered_json{{"pictures", names}}.dump()});
   }
-  if (const auto* const draw = picture_at(request.path))
-    return reply->send({.type = "image/svg+xml", .body = (*draw)()});
+  if (!picture.empty()) return reply->send({.type = "image/svg+xml", .body = std::move(picture)});
   if (request.path == "/v1/models")
     return reply->send({.body = models_json(options_.model, options_.created, options_.context)});
   check_model(request.path.substr(std::string(kModelPath).size()));

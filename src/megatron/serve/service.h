@@ -31,7 +31,8 @@ struct ServiceOptions {
   std::int64_t created = 0;  ///< seconds since 1970
   bool embeddings = false;   ///< the model makes vectors of texts, and writes none
   RequestLimits limits = {};
-  /// Of the run that the model comes from: SVG files by name ("curves"), made when they are asked for.
+  /// Of the run that the model comes from: SVG files by name ("curves"), made when they are asked for. Throw ApiError
+  /// where there is nothing to draw.
   std::map<std::string, std::function<std::string()>> pictures = {};
 };
 

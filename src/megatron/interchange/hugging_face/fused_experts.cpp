@@ -170,21 +170,24 @@ class ApartExperts : public WeightSource {
   at::Tensor unpacked(const InFused& place, const Box& box, std::int64_t first, std::int64_t span) const {
     const std::int64_t begin = box.offset[1] / kBlockValues * kBlockValues, end = box.offset[1] + box.shape[1];
     const std::int64_t group = begin / kBlockValues, groups = (end - begin + kBlockValues - 1) / kBlockValues;
-    const at::Tensor blocks = at::empty({1, span, groups, kBlockBytes}, at::kByte),
-                     scales = at::empty({1, span, groups}, at::kByte);
-    folder_->read(place.source + kBlocks, {{place.expert, first, group, 0}, {1, span, groups, kBlockBytes}}, blocks);
-    folder_->read(place.source + kScales, {{place.expert, first, group}, {1, span, groups}}, scales);
+    const at::Tensor all_blocks = at::empty({1, span, groups, kBlockBytes}, at::kByte),
+                     all_scales = at::empty({1, span, groups}, at::kByte);
+    folder_->read(place.source + kBlocks, {{place.expert, first, group, 0}, {1, span, groups, kBlockBytes}},
+                  all_blocks);
+    folder_->read(place.source + kScales, {{place.expert, first, group}, {1, span, groups}}, all_scales);
+    const at::Tensor blocks = all_blocks.slice(1, 0, span, place.step),
+                     scales = all_scales.slice(1, 0, span, place.step);
     if (const auto most = scales.max().item<std::int64_t>(); most > kMostScale)
       refuse(place.source + kScales, concat("be at most ", kMostScale, ", as more stands for no finite number"),
              concat(most));
     const at::Tensor numbers = at::tensor(
         {0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0}, at::kFloat);
     const at::Tensor lower = blocks.bitwise_and(0x0F).to(at::kLong), upper = blocks.__rshift__(4).to(at::kLong);
-    const at::Tensor codes = at::stack({lower, upper}, -1).flatten(-2);  // [1, span, groups, 32]
+    const at::Tensor codes = at::stack({lower, upper}, -1).flatten(-2);  // [1, rows, groups, 32]
     const at::Tensor exponents = scales.to(at::kInt).sub_(127).unsqueeze(3);
     const at::Tensor values =
         at::ldexp(numbers.index_select(0, codes.flatten()).view(codes.sizes()), exponents).flatten(2).select(0, 0);
-    return values.slice(0, 0, span, place.step).narrow(1, box.offset[1] - begin, box.shape[1]);
+    return values.narrow(1, box.offset[1] - begin, box.shape[1]);
   }
 
   std::shared_ptr<const WeightSource> folder_;

@@ -22,7 +22,7 @@ inline constexpr std::int64_t kQuantizedBlock = 32;
 using BlockBytes = std::array<std::byte, 34>;
 /// As ggml's reference quantizes. Q8_0: the scale max|x| / 127, each level x / scale rounded, halves away from 0. Q4_0:
 /// the number of the largest magnitude is level -8 of -8 … 7. Q4_1: the least and the largest are levels 0 and 15.
-/// `finite` becomes false where a number, or the scale in half precision, is inf or NaN.
+/// `finite` becomes false where a number is inf or NaN, or the scale or the least value is in half precision.
 BlockBytes quantize_block(GgufType type, std::span<const float, kQuantizedBlock> x, bool& finite);
 
 /// In panels of 16 rows, in the order in which a product reads them (cpu/products/quantized_product.h).

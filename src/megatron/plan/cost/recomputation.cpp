@@ -306,6 +306,9 @@ void resolve_memory_limit(ResolvedRun& run) {
     }
   }
   run.config.train.recompute_layers = memory.text(enough);
+  // Balanced again, with other costs than while every layer counted as recomputed, stages would be others.
+  config::ParallelConfig& parallel = run.config.parallel;
+  if (parallel.pp_layout == "balanced" && !run.shape.encoder_decoder()) parallel.pp_layout = text_of_stages(run.parts);
 }
 
 }  // namespace megatron::plan

@@ -289,7 +289,7 @@ void group_product(at::Tensor part, const Way& way, const at::Tensor& rows, cons
   if (way.kind == Way::Kind::Library)
     at::mm_out(part, rows, b);
   else if (way.kind == Way::Kind::Quantized)
-    throw std::logic_error("experts are not held in 8 bits");
+    throw std::logic_error("experts are not held in blocks");
   else if (way.kind == Way::Kind::FewRows)
     few_rows_linear(part, rows, w,
                     is_half(rows) || is_half(w) ? at::empty(rows.sizes(), rows.options().dtype(at::kFloat)) : rows);

@@ -16,11 +16,13 @@
 #include "megatron/kernels/cpu/parallel.h"
 #include "megatron/kernels/cpu/products/matrix_of.h"
 #include "megatron/kernels/cpu/products/quantized_product.h"
+#include "megatron/plan/parameters/blocks.h"
 
 namespace megatron::kernels {
 namespace {
 
 constexpr std::int64_t kPanel = cpu::kPanelRows, kTile = cpu::kTileRows;
+static_assert(kPanel == plan::kBlockRows);
 static_assert(kQuantizedBlock == static_cast<std::int64_t>(cpu::kLevels));
 
 std::int64_t pieces_of(std::int64_t size, std::int64_t piece) { return (size + piece - 1) / piece; }
@@ -235,9 +237,9 @@ QuantizedMatrix quantize(const at::Tensor& w, GgufType type, const std::string& 
     if (!panel_is) finite = false;
   });
   if (!finite)
-    throw ConfigError(
-        rule_got_fix(concat("Weights must be finite, and below 5e5, to be held in blocks: ", printable(name), "."),
-                     "inf, nan or more", "--weights full"));
+    throw ConfigError(rule_got_fix(
+        concat("Weights held in blocks must be numbers that a scale in half precision reaches: ", printable(name), "."),
+        "inf, nan or beyond it", "--weights full"));
   return result;
 }
 

@@ -54,7 +54,7 @@ void read_oss(const json& object, JsonFields& fields, FolderConfig& folder) {
   fields.ignore({"initial_context_length", "router_aux_loss_coef"});
   fields.must_be("output_router_logits", false);
   read_rope(object, fields, model, {.base = kBase});
-  if (!fields.has("rope_parameters") && !fields.has("rope_scaling")) {
+  if (!object.contains("rope_parameters") && !object.contains("rope_scaling")) {
     model.rope_scaling_type = "yarn";
     model.rope_scaling_factor = kFactor;
     model.rope_original_positions = kOriginalPositions;
