@@ -447,7 +447,7 @@ std::string quantized(std::span<const float> x, const Tensor& tensor) {
     const auto block = kernels::quantize_block(tensor.type, x.subspan(begin).first<kBlock>(), finite);
     if (!finite)
       throw ConfigError(rule_got_fix(
-          concat("export: weights in blocks must be numbers that a scale in half precision reaches: ", tensor.name),
+          concat("export: weights in blocks must be finite, also as scales in half precision: ", tensor.name),
           "inf, nan or beyond it", "--dtype fp32, which keeps them"));
     bytes.append(reinterpret_cast<const char*>(block.data()), size);
   }

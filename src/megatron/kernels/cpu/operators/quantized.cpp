@@ -238,7 +238,7 @@ QuantizedMatrix quantize(const at::Tensor& w, GgufType type, const std::string& 
   });
   if (!finite)
     throw ConfigError(rule_got_fix(
-        concat("Weights held in blocks must be numbers that a scale in half precision reaches: ", printable(name), "."),
+        concat("Weights held in blocks must be finite, also as scales in half precision: ", printable(name), "."),
         "inf, nan or beyond it", "--weights full"));
   return result;
 }
