@@ -41,8 +41,7 @@ class InMemory : public checkpoint::WeightSource {
     at::Tensor part = tensors_.at(tensor);
     for (std::size_t d = 0; d < box.shape.size(); ++d)
       part = part.narrow(static_cast<std::int64_t>(d), box.offset[d], box.shape[d]);
-    at::Tensor to = into;
-    to.copy_(part);
+    into.copy_(part);
   }
 
  private:

@@ -117,7 +117,8 @@ TEST(JitterFactors, AreMadeOfTheWordOfEachElement) {
       for (std::int64_t j = 0; j < 37; ++j) {
         const auto sample = static_cast<std::uint64_t>(site.sample_ids[b].item<std::int64_t>());
         const auto index = static_cast<std::uint64_t>((2 + p + (p >= 3 ? 40 : 0)) * 37 + j);
-        const double share = (random_word(site.key, sample, index) / 256 + 0.5) / (1 << 24);
+        const std::uint32_t high = random_word(site.key, sample, index) / 256;
+        const double share = (high + 0.5) / (1 << 24);
         ASSERT_DOUBLE_EQ(factors[p][b][j].item<double>(), 0.75 + 0.5 * share);
       }
   const at::Tensor many = jitter_factors(site, 0.25, 1000, 2, 100, at::kDouble, at::kCPU);

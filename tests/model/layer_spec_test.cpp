@@ -100,7 +100,7 @@ class RandomLayers : public ::testing::Test {
 
 /// Elements of a layer, by hand.
 std::int64_t elements_of(const plan::LayerSpec& layer, std::int64_t h) {
-  const plan::SelfAttention attention = layer.attention();
+  const plan::SelfAttention& attention = layer.attention();
   const std::int64_t norm =
       (layer.rms_norm ? h : 2 * h) * ((layer.norms.before ? 1 : 0) + (layer.norms.behind ? 1 : 0));
   const std::int64_t q = attention.heads * attention.head_size, kv = attention.groups * attention.head_size;
