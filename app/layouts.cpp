@@ -12,7 +12,7 @@
 namespace megatron::app {
 namespace {
 
-constexpr int kMostEvaluated = 600, kLeast = 10;
+constexpr int kMaxEvaluated = 600, kMinLayouts = 10;
 
 double bytes_of(const std::string& text) {
   double number = 0;
@@ -44,10 +44,10 @@ RanksMachine machine_of(const std::string& hardware, const std::string& fit) {
 
 plan::LayoutSearch find_layouts(const config::RunConfig& recipe, const RanksMachine& machine, int threads, int most) {
   plan::LayoutSearch found = plan::search_layouts(recipe, machine.hardware, machine.capacity_bytes, facts_of(recipe),
-                                                  std::max(most, kLeast), kMostEvaluated, threads);
+                                                  std::max(most, kMinLayouts), kMaxEvaluated, threads);
   if (found.layouts.empty())
     throw ConfigError(rule_got_fix(
-        concat("No layout of the ranks fits into ", human_bytes(machine.capacity_bytes), " a rank."),
+        concat("No layout of the ranks fits into ", human_bytes(machine.capacity_bytes), " per rank."),
         found.too_large.empty()
             ? "weights, gradients and the optimizer's state alone are more"
             : concat("the smallest holds ", human_bytes(static_cast<double>(found.too_large[0].memory.total())), ": ",

@@ -2,7 +2,7 @@
 """Writing and reading with matrices in blocks (--weights q8_0, q4_1, q4_0) compared with bf16 of the same model and
 with llama.cpp at the same precision, in turns so that a busy machine slows all:
 
-    bench/blocks_vs_peers.py [MODEL_FOLDER] [--threads 2 1] [--rounds 3]
+    bench/blocks_vs_peers.py [MODEL_FOLDER] [--threads 2 1] [--rounds 5]
 
 SmolLM2-135M unless another is named. Each writes 128 greedy tokens after 16, and reads a prompt of 1024. llama.cpp is
 the module llama_cpp (pip install llama-cpp-python, which compiles it for this machine: AVX512_VNNI where there is one),

@@ -35,8 +35,8 @@ struct Options {
   bool json = false;
 
   void visit(auto& v) {
-    v("output", output, "TOML file to write, for plan --search and train --layout auto.", config::Common(),
-      config::Example{"this_machine.toml"});
+    v("output", output, "TOML file to write, for plan --search and train --layout auto; empty: only print.",
+      config::Common(), config::Example{"this_machine.toml"});
     v("ranks", ranks, "Ranks that share this machine, each a thread; 0: one for each core.", config::Common());
     v("json", json, "Print one JSON object on stdout.");
   }
@@ -72,11 +72,13 @@ double product_rate(const comm::Group& world, at::ScalarType dtype, std::int64_t
 struct Curve {
   double peak = 0, half_size = 0;
 };
+/// Of a product whose three sizes are kLarge.
+double peak_of(double rate, double half_size) { return rate * std::pow(1 + half_size / kLarge, 3); }
 Curve curve_of(double large, double thin) {
   const double lost = large / thin;
   const double room = 1.0 / kThin - lost / kLarge;
   const double half = lost <= 1 ? 0 : room <= 0 ? kLarge : std::min<double>(kLarge, (lost - 1) / room);
-  return {large * std::pow(1 + half / kLarge, 3), half};
+  return {peak_of(large, half), half};
 }
 
 plan::LinkRates measure_link(const comm::Group& world) {
@@ -101,10 +103,14 @@ plan::Hardware measure(const comm::Group& world) {
   hardware.name = concat(world.size(), " ranks on a processor with ", name_of(available_isas().front()));
   hardware.ranks_per_node = world.size();
   const Curve fp32 = curve_of(product_rate(world, at::kFloat, kLarge), product_rate(world, at::kFloat, kThin));
-  hardware.compute = {.fp64_tflops = 1e-12 * product_rate(world, at::kDouble, kLarge),
+  // The half size is measured in float32 and taken for all: so that each has the rate that it was seen to have.
+  const auto tflops = [&](at::ScalarType dtype) {
+    return 1e-12 * peak_of(product_rate(world, dtype, kLarge), fp32.half_size);
+  };
+  hardware.compute = {.fp64_tflops = tflops(at::kDouble),
                       .fp32_tflops = 1e-12 * fp32.peak,
-                      .bf16_tflops = 1e-12 * product_rate(world, at::kBFloat16, kLarge),
-                      .fp16_tflops = 1e-12 * product_rate(world, at::kHalf, kLarge),
+                      .bf16_tflops = tflops(at::kBFloat16),
+                      .fp16_tflops = tflops(at::kHalf),
                       .product_efficiency = 1,
                       .product_half_size = fp32.half_size};
   constexpr std::int64_t kBytes = std::int64_t{64} << 20;
@@ -122,7 +128,7 @@ plan::Hardware measure(const comm::Group& world) {
                                    }) /
                           kSmall;
   // Counted, as in configs/hardware/dgx-h100.toml, whose kernels are fused alike: no scores in memory, biases and
-  // activations in one pass. Reductions take the cores that compute.
+  // activations in one pass. Assumed: reductions take the cores that compute; ranks differ by a hundredth.
   hardware.software = {.launch_us = 1e6 * launch_s,
                        .forward_launches = 12,
                        .backward_launches = 24,
@@ -155,7 +161,10 @@ int bench_hardware(const Args& args) {
     const plan::Hardware measured = measure(world);
     if (world.rank() == 0) hardware = measured;
   });
-  const std::string text = config::save_toml(hardware);
+  const std::string text =
+      "# Measured by megatron bench hardware, but for [software]: of that launch_us alone; the rest is "
+      "counted, or assumed.\n" +
+      config::save_toml(hardware);
   plan::parse_hardware(text, "the measured rates");  // what no machine has is said here
   if (!options.output.empty()) write_file(options.output, text);
   if (options.json)

@@ -38,7 +38,7 @@ std::string sharding_text(const std::string& sharding) {
 
 /// "fit 12": of so many layers.
 std::string recompute_text(const plan::FoundLayout& layout) {
-  return layout.choice.recompute == "fit" ? concat("fit ", layout.recomputed) : layout.choice.recompute;
+  return layout.choice.recompute == plan::kFitLayers ? concat("fit ", layout.recomputed) : layout.choice.recompute;
 }
 
 std::string stages_text(const plan::LayoutChoice& choice) {

@@ -35,10 +35,10 @@ std::optional<fs::path> folder_of(const fs::path& model) {
   return folder;
 }
 
-/// At most kMostPoints of the points, the last among them.
+/// At most kMaxPoints of the points, the last among them.
 std::vector<std::pair<double, double>> thinned(const std::vector<std::pair<double, double>>& points) {
-  constexpr std::size_t kMostPoints = 2000;
-  const std::size_t every = points.size() / kMostPoints + 1;
+  constexpr std::size_t kMaxPoints = 2000;
+  const std::size_t every = points.size() / kMaxPoints + 1;
   std::vector<std::pair<double, double>> some;
   for (std::size_t i = (points.size() - 1) % every; i < points.size(); i += every) some.push_back(points[i]);
   return some;

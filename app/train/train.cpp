@@ -57,7 +57,7 @@ run::ChooseLayout chooser_of(const Options& options) {
     const plan::FoundLayout& best = found.layouts[0];
     std::string note = concat("layout auto: ", plan::flags_of(config, best.choice), " (",
                               human_bytes(static_cast<double>(best.memory.total())), " of ",
-                              human_bytes(machine.capacity_bytes), " a rank)");
+                              human_bytes(machine.capacity_bytes), " per rank)");
     config = plan::with_layout(config, best.choice);
     return note;
   };

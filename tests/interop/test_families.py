@@ -278,6 +278,7 @@ class Families(unittest.TestCase):
         (packed / "config.json").write_text(json.dumps(written))
         run("checkpoint", "import", "--from", packed, "--output", self.path / "oss-mxfp4-ours")
         back = tensors_of(self.exported("oss-mxfp4", self.path / "oss-mxfp4-ours"))
+        self.assertEqual(sorted(back), sorted(tensors_of(folder)))
         for name, value in values.items():
             self.assertEqual(back[name].dtype, torch.bfloat16)
             self.assertTrue(torch.equal(back[name], value), name)

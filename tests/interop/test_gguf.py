@@ -414,7 +414,7 @@ class Gguf(unittest.TestCase):
         self.assertIn("Paris", result.stdout)
 
     @unittest.skipUnless(SMOLLM2.exists(), f"{SMOLLM2} is not there")
-    def test_smollm2s_perplexity_in_blocks_is_that_of_float32(self):
+    def test_smollm2s_perplexity_in_blocks_is_near_that_of_float32(self):
         words = ["eval", "loss", "--load", SMOLLM2, "--data", TRAIN, "--window", 256, "--limit-tokens", 2048, "--json"]
         whole = json.loads(run(*words))
         # The folder's weights are levels of Q4_1, which blocks of Q4_1 keep: of Q4_0 each loses up to half a level.

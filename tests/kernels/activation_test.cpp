@@ -76,15 +76,6 @@ TEST_F(ActivationTest, TakesTheReferenceForViewsAndOtherDtypes) {
   });
 }
 
-constexpr Activation kForms[] = {Activation::GeluTanh,
-                                 Activation::GeluErf,
-                                 Activation::Silu,
-                                 Activation::Relu,
-                                 Activation::SquaredRelu,
-                                 Activation::QuickGelu,
-                                 {Activation::QuickGelu, 0.75, 1},
-                                 {Activation::Silu, 1.25}};
-
 at::Tensor true_activation(const at::Tensor& u, Activation form) {
   switch (form.kind) {
     case Activation::GeluTanh:

@@ -2,6 +2,8 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
 
+#include "megatron/kernels/activation.h"
+
 namespace megatron::kernels {
 
 /// |got - truth| / |truth| by the 2-norm; float64 truth.
@@ -22,6 +24,16 @@ inline double error_beyond_rounding(const at::Tensor& got, const at::Tensor& tru
   const at::Tensor allowed = truth.abs() * unit_roundoff(got.scalar_type());
   return ((got.to(at::kDouble) - truth).abs() - allowed).max().item<double>();
 }
+
+/// Every kind of activation, some of them clamped and with values offset by 1.
+inline constexpr Activation kForms[] = {Activation::GeluTanh,
+                                        Activation::GeluErf,
+                                        Activation::Silu,
+                                        Activation::Relu,
+                                        Activation::SquaredRelu,
+                                        Activation::QuickGelu,
+                                        {Activation::QuickGelu, 0.75, 1},
+                                        {Activation::Silu, 1.25}};
 
 inline constexpr at::ScalarType kHalves[] = {at::kBFloat16, at::kHalf};
 

@@ -57,10 +57,7 @@ struct Kernel {
 
 Tensors activations(Inputs& in) {
   Tensors results;
-  for (const Activation form :
-       {Activation(Activation::GeluTanh), Activation(Activation::GeluErf), Activation(Activation::Silu),
-        Activation(Activation::Relu), Activation(Activation::SquaredRelu), Activation(Activation::QuickGelu),
-        Activation(Activation::QuickGelu, 0.75, 1)}) {
+  for (const Activation form : kForms) {
     const at::Tensor u = in.normal({6, 2, 20});
     results.push_back(bias_activation(u, in.normal({20}), form));
     results.push_back(u);

@@ -15,14 +15,6 @@
 namespace megatron::kernels {
 namespace {
 
-constexpr Activation kForms[] = {Activation::GeluTanh,
-                                 Activation::GeluErf,
-                                 Activation::Silu,
-                                 Activation::Relu,
-                                 Activation::SquaredRelu,
-                                 Activation::QuickGelu,
-                                 {Activation::QuickGelu, 0.75, 1}};
-
 /// Half a unit in the last place of what is stored, and float32 sums; of emulated tiles with precision "high" 2^-16.
 double rounding_bound(at::ScalarType stored) {
   return stored == at::kBFloat16 ? 4.0e-3 : stored == at::kHalf ? 5.0e-4 : 2e-6;

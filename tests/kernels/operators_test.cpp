@@ -59,10 +59,13 @@ Outputs updated(at::ScalarType t, const Step& step) {
   return {param, model, first, second};
 }
 
-Groups groups(at::ScalarType type, const std::vector<std::int64_t>& offsets, const std::vector<std::int64_t>& shape) {
+Groups groups(at::ScalarType type, const std::vector<std::int64_t>& offsets, const std::vector<std::int64_t>& shape,
+              bool biased = false) {
   Groups all{.weights = {}, .offsets = offsets};
-  for (std::size_t g = 0; g + 1 < offsets.size(); ++g)
+  for (std::size_t g = 0; g + 1 < offsets.size(); ++g) {
     all.weights.push_back(data(shape, type, 10 + static_cast<int>(g)));
+    if (biased) all.biases.push_back(data({shape.front()}, type, 20 + static_cast<int>(g)));
+  }
   return all;
 }
 
@@ -139,7 +142,9 @@ const std::map<std::string, Case>& cases() {
        }},
       {"grouped_linear",
        [](auto& o, auto t) {
-         return Outputs{o.grouped_linear(data({kS, kH}, t, 1), groups(t, {0, 0, 3, kS}, {24, kH}))};
+         const at::Tensor x = data({kS, kH}, t, 1);
+         return Outputs{o.grouped_linear(x, groups(t, {0, 0, 3, kS}, {24, kH})),
+                        o.grouped_linear(x, groups(t, {0, 0, 3, kS}, {24, kH}, true))};
        }},
       {"grouped_linear_activation",
        [](auto& o, auto t) {
@@ -147,7 +152,9 @@ const std::map<std::string, Case>& cases() {
          const Groups into = groups(t, {0, 0, 3, 44}, {2 * kH, kH});
          const auto plain = o.grouped_linear_activation(data({44, kH}, t, 1), into, kForm, false);
          const auto gated = o.grouped_linear_activation(data({44, kH}, t, 1), into, Activation::Silu, true);
-         return Outputs{plain.u, plain.y, gated.u, gated.y};
+         const auto biased = o.grouped_linear_activation(
+             data({44, kH}, t, 1), groups(t, {0, 0, 3, 44}, {2 * kH, kH}, true), Activation::Silu, true);
+         return Outputs{plain.u, plain.y, gated.u, gated.y, biased.u, biased.y};
        }},
       {"weighted_activation_backward",
        [](auto& o, auto t) {
@@ -157,8 +164,10 @@ const std::map<std::string, Case>& cases() {
              o.weighted_activation_backward(dy, data({kS, 2 * kH}, t, 3), weights, Activation::Silu, true);
          const auto unweighted =
              o.weighted_activation_backward(dy, data({kS, 2 * kH}, t, 3), {}, Activation::Silu, true);
-         return Outputs{plain.du,      plain.y,       plain.weights, gated.du,          gated.y,
-                        gated.weights, unweighted.du, unweighted.y,  unweighted.weights};
+         const auto clamped = o.weighted_activation_backward(dy, data({kS, 2 * kH}, t, 3), weights,
+                                                             Activation(Activation::QuickGelu, 0.75, 1), true);
+         return Outputs{plain.du,      plain.y,      plain.weights,      gated.du,   gated.y,   gated.weights,
+                        unweighted.du, unweighted.y, unweighted.weights, clamped.du, clamped.y, clamped.weights};
        }},
       {"combined_rows",
        [](auto& o, auto t) {
@@ -297,6 +306,26 @@ TEST_F(OperatorTable, IsTheReferencesWhereTheInstructionSetIs) {
   EXPECT_EQ(&on(at::Device(at::kCPU)), &reference_operators());
   for (const OperatorInfo& info : operator_list())
     for (const auto& [dtype, own] : info.on_cpu) EXPECT_FALSE(own) << info.name;
+}
+
+TEST(GroupedBiasGradient, IsTheSumOverEachGroupsRows) {
+  const std::vector<std::int64_t> offsets = {0, 0, 3, kS};
+  for (const at::ScalarType type : {at::kFloat, at::kBFloat16, at::kHalf, at::kDouble})
+    for (const bool weighted : {false, true}) {
+      const at::Tensor dy = data({kS, kH}, type, 1), weights = weighted ? data({kS}, wide_type(type), 2) : at::Tensor();
+      const std::vector<double> betas = {0, 1, 0};
+      std::vector<at::Tensor> got, want;
+      for (std::size_t g = 0; g < betas.size(); ++g) {
+        got.push_back(data({kH}, wide_type(type), 3 + static_cast<int>(g)));
+        want.push_back(betas[g] * wide(got.back()));
+        for (std::int64_t row = offsets[g]; row < offsets[g + 1]; ++row)
+          want.back() += (weighted ? weights[row].item<double>() : 1.0) * wide(dy[row]);
+      }
+      grouped_bias_gradient(got, offsets, dy, weights, betas);
+      EXPECT_EQ(got[0].count_nonzero().item<std::int64_t>(), 0) << "of no rows";
+      for (std::size_t g = 1; g < got.size(); ++g)
+        EXPECT_LT(relative_error(got[g], want[g]), 1e-6) << toString(type) << " group " << g;
+    }
 }
 
 double answer(const at::Tensor&) { return 42; }

@@ -184,10 +184,7 @@ void masks(const Check& check) {
 
 void activations(const Check& check) {
   for (const auto& [s, b, h] : kShapes)
-    for (const Activation form :
-         {Activation(Activation::GeluTanh), Activation(Activation::GeluErf), Activation(Activation::Silu),
-          Activation(Activation::Relu), Activation(Activation::SquaredRelu), Activation(Activation::QuickGelu),
-          Activation(Activation::QuickGelu, 0.75, 1)}) {
+    for (const Activation form : kForms) {
       SCOPED_TRACE(static_cast<int>(form.kind));
       const at::Tensor u = check.normal({s, b, h}), dy = check.normal({s, b, h}), bias = check.normal({h});
       const at::Tensor both = check.normal({s, b, 2 * h}), bias_of_both = check.normal({2 * h});

@@ -7,7 +7,7 @@
 namespace megatron::train {
 
 /// Stages of unequal numbers of layers, which the layout names, options imply or the planner balances, some with the
-/// embedding or the loss alone; and layers that are recomputed by a list, or as many as fit.
+/// embedding or the loss alone; and layers that are recomputed by a list.
 inline std::vector<Layout> stage_layouts() {
   std::vector<Layout> all;
   all.push_back({.pp = 2, .stages = "Et|tttL"});

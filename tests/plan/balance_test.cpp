@@ -108,13 +108,13 @@ TEST(BalancedLayers, KeepExpensiveLayersApart) {
   EXPECT_EQ(balanced_layers(4, 3, {.layers = {}, .embedding = 5, .output = 5}), (Layers{0, 4, 0}));
 }
 
-TEST(BalancedLayers, OfManyLayersComeSoon) {
+TEST(BalancedLayers, OfManyLayersAreBest) {
   SplitCosts costs{.layers = std::vector<double>(4096, 1), .embedding = 0.5, .output = 2.5};
   for (std::size_t l = 0; l < costs.layers.size(); l += 3) costs.layers[l] = 2;
   const Layers split = balanced_layers(4096, 1024, costs);
   EXPECT_EQ(std::reduce(split.begin(), split.end()), 4096);
   const auto loads = loads_of(split, costs);
-  EXPECT_LE(largest(loads), 8) << "a mean of 5.3";
+  EXPECT_DOUBLE_EQ(largest(loads), 6) << "of a mean of 5.3";
 }
 
 TEST(BalancedLayers, NeedOneForEachInnerStage) {

@@ -17,7 +17,6 @@ namespace {
 
 using ::testing::ElementsAre;
 
-const StageReads kWhole{.num_layers = 4};
 constexpr Owners kTwo{{2, 0}, {2, 0}};
 
 /// Of `num_layers` layers the first `again` are computed again, `size` at once.
@@ -27,6 +26,8 @@ std::vector<LayerGroup> groups_of(std::int64_t num_layers, std::int64_t again, s
   if (again < num_layers) groups.push_back({again, num_layers, false});
   return groups;
 }
+
+const StageReads kWhole{.num_layers = 4, .groups = groups_of(4, 0, 1), .partial_groups = groups_of(4, 0, 1)};
 
 ParameterSpec parameter(std::int64_t size, std::int64_t depth, const char* name = "p", bool in_forward = false) {
   return {.name = name, .shape = {size}, .depth = depth, .in_forward = in_forward};
@@ -65,15 +66,16 @@ TEST(ParameterPool, ReadsATiedEmbeddingAtBothEnds) {
 TEST(ParameterPool, ReadsLayersThatAreComputedAgainInGroups) {
   const auto specs = equal_layers(false);
   const auto backward = [&](std::int64_t layers, std::int64_t group) {
-    return parameter_pool(buckets(specs), specs, kTwo,
-                          {{.num_layers = 4, .groups = groups_of(4, layers, group), .partial_groups = {}}})
+    return parameter_pool(
+               buckets(specs), specs, kTwo,
+               {{.num_layers = 4, .groups = groups_of(4, layers, group), .partial_groups = groups_of(4, 2, 2)}})
         .orders.at(0);
   };
   EXPECT_THAT(backward(4, 1).backward, ElementsAre(5, 4, 3, 2, 1));
   EXPECT_THAT(backward(4, 2).backward, ElementsAre(5, 3, 4, 3, 1, 2, 1));
   EXPECT_THAT(backward(4, 3).backward, ElementsAre(5, 4, 1, 2, 3, 2, 1));
   EXPECT_THAT(backward(2, 2).backward, ElementsAre(5, 4, 3, 1, 2, 1));
-  EXPECT_THAT(backward(4, 3).partial_backward, ElementsAre(5, 4, 3, 2, 1));
+  EXPECT_THAT(backward(4, 3).partial_backward, ElementsAre(5, 4, 3, 1, 2, 1));
 }
 
 TEST(ParameterPool, LeavesOutWhatARankOwnsWhole) {
@@ -123,7 +125,8 @@ TEST(ParameterPool, KeepsApartWhatFollowsOneAnotherInAnyPass) {
       if (last) specs.push_back(parameter(upto(9), 1 + layer + layers));
       specs.back().stage = stage;
       const std::int64_t again = std::min<std::int64_t>(layers, upto(6) - 1);
-      stages.push_back({stage, layer, layers, last, groups_of(layers, again, upto(3)), {}});
+      stages.push_back(
+          {stage, layer, layers, last, groups_of(layers, again, upto(3)), groups_of(layers, again / 2, 1)});
       layer += layers;
     }
     const BufferLayout layout = buckets(specs);

@@ -66,6 +66,7 @@ TEST(ListedLayers, AreNumbersRangesAndSteps) {
   EXPECT_EQ(again("8,1-2,0,2-3"), "0-3,8");
   EXPECT_EQ(again("0-11:4"), "0,4,8");
   EXPECT_EQ(again("0-11"), "0-11");
+  EXPECT_EQ(again("1-3:9223372036854775807"), "1");
   for (const char* bad :
        {"", "x", "3-", "-3", "4-2", "1,,2", "1,", "0-4:0", "1:2", "0-3:1:1", " 1", "99999999999999999999"})
     EXPECT_THAT([&] { again(bad); }, ThrowsMessage<ConfigError>(HasSubstr("such as 0-3,8,12-22:2"))) << bad;
@@ -115,6 +116,14 @@ std::vector<std::int64_t> fewest_by_search(const config::RunConfig& config, doub
   return fewest;
 }
 
+/// What the rank that holds most needs, with these layers recomputed.
+double largest_gb(config::RunConfig config, const char* layers) {
+  config.train.recompute_layers = layers;
+  double most = 0;
+  for (const MemoryPlan& plan : memory_of(resolve(config))) most = std::max(most, static_cast<double>(plan.total()));
+  return most / 1e9;
+}
+
 TEST(RecomputedLayers, ThatFitAreTheFewestOfEachRank) {
   const std::vector<std::function<void(config::RunConfig&)>> changes{
       [](auto&) {}, [](auto& c) { c.parallel.pp = c.parallel.world_size = 2, c.parallel.vpp = 2; },
@@ -124,14 +133,7 @@ TEST(RecomputedLayers, ThatFitAreTheFewestOfEachRank) {
   for (const auto& change : changes) {
     config::RunConfig config = small();
     change(config);
-    const auto bytes = [&](const char* layers) {
-      config::RunConfig with = config;
-      with.train.recompute_layers = layers;
-      double most = 0;
-      for (const MemoryPlan& plan : memory_of(resolve(with))) most = std::max(most, static_cast<double>(plan.total()));
-      return most / 1e9;
-    };
-    const double least = bytes("0-7"), most = bytes("nothing");
+    const double least = largest_gb(config, "0-7"), most = largest_gb(config, "nothing");
     ASSERT_LT(least, most);
     for (const double share : {0.0, 0.3, 0.6, 1.0}) {
       const double limit = least + share * (most - least) + 1e-9;
@@ -159,14 +161,7 @@ TEST(RecomputedLayers, ThatFitAreTheFewestOfEachRank) {
 TEST(RecomputedLayers, ThatFitBalancedStagesKeepThem) {
   config::RunConfig config = small();
   config.parallel.pp_layout = "balanced";
-  const auto most_of = [&](const char* layers) {
-    config::RunConfig with = config;
-    with.train.recompute_layers = layers;
-    double most = 0;
-    for (const MemoryPlan& plan : memory_of(resolve(with))) most = std::max(most, static_cast<double>(plan.total()));
-    return most / 1e9;
-  };
-  const double least = most_of("0-7"), most = most_of("nothing");
+  const double least = largest_gb(config, "0-7"), most = largest_gb(config, "nothing");
   config.train.recompute_layers = "fit";
   int listed = 0;
   for (const double share : {0.1, 0.4, 0.7}) {
@@ -179,19 +174,30 @@ TEST(RecomputedLayers, ThatFitBalancedStagesKeepThem) {
   EXPECT_GT(listed, 0);
 }
 
+/// The limit that an error offers, which must do.
+void expect_offered_limit_fits(config::RunConfig config) {
+  const std::string flag = "--train.memory_limit_gb ", message = broken_rules(config);
+  const std::size_t at = message.find(flag);
+  ASSERT_NE(at, std::string::npos) << message;
+  config.train.memory_limit_gb = std::stod(message.substr(at + flag.size()));
+  EXPECT_EQ(broken_rules(config), "");
+}
+
 TEST(RecomputedLayers, ThatCannotFitAreRefusedWithTheLimitThatCould) {
   config::RunConfig config = small();
   config.train.recompute_layers = "fit";
   EXPECT_THAT([&] { resolve(config); }, ThrowsMessage<ConfigError>(HasSubstr("needs train.memory_limit_gb")));
   config.train.memory_limit_gb = 0.001;
   EXPECT_THAT([&] { resolve(config); }, ThrowsMessage<ConfigError>(HasSubstr("with every layer recomputed")));
+  expect_offered_limit_fits(config);
   config.train.recompute_layers = "nothing";
   EXPECT_THAT([&] { resolve(config); },
               ThrowsMessage<ConfigError>(testing::AllOf(HasSubstr("must hold what a rank's plan needs"),
                                                         HasSubstr("fix:  --train.memory_limit_gb 0.0"))));
+  expect_offered_limit_fits(config);
 }
 
-TEST(RecomputedLayers, CostTheTimeOfTheirForwardPassAlone) {
+TEST(RecomputedLayers, CostTheOperationsOfTheirForwardPassAlone) {
   const Hardware hardware = load_hardware(tests_folder() + "/../configs/hardware/dgx-h100.toml");
   const auto flops = [&](const char* layers) {
     config::RunConfig config = small();

@@ -6,15 +6,12 @@
 
 #include "megatron/base/error.h"
 #include "megatron/base/text/printable.h"
+#include "megatron/checkpoint/reader.h"
 
 namespace megatron::interchange {
 namespace {
 
-std::string shape_text(const std::vector<std::int64_t>& shape) {
-  std::string text = "[";
-  for (std::size_t d = 0; d < shape.size(); ++d) text += concat(d == 0 ? "" : ", ", shape[d]);
-  return text + "]";
-}
+using checkpoint::shape_text;
 
 void check_sources(const checkpoint::WeightSource& raw, const Mapping& mapping, MappedSource::Extent extent) {
   for (const auto& [name, wanted] : source_shapes(mapping)) {

@@ -29,15 +29,6 @@ kernels::AttentionOptions options_of(const AttentionForm& form) {
   return options;
 }
 
-void write_sink_gradient(const parallel::ParameterPtr& sinks, const at::Tensor& dsinks) {
-  parallel::Contribution own(sinks, parallel::Contribution::When::WithTheRest);
-  if (own.beta() == 0)
-    own.target().copy_(dsinks);
-  else
-    own.target().add_(dsinks);
-  own.written();
-}
-
 /// Attention of the heads in `inputs` -> `shape`.
 Recomputable attention_of(const std::vector<at::Tensor>& inputs, const std::vector<std::int64_t>& shape,
                           const AttentionForm& form, const HeadsIn& heads_in) {
@@ -72,7 +63,7 @@ Recomputable attention_of(const std::vector<at::Tensor>& inputs, const std::vect
                               out, options, into.q, into.k, into.v, dbias, dsinks);
     form.rotary.rotate(into, /*inverse=*/true);
     if (dbias.defined()) form.bias_gradient(dbias);
-    if (form.sinks) write_sink_gradient(form.sinks, dsinks);
+    if (form.sinks) parallel::Contribution(form.sinks, parallel::Contribution::When::WithTheRest).write(dsinks);
     return gradients;
   };
   return {with_backward(inputs, made.out.view(shape), std::move(backward)), std::move(recompute_fn)};
@@ -148,9 +139,13 @@ at::Tensor sink_scores(const parallel::Parameter& sinks) {
   return scores.to(scores.scalar_type() == at::kDouble ? at::kDouble : at::kFloat);
 }
 
+at::Tensor sink_scores(const BranchModules& branch) {
+  return branch.sinks ? sink_scores(*branch.sinks) : branch.zero_sinks;
+}
+
 kernels::AttentionOptions attention_options(const BranchModules& branch, const QueryRows& rows) {
   kernels::AttentionOptions options = attention_options(std::get<plan::SelfAttention>(branch.spec.inner), rows);
-  options.sinks = branch.sinks ? sink_scores(*branch.sinks) : branch.zero_sinks;
+  options.sinks = sink_scores(branch);
   return options;
 }
 

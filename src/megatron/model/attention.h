@@ -68,10 +68,11 @@ struct QueryRows {
 /// What a layer's own attention asks of the kernel, but for dropout, padding and bias.
 kernels::AttentionOptions attention_options(const plan::SelfAttention& attention, const QueryRows& rows = {});
 kernels::AttentionOptions attention_options(const plan::CrossAttention& attention);
-/// The same for a pass without gradients, with the sinks of the branch, a plan::SelfAttention.
+/// Options of a pass without gradients: those above, with the branch's sinks; `branch` is a plan::SelfAttention.
 kernels::AttentionOptions attention_options(const BranchModules& branch, const QueryRows& rows);
 
-/// The sinks as attention takes them: float32, of float64 float64.
+/// Sinks as attention takes them: float32, of float64 float64; of a branch undefined where it has none.
 at::Tensor sink_scores(const parallel::Parameter& sinks);
+at::Tensor sink_scores(const BranchModules& branch);
 
 }  // namespace megatron::model

@@ -39,12 +39,7 @@ RelativeBias::Distances RelativeBias::between(std::int64_t queries, std::int64_t
 void RelativeBias::add_gradient(const at::Tensor& dvalues, const at::Tensor& buckets) const {
   const auto sums = at::zeros({table_->spec.shape.front(), dvalues.size(0)}, dvalues.options());
   sums.index_add_(0, buckets, dvalues.t());
-  parallel::Contribution own(table_, parallel::Contribution::When::WithTheRest);
-  if (own.beta() == 0)
-    own.target().copy_(sums);
-  else
-    own.target().add_(sums);
-  own.written();
+  parallel::Contribution(table_, parallel::Contribution::When::WithTheRest).write(sums);
 }
 
 }  // namespace megatron::model

@@ -15,9 +15,9 @@ namespace megatron::optim {
 /// The collective is an all-reduce where this rank owns the whole bucket, else a reduce-scatter: then the gradients of
 /// the owned slice are whole afterwards, where they lie in the buffer, and those of the rest mean nothing.
 ///
-/// Where the store pools its gradients (ZeRO stage 2) a bucket is reduced once a microbatch, its slice added to this
-/// rank's sum (ParameterStore::summed_gradients), and its memory left to other buckets; also without overlap, which
-/// then waits for each.
+/// Where the store pools its gradients (ZeRO stages 2 and 3) a bucket is reduced once a microbatch, its slice added to
+/// this rank's sum (ParameterStore::summed_gradients), and its memory left to other buckets; also without overlap,
+/// which then waits for each.
 ///
 /// Every rank of `dp` goes through a step in the same order: the same program, whose operations each write the same
 /// parameters' gradients. Then every rank starts the buckets in the same order (gradient_reducer.cpp says why).

@@ -96,6 +96,14 @@ Contribution::Contribution(ParameterPtr parameter, When when) : parameter_(std::
   target_ = kept_ ? at::empty_like(parameter_->grad) : parameter_->gradient_to_write();
 }
 
+void Contribution::write(const at::Tensor& gradient) {
+  if (beta() == 0)
+    target_.copy_(gradient);
+  else
+    target_.add_(gradient);
+  written();
+}
+
 void Contribution::written() {
   if (!parameter_) return;
   if (!kept_) return parameter_->gradient_written();

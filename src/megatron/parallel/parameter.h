@@ -73,7 +73,7 @@ class Parameter {
   std::shared_ptr<GradientQueue> queue;  ///< its store's; null outside of one
   std::shared_ptr<Arrival> arrival;      ///< its bucket's; null outside of a store
   bool pooled = false;                   ///< its gradient is in a plan::GradientPool
-  /// Of `packed`, where that alone has the values and `value` is NaN of their shape, without memory.
+  /// The type of `packed`'s blocks, where that alone has the values and `value` is NaN of their shape, without memory.
   std::optional<GgufType> in_blocks;
 
   /// Whether it is not trained: then it has no gradient, and backward passes write none.
@@ -130,6 +130,8 @@ class Contribution {
   const at::Tensor& target() const { return target_; }
   double beta() const { return kept_ || !parameter_ ? 0 : parameter_->beta(); }
   void written();
+  /// Writes `gradient` [local_shape], or by beta() adds it, in any dtype.
+  void write(const at::Tensor& gradient);
 
  private:
   ParameterPtr parameter_;
@@ -149,8 +151,8 @@ struct Precision {
   static bool is_half(at::ScalarType type) { return type == at::kBFloat16 || type == at::kHalf; }
 };
 
-/// How gradients are held with ZeRO stage 2: whole buckets take turns in `pool`, and what this rank owns of each is
-/// summed in memory of its own. `owned`: plan::shards().
+/// How gradients are held with ZeRO stages 2 and 3: whole buckets take turns in `pool`, and what this rank owns of each
+/// is summed in memory of its own. `owned`: plan::shards().
 struct PooledGradients {
   plan::GradientPool pool;
   std::vector<plan::Shard> owned;
@@ -162,15 +164,15 @@ struct PooledValues {
   std::vector<plan::Shard> owned;
 };
 
-/// All parameters of this rank in one contiguous buffer (plan::BufferLayout), their gradients in another: laid out
-/// alike, or a pool each.
+/// All parameters of this rank in one contiguous buffer (plan::BufferLayout), their gradients in another, laid out
+/// alike; or of either this rank's shards and a pool in which whole buckets take turns.
 class ParameterStore {
  public:
   enum class Gradients { Hold, None };
 
   /// Values are drawn from (seed, name, index in the full tensor): equal in every layout, no communication; in bf16 and
   /// fp16 the float32 values rounded. With Gradients::None the parameters need no gradient and have none: for models
-  /// that only compute forward.
+  /// that only compute forward. `pooled`, `pooled_values`: how gradients and values take turns; nothing: each is whole.
   ParameterStore(std::vector<plan::ParameterSpec> specs, plan::BufferLayout layout, Precision precision,
                  at::Device device, std::uint64_t seed, Gradients gradients = Gradients::Hold,
                  std::optional<PooledGradients> pooled = std::nullopt,
@@ -195,12 +197,12 @@ class ParameterStore {
   std::int64_t value_bytes() const;  ///< of the buffers that hold values, in this store
   /// Where values take turns, else nothing.
   const std::optional<PooledValues>& pooled_values() const { return pooled_values_; }
-  /// Of a bucket whose values take turns: its place in the pool, flat, with the gaps.
+  /// The place in the pool of a bucket whose values take turns, flat, with the gaps.
   const at::Tensor& bucket_values(std::size_t bucket) const { return bucket_values_.at(bucket); }
   /// Values of elements that this rank owns: flat, a view. `world`: a range of the layout within one bucket and, where
   /// they take turns, within this rank's shard.
   at::Tensor owned_values(const plan::Range& world) const;
-  /// Of the parameter at `index` of all(): where its values are to be read into, [local_shape]; then keep() takes what
+  /// Where the values of the parameter at `index` of all() are to be read into, [local_shape]; then keep() takes what
   /// was read. The parameter itself or, where values take turns, memory of its own, of which keep() takes what this
   /// rank owns.
   at::Tensor to_fill(std::size_t index) const;

@@ -267,8 +267,8 @@ config::RunConfig with_layout(config::RunConfig recipe, const LayoutChoice& choi
   parallel.dp = 0;
   parallel.sp = choice.tp > 1 && recipe.data.seq_length / std::max(1, parallel.cp) % choice.tp == 0;
   parallel.pp_schedule = choice.schedule;
+  reset_stages(parallel);
   parallel.pp_layout = choice.stages;
-  parallel.layers_per_virtual_stage = parallel.first_stage_layers = parallel.last_stage_layers = 0;
   recipe.train.micro_batch_size = choice.micro_batch_size;
   recipe.train.recompute = choice.recompute;
   recipe.train.recompute_layers.clear();
@@ -283,6 +283,25 @@ config::RunConfig with_layout(config::RunConfig recipe, const LayoutChoice& choi
   return recipe;
 }
 
+namespace {
+
+/// The flags that take back what a recipe says of its stages, " --pp-layout=".
+std::string flags_that_reset_stages(const config::ParallelConfig& parallel, const LayoutChoice& choice) {
+  std::string flags;
+  if (!parallel.pp_layout.empty() && choice.stages.empty()) flags += " --pp-layout=";
+  for (const auto& [name, layers] : {std::pair{"layers_per_virtual_stage", parallel.layers_per_virtual_stage},
+                                     {"first_stage_layers", parallel.first_stage_layers},
+                                     {"last_stage_layers", parallel.last_stage_layers}})
+    if (layers > 0) flags += concat(" --parallel.", name, " 0");
+  for (const auto& [name, is_on] : {std::pair{"account_for_embedding", parallel.account_for_embedding},
+                                    {"account_for_loss", parallel.account_for_loss},
+                                    {"standalone_embedding_stage", parallel.standalone_embedding_stage}})
+    if (is_on) flags += concat(" --parallel.", name, " false");
+  return flags;
+}
+
+}  // namespace
+
 std::string flags_of(const config::RunConfig& recipe, const LayoutChoice& choice) {
   const config::RunConfig config = with_layout(recipe, choice);
   std::string flags = concat("--tp ", choice.tp, config.parallel.sp ? " --sp" : "", " --pp ", choice.pp);
@@ -290,6 +309,7 @@ std::string flags_of(const config::RunConfig& recipe, const LayoutChoice& choice
   if (config.parallel.ep > 1) flags += concat(" --ep ", config.parallel.ep);
   if (choice.pp > 1) flags += concat(" --vpp ", choice.vpp, " --schedule ", choice.schedule);
   if (!choice.stages.empty()) flags += concat(" --pp-layout ", choice.stages);
+  flags += flags_that_reset_stages(recipe.parallel, choice);
   flags += concat(" --micro-batch-size ", choice.micro_batch_size, " --train.recompute ", config.train.recompute);
   if (choice.recompute == kFitLayers)
     flags += concat(" --train.recompute_layers fit --train.memory_limit_gb ", choice.limit_gb);

@@ -149,6 +149,7 @@ json gradient_buffer_of(const ResolvedRun& run, int pp_rank) {
     buckets.push_back({{"begin", bucket.begin}, {"end", bucket.end}, {"stage", bucket.stage}, {"parameters", names}});
   }
   json buffer = {{"size", layout.size},
+                 {"owned", owned_elements(layout, owners_of(run))},
                  {"element_bytes", element_bytes_of(run.config).gradient},
                  {"slots", slots},
                  {"buckets", buckets}};

@@ -222,17 +222,16 @@ std::string buffer_text(const json& buffers) {
   std::string out = concat("gradient buffer of a rank", buffers.size() > 1 ? " (the largest): " : ": ", size(buffer),
                            " elements, ", unit.text(sum), ", filled from bucket 0 on\n", rows);
   if (buffer.contains("pool")) {
-    const double pool = buffer["pool"]["size"], sums = buffer["size"].get<double>() / buffer["shards"].size();
+    const double pool = buffer["pool"]["size"], sums = buffer["owned"];
     out += row("there at once", concat(human_bytes(bytes * pool), ", in which buckets take turns, and ",
                                        human_bytes(bytes * sums), " of sums; stage 1 would hold ", unit.text(sum)));
   }
   if (buffer.contains("parameter_pool")) {
     const json& pool = buffer["parameter_pool"];
-    const double element = pool["element_bytes"];
-    const double own = buffer["size"].get<double>() / static_cast<double>(buffer["shards"].size());
+    const double element = pool["element_bytes"], own = buffer["owned"];
     out += row("parameters",
                concat(pool["units"].size(), " units, a layer each, take turns in ",
-                      human_bytes(element * pool["size"].get<double>()), " beside ", human_bytes(element * own),
+                      human_bytes(element * pool["size"].get<double>()), " together with ", human_bytes(element * own),
                       " of shards; whole they are ", human_bytes(element * buffer["size"].get<double>())));
   }
   return out + (buffer.contains("shards") ? shards_text(buffer["shards"]) : "");

@@ -201,6 +201,12 @@ std::vector<StagePart> parts_of_rank(const std::vector<StagePart>& parts, const 
   return held;
 }
 
+void reset_stages(config::ParallelConfig& parallel) {
+  parallel.pp_layout.clear();
+  parallel.layers_per_virtual_stage = parallel.first_stage_layers = parallel.last_stage_layers = 0;
+  parallel.account_for_embedding = parallel.account_for_loss = parallel.standalone_embedding_stage = false;
+}
+
 std::vector<StagePart> stage_parts(const config::ParallelConfig& parallel, std::int64_t num_layers,
                                    const SplitCosts& costs) {
   check_one_way(parallel);

@@ -44,8 +44,11 @@ enum class EmptyStages : std::uint8_t { Refused, Allowed };
 /// of 3, 2, 2 and 1 layers. Throws ConfigError that shows the place of the error.
 std::vector<StagePart> parse_layout(const std::string& layout, EmptyStages empty = EmptyStages::Refused);
 
-/// The other way around: such a text of stages that have their layers in order.
+/// The text that parse_layout() reads as these stages, which have their layers in order.
 std::string text_of_stages(const std::vector<StagePart>& parts);
+
+/// Takes out of `parallel` all that says which layers a stage has, but for pp and vpp: stages are equal then.
+void reset_stages(config::ParallelConfig& parallel);
 
 /// Every stage of the model, as parallel.pp, vpp, pp_layout and the related options say. `costs` are for pp_layout
 /// "balanced" (balance.h). Throws ConfigError.

@@ -121,8 +121,10 @@ void Service::route(const HttpRequest& request, const std::shared_ptr<Reply>& re
   }
   if (request.path == "/" && options_.embeddings)
     throw ApiError(404, "there is no page for a model that writes no texts", "", "not_found");
-  std::string picture;
-  if (const auto* const draw = picture_at(request.path)) picture = (*draw)();  // or why there is none
+  // What throws does so before the 200 is counted.
+  const auto* const draw = picture_at(request.path);
+  const std::string picture = draw != nullptr ? (*draw)() : "";
+  if (request.path.starts_with(kModelPath)) check_model(request.path.substr(std::string(kModelPath).size()));
   metrics_.add("megatron_requests_total", 1, {{"path", family_of(request.path)}, {"status", "200"}});
   if (request.path == "/")
     return reply->send({.type = "text/html; charset=utf-8", .body = std::string(page()), .headers = page_headers()});
@@ -134,10 +136,9 @@ void Service::route(const HttpRequest& request, const std::shared_ptr<Reply>& re
     for (const auto& [name, draw] : options_.pictures) names.push_back(name);
     return reply->send({.body = nlohmann::ordered_json{{"pictures", names}}.dump()});
   }
-  if (!picture.empty()) return reply->send({.type = "image/svg+xml", .body = std::move(picture)});
+  if (draw != nullptr) return reply->send({.type = "image/svg+xml", .body = picture});
   if (request.path == "/v1/models")
     return reply->send({.body = models_json(options_.model, options_.created, options_.context)});
-  check_model(request.path.substr(std::string(kModelPath).size()));
   reply->send({.body = model_json(options_.model, options_.created, options_.context)});
 }
 

@@ -5,6 +5,7 @@
 #include <tuple>
 
 #include "megatron/base/error.h"
+#include "megatron/plan/stages.h"
 
 namespace megatron::supervise {
 namespace {
@@ -39,9 +40,8 @@ bool is_unequal(const config::ParallelConfig& parallel) {
 
 /// For another number of stages than the options are about.
 void balance_stages(config::ParallelConfig& parallel) {
+  plan::reset_stages(parallel);
   parallel.pp_layout = "balanced";
-  parallel.layers_per_virtual_stage = parallel.first_stage_layers = parallel.last_stage_layers = 0;
-  parallel.account_for_embedding = parallel.account_for_loss = parallel.standalone_embedding_stage = false;
 }
 
 config::RunConfig with_split(config::RunConfig config, int ranks, const ModelSplit& split) {

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <set>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -18,8 +19,10 @@
 
 #include "megatron/base/error.h"
 #include "megatron/base/text/printable.h"
+#include "megatron/checkpoint/reader.h"
 #include "megatron/checkpoint/weights.h"
 #include "megatron/interchange/stored_tensor.h"
+#include "megatron/plan/rule_list.h"
 
 // E experts, h hidden, f features.
 namespace megatron::interchange {
@@ -29,16 +32,10 @@ using checkpoint::Box;
 using checkpoint::WeightSource;
 using Sizes = std::vector<std::int64_t>;
 
-constexpr std::int64_t kBlockValues = 32, kBlockBytes = 16, kMostExperts = 1 << 12;
-constexpr int kMostScale = 252;  // 6 x 2^(252 - 127) is the greatest that float32 and bf16 hold
+constexpr std::int64_t kBlockValues = 32, kBlockBytes = 16;
+constexpr int kMaxScale = 252;  // 6 x 2^(252 - 127) is the greatest that float32 and bf16 hold
 constexpr const char *kGateUp = "gate_up_proj", *kDown = "down_proj", *kBlocks = "_blocks", *kScales = "_scales",
                      *kBias = "_bias";
-
-std::string sizes_text(const Sizes& sizes) {
-  std::string text = "[";
-  for (std::size_t d = 0; d < sizes.size(); ++d) text += concat(d == 0 ? "" : ", ", sizes[d]);
-  return text + "]";
-}
 
 /// A slice of an expert in a fused tensor.
 struct InFused {
@@ -65,24 +62,26 @@ class ApartExperts : public WeightSource {
         else if (end == std::string(matrix) + kBlocks)
           add(tensor.substr(0, tensor.size() - std::string_view(kBlocks).size()), dot, matrix, unpacked_shape(tensor),
               Kind::Packed);
-        else if (end != std::string(matrix) + kScales)
+        else if (end == std::string(matrix) + kScales)
+          check_scales(tensor);
+        else
           continue;
         fused = true;
       }
-      if (!fused) plain_.push_back(tensor);
+      if (!fused) plain_.insert(tensor);
     }
   }
 
   std::string name() const override { return folder_->name(); }
   std::vector<std::string> tensors() const override {
-    std::vector<std::string> names = plain_;
+    std::vector<std::string> names(plain_.begin(), plain_.end());
     for (const auto& [tensor, place] : apart_) names.push_back(tensor);
     return names;
   }
   const Sizes* shape(const std::string& tensor) const override {
     const auto found = apart_.find(tensor);
     if (found != apart_.end()) return &found->second.shape;
-    return is_plain(tensor) ? folder_->shape(tensor) : nullptr;
+    return plain_.contains(tensor) ? folder_->shape(tensor) : nullptr;
   }
   std::string dtype(const std::string& tensor) const override {
     const auto found = apart_.find(tensor);
@@ -115,10 +114,10 @@ class ApartExperts : public WeightSource {
  private:
   enum class Kind : std::uint8_t { Matrix, Bias, Packed };
 
-  bool is_plain(const std::string& tensor) const {
-    const std::size_t dot = tensor.rfind('.');
-    const std::string end = dot == std::string::npos ? "" : tensor.substr(dot + 1);
-    return !end.starts_with(kGateUp) && !end.starts_with(kDown);
+  /// Scales belong to blocks, which read them.
+  void check_scales(const std::string& scales) const {
+    const std::string matrix = scales.substr(0, scales.size() - std::string_view(kScales).size());
+    if (folder_->shape(matrix + kBlocks) == nullptr) refuse(scales, "have the blocks that it scales", "none");
   }
 
   [[noreturn]] void refuse(const std::string& tensor, const std::string& rule, const std::string& got) const {
@@ -131,10 +130,11 @@ class ApartExperts : public WeightSource {
     const std::string scales = blocks.substr(0, blocks.size() - std::string_view(kBlocks).size()) + kScales;
     const Sizes shape = *folder_->shape(blocks);
     if (shape.size() != 4 || shape[3] != kBlockBytes || shape[2] > (std::int64_t{1} << 40))
-      refuse(blocks, "be blocks of 32 numbers in 4 bits, [experts, outputs, inputs / 32, 16]", sizes_text(shape));
+      refuse(blocks, "be blocks of 32 numbers in 4 bits, [experts, outputs, inputs / 32, 16]",
+             checkpoint::shape_text(shape));
     const Sizes* const of_scales = folder_->shape(scales);
     if (of_scales == nullptr || *of_scales != Sizes{shape[0], shape[1], shape[2]})
-      refuse(scales, "have a scale of each block", of_scales == nullptr ? "none" : sizes_text(*of_scales));
+      refuse(scales, "have a scale of each block", of_scales == nullptr ? "none" : checkpoint::shape_text(*of_scales));
     for (const std::string& tensor : {blocks, scales})
       if (folder_->dtype(tensor) != "U8") refuse(tensor, "be bytes, U8", folder_->dtype(tensor));
     return {shape[0], shape[2] * kBlockValues, shape[1]};
@@ -147,8 +147,9 @@ class ApartExperts : public WeightSource {
       refuse(source,
              concat("be of all experts, [experts, ", bias ? "" : "inputs, ", "outputs]",
                     halves ? " with as many gates as values" : ""),
-             sizes_text(shape));
-    if (shape[0] > kMostExperts) refuse(source, concat("be of at most ", kMostExperts, " experts"), concat(shape[0]));
+             checkpoint::shape_text(shape));
+    if (shape[0] > plan::kMaxExperts)
+      refuse(source, concat("be of at most ", plan::kMaxExperts, " experts"), concat(shape[0]));
     const std::int64_t outputs = shape.back() / (halves ? 2 : 1);
     const std::vector<const char*> parts = halves ? std::vector{"gate_proj", "up_proj"} : std::vector{kDown};
     for (std::int64_t expert = 0; expert < shape[0]; ++expert)
@@ -177,8 +178,8 @@ class ApartExperts : public WeightSource {
     folder_->read(place.source + kScales, {{place.expert, first, group}, {1, span, groups}}, all_scales);
     const at::Tensor blocks = all_blocks.slice(1, 0, span, place.step),
                      scales = all_scales.slice(1, 0, span, place.step);
-    if (const auto most = scales.max().item<std::int64_t>(); most > kMostScale)
-      refuse(place.source + kScales, concat("be at most ", kMostScale, ", as more stands for no finite number"),
+    if (const auto most = scales.max().item<std::int64_t>(); most > kMaxScale)
+      refuse(place.source + kScales, concat("be at most ", kMaxScale, ", as more stands for no finite number"),
              concat(most));
     const at::Tensor numbers = at::tensor(
         {0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0}, at::kFloat);
@@ -191,7 +192,7 @@ class ApartExperts : public WeightSource {
   }
 
   std::shared_ptr<const WeightSource> folder_;
-  std::vector<std::string> plain_;
+  std::set<std::string> plain_;
   std::map<std::string, InFused> apart_;
 };
 

@@ -42,7 +42,7 @@ struct QuantizedMatrix {
 };
 
 /// w [n, k] float32, contiguous, k a multiple of 32. Throws ConfigError that calls it `name` where a number is not
-/// finite.
+/// finite, or a block's scale or least value is beyond half precision.
 QuantizedMatrix quantize(const at::Tensor& w, GgufType type, const std::string& name);
 
 /// x w^T, [.., n] of x's dtype: each row gets the same bits whatever the others are, on every instruction set and

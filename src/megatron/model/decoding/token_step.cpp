@@ -132,7 +132,7 @@ kernels::CacheStep TokenSteps::step_of(const BranchModules& branch) const {
   step.head_size = branch.head_size;
   step.scale = attention.scale;
   step.soft_cap = attention.variant.attn_logit_softcapping;
-  step.sinks = branch.sinks ? sink_scores(*branch.sinks) : branch.zero_sinks;
+  step.sinks = sink_scores(branch);
   step.rope = modules_.rope_of(attention);
   return step;
 }

@@ -43,7 +43,7 @@ class LayerSplit {
   /// Layers that the stages after `stage` need.
   std::int64_t needed_after(int stage) const { return std::max(0, stages_ - 1 - stage - (costs_.ends ? 1 : 0)); }
 
-  /// Of layers [first, last) on a stage.
+  /// Cost of layers [first, last) on a stage.
   double cost(int stage, std::int64_t first, std::int64_t last) const {
     return up_to_[static_cast<std::size_t>(last)] - up_to_[static_cast<std::size_t>(first)] +
            (stage == 0 ? costs_.embedding : 0) + (stage + 1 == stages_ ? costs_.output : 0);

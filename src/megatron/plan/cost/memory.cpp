@@ -286,13 +286,9 @@ std::int64_t packed_in_turn_bytes(const config::TrainConfig& train, const std::v
     units.push_back(0);
     for (const int bucket : unit.buckets) units.back() += packed(bucket);
   }
-  std::int64_t most = 0, owned = 0;
-  for (const auto& [stage, orders] : pool.orders)
-    for (const auto* order : {&orders.forward, &orders.backward, &orders.partial_backward})
-      for (std::size_t i = 0; i < order->size(); ++i) {
-        const auto of = [&](std::size_t at) { return units[static_cast<std::size_t>((*order)[at])]; };
-        most = std::max(most, of(i) + (i + 1 < order->size() && (*order)[i + 1] != (*order)[i] ? of(i + 1) : 0));
-      }
+  std::int64_t most = units.empty() ? 0 : std::ranges::max(units), owned = 0;
+  for (const auto& [a, b] : neighbours(pool))
+    most = std::max(most, units[static_cast<std::size_t>(a)] + units[static_cast<std::size_t>(b)]);
   for (std::size_t b = 0; b < layout.buckets.size(); ++b)
     if (pool.begin[b] == ParameterPool::kOwned) owned += packed(static_cast<int>(b));
   return most + owned;

@@ -13,7 +13,7 @@
 
 namespace megatron::plan {
 
-/// What the rank trains whose place among those of tp and pp is this.
+/// The parameters that rank (tp_rank, pp_rank) trains; of experts those of the first expert-parallel rank.
 std::vector<ParameterSpec> rank_parameters(const ResolvedRun& run, int tp_rank, int pp_rank);
 
 /// The layout of one rank's buffers, `specs` being its parameters (model_parameters): Megatron-Core's padding with
@@ -44,7 +44,8 @@ bool shares_state(const ResolvedRun& run);
 std::optional<GradientPool> rank_gradient_pool(const ResolvedRun& run, const std::vector<ParameterSpec>& specs,
                                                const BufferLayout& layout);
 
-/// The same of parameters, with optim_grads_params. `parts`: the rank's stages.
+/// Where whole buckets of parameters take turns, with optim_grads_params on several data-parallel ranks; nothing where
+/// each has memory of its own. `parts`: the rank's stages.
 std::optional<ParameterPool> rank_parameter_pool(const ResolvedRun& run, const std::vector<ParameterSpec>& specs,
                                                  const BufferLayout& layout, const std::vector<StagePart>& parts);
 

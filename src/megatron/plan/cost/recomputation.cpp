@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
-#include <numeric>
 
 #include "megatron/base/error.h"
 #include "megatron/base/progress.h"
@@ -18,6 +17,7 @@ namespace {
 
 constexpr const char* kNoLayers = "nothing";
 constexpr std::size_t kMaxLayerText = 1 << 16;
+constexpr const char* kForms = "such as 0-3,8,12-22:2, or nothing, or fit";
 
 /// "3", "0-3" or "12-22:2".
 class LayerRange {
@@ -26,8 +26,9 @@ class LayerRange {
     first_ = last_ = number();
     if (taken('-')) last_ = number();
     if (last_ != first_ && taken(':')) step_ = number();
-    if (!left_.empty() || step_ < 1 || last_ < first_) fail("such as 0-3,8,12-22:2, or nothing, or fit");
+    if (!left_.empty() || step_ < 1 || last_ < first_) fail(kForms);
     if (last_ >= num_layers) fail(concat("from 0 to ", num_layers - 1));
+    step_ = std::min(step_, num_layers);  // no sum of it overflows
   }
 
   void mark(std::vector<bool>& layers) const {
@@ -48,7 +49,7 @@ class LayerRange {
   std::int64_t number() {
     std::int64_t value = 0;
     const auto [end, error] = std::from_chars(left_.data(), left_.data() + left_.size(), value);
-    if (error != std::errc() || value < 0) fail("such as 0-3,8,12-22:2, or nothing, or fit");
+    if (error != std::errc() || value < 0) fail(kForms);
     left_.remove_prefix(static_cast<std::size_t>(end - left_.data()));
     return value;
   }
@@ -106,8 +107,8 @@ std::vector<bool> listed_layers(const std::string& text, std::int64_t num_layers
   std::vector<bool> layers(static_cast<std::size_t>(num_layers), false);
   if (text == kNoLayers) return layers;
   if (text.size() > kMaxLayerText)
-    throw ConfigError(rule_got_fix("train.recompute_layers must have at most 65536 characters.", concat(text.size()),
-                                   "--train.recompute_layers nothing"));
+    throw ConfigError(rule_got_fix(concat("train.recompute_layers must have at most ", kMaxLayerText, " characters."),
+                                   concat(text.size()), "--train.recompute_layers nothing"));
   std::string_view left = text;
   while (true) {
     const std::size_t comma = left.find(',');
@@ -134,7 +135,6 @@ LayerRecomputation layer_recomputation(const config::TrainConfig& train, std::in
   LayerRecomputation result{.method = train.recompute_method == "block" ? Method::Block : Method::Uniform,
                             .num_layers = train.recompute_num_layers,
                             .some_partial = train.recompute_partial_microbatches > 0};
-  if (result.method == Method::Uniform) result.num_layers = std::max<std::int64_t>(result.num_layers, 1);
   if (train.recompute_layers.empty() || train.recompute_layers == kFitLayers) return result;
   result.method = Method::Listed;
   result.listed = listed_layers(train.recompute_layers, num_layers);

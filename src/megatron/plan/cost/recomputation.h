@@ -17,7 +17,7 @@ inline constexpr const char* kFitLayers = "fit";
 /// A flag for each of the model's layers: those that `text` names, such as "0-3,8,12-22:2" (0 to 3, 8, and every
 /// second from 12 to 22), or "nothing". Throws ConfigError.
 std::vector<bool> listed_layers(const std::string& text, std::int64_t num_layers);
-/// The other way around, in ranges: "0-3,8".
+/// The text that listed_layers() reads as these, in ranges: "0-3,8".
 std::string text_of_layers(const std::vector<bool>& layers);
 
 /// How train.recompute full chooses layers.

@@ -68,7 +68,6 @@ class Orders {
   }
   std::vector<int> backward(const StageReads& stage, const std::vector<LayerGroup>& groups,
                             std::vector<int> order) const {
-    if (groups.empty()) return backward(stage, {{.first = 0, .last = stage.num_layers}}, std::move(order));
     for (auto group = groups.rbegin(); group != groups.rend(); ++group) {
       for (std::int64_t l = group->first; group->again && l < group->last; ++l) add(order, layer(stage, l));
       for (std::int64_t l = group->last; l-- > group->first;) add(order, layer(stage, l));
@@ -80,7 +79,8 @@ class Orders {
   int words_ = -1;  ///< the unit of the word embedding that is the output layer's matrix too
 };
 
-/// Pairs of units that are there together, the lower number first.
+}  // namespace
+
 std::set<std::pair<int, int>> neighbours(const ParameterPool& pool) {
   std::set<std::pair<int, int>> pairs;
   const auto add = [&](int a, int b) {
@@ -91,8 +91,6 @@ std::set<std::pair<int, int>> neighbours(const ParameterPool& pool) {
       for (std::size_t i = 0; i + 1 < order->size(); ++i) add((*order)[i], (*order)[i + 1]);
   return pairs;
 }
-
-}  // namespace
 
 ParameterPool parameter_pool(const BufferLayout& layout, const std::vector<ParameterSpec>& specs, const Owners& owners,
                              const std::vector<StageReads>& stages) {

@@ -1,6 +1,8 @@
 #pragma once
 #include <cstdint>
 #include <map>
+#include <set>
+#include <utility>
 #include <vector>
 
 #include "megatron/plan/parameters/buffer_layout.h"
@@ -38,7 +40,7 @@ struct ParameterPool {
 };
 
 /// A stage of this rank (StagePart), and its layers in the groups that backward passes go through, the second of
-/// partial microbatches; empty: none is computed again.
+/// partial microbatches (layer_groups()).
 struct StageReads {
   int stage = 0;
   std::int64_t first_layer = 0, num_layers = 0;
@@ -50,6 +52,9 @@ struct StageReads {
 /// So do a tied output layer's matrix and the last layer. `layout`: no bucket has parameters of two depths.
 ParameterPool parameter_pool(const BufferLayout& layout, const std::vector<ParameterSpec>& specs, const Owners& owners,
                              const std::vector<StageReads>& stages);
+
+/// Pairs of units that follow one another in some order, so are there together; the lower number first.
+std::set<std::pair<int, int>> neighbours(const ParameterPool& pool);
 
 /// Elements that a rank gathers, with its own, while its passes read units in this order, from an empty pool on.
 std::int64_t gathered_elements(const ParameterPool& pool, const std::vector<int>& order);

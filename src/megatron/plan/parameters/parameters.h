@@ -190,7 +190,7 @@ struct ExpertShare {
 std::vector<ParameterSpec> model_parameters(const ModelShape& shape, int tp, int tp_rank,
                                             const std::vector<StagePart>& parts, const ExpertShare& experts = {});
 
-/// The same of the whole model as one stage.
+/// Those of the whole model, as one stage.
 std::vector<ParameterSpec> model_parameters(const ModelShape& shape, int tp, int tp_rank);
 
 /// A parameter that several pipeline ranks use, and these, ascending.

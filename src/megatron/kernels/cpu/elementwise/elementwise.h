@@ -48,7 +48,7 @@ RowKernels<T> row_kernels();
 
 template <class T>
 struct ActivationKernels {
-  // `form`: what the kernels are of, for what gated units do besides.
+  // `form`: that which the kernels were asked for; gated units read its clamp and offset, others ignore it.
   /// x += bias (null: none, and x is only read), y = f(x).
   void (*forward)(T* x, const T* bias, T* y, std::size_t count, const Activation& form);
   /// dy *= f'(u).

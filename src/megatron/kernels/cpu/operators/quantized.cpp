@@ -101,15 +101,14 @@ void put_into_panel(const BlockBytes& block, GgufType type, std::int64_t row, st
   for (std::int64_t i = 0; i < bytes; ++i) {
     const auto byte = static_cast<std::uint8_t>(from[i]);
     // 128 more than a signed number is its bits with the first turned over.
-    levels[i / 4 * 4 * kPanel + row * 4 + i % 4] = type == GgufType::Q8_0 ? byte ^ 0x80 : byte;
+    levels[cpu::byte_in_panel(static_cast<std::size_t>(row), static_cast<std::size_t>(i))] =
+        type == GgufType::Q8_0 ? byte ^ 0x80 : byte;
   }
 }
 
 /// Number `i` of row `row` of a panel's block.
 float number_in_panel(const cpu::QuantizedPanels& block, std::int64_t row, std::int64_t i) {
-  const std::int64_t half = kQuantizedBlock / 2, at = cpu::is_4_bit(block.type) ? i % half : i;
-  int level = block.levels[at / 4 * 4 * kPanel + row * 4 + at % 4];
-  if (cpu::is_4_bit(block.type)) level = i < half ? level & 15 : level >> 4;
+  const int level = cpu::level_in(block.levels, block.type, static_cast<std::size_t>(row), static_cast<std::size_t>(i));
   const auto number = [&](std::int64_t at) {
     return static_cast<float>(c10::Half(block.scales[at], c10::Half::from_bits()));
   };

@@ -63,14 +63,6 @@ void quantize_inputs_plainly(const void* from, ElementType type, GgufType weight
     }
 }
 
-/// Level number `i` of row `row` in a panel's block.
-std::int32_t level_in(const std::uint8_t* block, GgufType type, std::size_t row, std::size_t i) {
-  if (!is_4_bit(type)) return block[i / 4 * 64 + row * 4 + i % 4];
-  const std::size_t half = i % (kLevels / 2);
-  const std::uint8_t both = block[half / 4 * 64 + row * 4 + half % 4];
-  return i < kLevels / 2 ? both & 15 : both >> 4;
-}
-
 float half_of(std::uint16_t bits) { return static_cast<float>(c10::Half(bits, c10::Half::from_bits())); }
 
 void panel_product_plainly(const InputTile& x, const QuantizedPanels& w, std::size_t columns, const MutableMatrix& c) {

@@ -25,6 +25,18 @@ constexpr bool is_4_bit(GgufType type) { return type != GgufType::Q8_0; }
 /// What levels are stored above theirs by, so that they are unsigned. Q4_1's are.
 constexpr std::int32_t bias_of(GgufType type) { return type == GgufType::Q8_0 ? 128 : type == GgufType::Q4_0 ? 8 : 0; }
 
+/// Bytes of levels and numbers of scales of a panel's block.
+constexpr std::size_t level_bytes(GgufType type) { return kPanelRows * kLevels / (is_4_bit(type) ? 2 : 1); }
+constexpr std::size_t scale_count(GgufType type) { return type == GgufType::Q4_1 ? 2 * kPanelRows : kPanelRows; }
+/// Where byte `i` of row `row` is in the levels of a panel's block.
+constexpr std::size_t byte_in_panel(std::size_t row, std::size_t i) { return i / 4 * 4 * kPanelRows + row * 4 + i % 4; }
+/// Level number `i` of row `row` of a panel's block, as it is stored.
+constexpr std::int32_t level_in(const std::uint8_t* block, GgufType type, std::size_t row, std::size_t i) {
+  if (!is_4_bit(type)) return block[byte_in_panel(row, i)];
+  const std::uint8_t both = block[byte_in_panel(row, i % (kLevels / 2))];
+  return i < kLevels / 2 ? both & 15 : both >> 4;
+}
+
 /// Panels of 16 rows of weights, Q8_0, Q4_0 or Q4_1, those past the last zeros. The levels of a block are in the order
 /// in which a vector of 64 bytes multiplies them: four numbers of each of 16 rows after four of each. Of 4 bits,
 /// numbers 0 … 15 are the lower halves of the bytes in which 16 … 31 are the upper ones.
@@ -34,8 +46,8 @@ struct QuantizedPanels {
   const std::uint16_t* scales;  ///< [panels, blocks, 16] in fp16; Q4_1: [.., 2, 16], scales and then least values
   std::size_t blocks;           ///< of a row
 
-  std::size_t level_bytes() const { return kPanelRows * kLevels / (is_4_bit(type) ? 2 : 1); }
-  std::size_t scale_count() const { return type == GgufType::Q4_1 ? 2 * kPanelRows : kPanelRows; }
+  std::size_t level_bytes() const { return cpu::level_bytes(type); }
+  std::size_t scale_count() const { return cpu::scale_count(type); }
   /// From that panel on.
   QuantizedPanels at(std::size_t panel) const {
     return {type, levels + panel * blocks * level_bytes(), scales + panel * blocks * scale_count(), blocks};

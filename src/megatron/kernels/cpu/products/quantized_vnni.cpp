@@ -2,8 +2,10 @@
 
 #if defined(__x86_64__)
 #include <immintrin.h>
+#include <array>
 
 #include <cstring>
+#include <utility>
 
 // Only where has_vnni(): the functions are compiled for AVX512_VNNI whatever the rest of the program is compiled for.
 #define MEGATRON_VNNI __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")))
@@ -38,8 +40,7 @@ MEGATRON_VNNI inline void put_lanes(__m512 sums, const MutableMatrix& c, std::si
 template <GgufType kType, int kRows>
 MEGATRON_VNNI void panel_of_rows(const InputTile& x, const QuantizedPanels& w, __mmask16 lanes,
                                  const MutableMatrix& c) {
-  constexpr std::size_t kBytes = kPanelRows * kLevels / (is_4_bit(kType) ? 2 : 1);
-  constexpr std::size_t kScales = kType == GgufType::Q4_1 ? 2 * kPanelRows : kPanelRows;
+  constexpr std::size_t kBytes = level_bytes(kType), kScales = scale_count(kType);
   const std::uint8_t* levels = w.levels;
   const std::uint16_t* scales = w.scales;
   const std::int8_t* in = x.levels;
@@ -97,25 +98,11 @@ MEGATRON_VNNI void panel_of_rows(const InputTile& x, const QuantizedPanels& w, _
 
 template <GgufType kType>
 void panel_of_type(const InputTile& x, const QuantizedPanels& w, __mmask16 lanes, const MutableMatrix& c) {
-  static_assert(kTileRows == 8);
-  switch (x.rows) {
-    case 1:
-      return panel_of_rows<kType, 1>(x, w, lanes, c);
-    case 2:
-      return panel_of_rows<kType, 2>(x, w, lanes, c);
-    case 3:
-      return panel_of_rows<kType, 3>(x, w, lanes, c);
-    case 4:
-      return panel_of_rows<kType, 4>(x, w, lanes, c);
-    case 5:
-      return panel_of_rows<kType, 5>(x, w, lanes, c);
-    case 6:
-      return panel_of_rows<kType, 6>(x, w, lanes, c);
-    case 7:
-      return panel_of_rows<kType, 7>(x, w, lanes, c);
-    default:
-      return panel_of_rows<kType, 8>(x, w, lanes, c);
+  constexpr auto kByRows = []<int... kRows>(std::integer_sequence<int, kRows...>) {
+    return std::array{&panel_of_rows<kType, kRows + 1>...};
   }
+  (std::make_integer_sequence<int, static_cast<int>(kTileRows)>());
+  return kByRows[x.rows - 1](x, w, lanes, c);
 }
 
 }  // namespace

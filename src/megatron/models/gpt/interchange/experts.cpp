@@ -96,11 +96,10 @@ LayerNames expert_layer(const std::string& layer, const plan::LayerSpec& spec) {
   const bool qwen = spec.attention().variant.qk_layernorm;
   const std::string mlp = layer + (qwen ? "mlp." : "block_sparse_moe.");
   names["mlp.router"] = {mlp + "gate"};
-  for (std::int64_t e = 0; e < spec.experts()->count; ++e) {
-    const std::string ours = concat("mlp.experts.local_experts.", e, "."), theirs = concat(mlp, "experts.", e, ".");
-    names[ours + "linear_fc1"] = {theirs + (qwen ? "gate_proj" : "w1"), theirs + (qwen ? "up_proj" : "w3")};
-    names[ours + "linear_fc2"] = {theirs + (qwen ? "down_proj" : "w2")};
-  }
+  if (qwen)
+    name_experts(names, mlp, spec.experts()->count, "gate_proj", "up_proj", "down_proj");
+  else
+    name_experts(names, mlp, spec.experts()->count, "w1", "w3", "w2");
   return names;
 }
 

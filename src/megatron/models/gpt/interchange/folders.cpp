@@ -281,6 +281,15 @@ LayerNames llama_layer(const std::string& layer) {
           {"mlp.linear_fc2", {mlp + "down_proj"}}};
 }
 
+void name_experts(LayerNames& names, const std::string& mlp, std::int64_t count, const char* gate, const char* up,
+                  const char* down) {
+  for (std::int64_t e = 0; e < count; ++e) {
+    const std::string ours = concat("mlp.experts.local_experts.", e, "."), theirs = concat(mlp, "experts.", e, ".");
+    names[ours + "linear_fc1"] = {theirs + gate, theirs + up};
+    names[ours + "linear_fc2"] = {theirs + down};
+  }
+}
+
 void gpt_head(MappingBuilder& build, const plan::ModelShape& shape, const std::string& output) {
   if (!shape.predicts_tokens())
     build.whole("task_head.weight", "score.weight", {shape.head_rows(), shape.hidden});

@@ -84,6 +84,9 @@ void refuse_windows(const nlohmann::json& object, interchange::JsonFields& field
 
 /// Names of Llama's tensors in a layer whose names begin with `layer`, for many families' to begin with.
 interchange::LayerNames llama_layer(const std::string& layer);
+/// Adds those of the `count` experts in `mlp`, "model.layers.0.mlp.", whose matrices are called so.
+void name_experts(interchange::LayerNames& names, const std::string& mlp, std::int64_t count, const char* gate,
+                  const char* up, const char* down);
 /// What follows the last norm: the output layer, if it is not the embedding, or the classes of a task.
 void gpt_head(interchange::MappingBuilder& build, const plan::ModelShape& shape,
               const std::string& output = "lm_head.weight");

@@ -21,11 +21,11 @@ constexpr std::int64_t kWindow = 128, kSkip = 2, kOriginalPositions = 4096;
 constexpr double kFactor = 32;
 
 /// Weights of experts in four bits are read (fused_experts.h); other quantizations are not.
-void read_quantization(const json& object, JsonFields& fields) {
+void read_quantization(JsonFields& fields) {
   const json& field = fields.value("quantization_config");
   if (field.is_null()) return;
   if (!field.is_object()) fields.refuse("quantization_config", "an object");
-  JsonFields inner(object.at("quantization_config"), fields.file(), "quantization_config.");
+  JsonFields inner(field, fields.file(), "quantization_config.");
   if (inner.text("quant_method", "") != "mxfp4") inner.refuse("quant_method", "mxfp4");
   inner.ignore({"modules_to_not_convert", "dequantize"});
   inner.finish();
@@ -60,7 +60,7 @@ void read_oss(const json& object, JsonFields& fields, FolderConfig& folder) {
     model.rope_original_positions = kOriginalPositions;
     model.yarn_correction_range_round_to_int = false;
   }
-  read_quantization(object, fields);
+  read_quantization(fields);
   read_head(object, fields, folder);
 }
 
@@ -98,12 +98,7 @@ LayerNames oss_layer(const std::string& layer, const plan::LayerSpec& spec) {
   LayerNames names = llama_layer(layer);
   names[plan::SelfAttention::kSinks] = {layer + "self_attn.sinks"};
   names["mlp.router"] = {layer + "mlp.router"};
-  for (std::int64_t e = 0; e < spec.experts()->count; ++e) {
-    const std::string ours = concat("mlp.experts.local_experts.", e, "."),
-                      theirs = concat(layer, "mlp.experts.", e, ".");
-    names[ours + "linear_fc1"] = {theirs + "gate_proj", theirs + "up_proj"};
-    names[ours + "linear_fc2"] = {theirs + "down_proj"};
-  }
+  name_experts(names, layer + "mlp.", spec.experts()->count, "gate_proj", "up_proj", "down_proj");
   return names;
 }
 
