@@ -12,6 +12,7 @@
 #include "megatron/base/progress.h"
 #include "megatron/charts/scatter_chart.h"
 #include "megatron/config/run_config.h"
+#include "megatron/plan/cost/recomputation.h"
 #include "megatron/plan/layout_search.h"
 
 namespace megatron::app {

@@ -305,15 +305,15 @@ TEST_P(Parity, IsThatOfOneRankAtEveryStepInDoublePrecision) {
 class SinglePrecisionParity : public Parity {};
 
 // A loss of float32 is a mean of losses that are off by some units in the last place each, 2^-24 of it; updates carry
-// what they are off by from step to step. A gradient's norm is off by more: ranks that share a sequence add up its
-// gradients in as many parts as they are.
+// what they are off by from step to step. A gradient is a sum over the batch's tokens and a layer's features, hundreds
+// of terms that each layout adds in another order: off by the square root of as many units.
 TEST_P(SinglePrecisionParity, DiffersByRoundingAloneAtEveryStep) {
   constexpr double kUnit = 0x1p-24;
   const Course difference = differences("fp32");
   for (std::size_t i = 0; i < difference.losses.size(); ++i) {
     const double steps = static_cast<double>(i) + 1;
     EXPECT_LE(difference.losses[i], kUnit * steps) << "loss of step " << i + 1;
-    EXPECT_LE(difference.norms[i], 8 * kUnit * steps) << "gradient norm of step " << i + 1;
+    EXPECT_LE(difference.norms[i], 32 * kUnit * steps) << "gradient norm of step " << i + 1;
   }
 }
 
