@@ -1,4 +1,5 @@
 """The help of every job, as a reader meets it: usage, types, choices, what is written, examples that the job takes."""
+import functools
 import pathlib
 import re
 import shlex
@@ -21,19 +22,24 @@ def jobs():
 JOBS = [job for job in jobs() if job != ["version"]]
 
 
+@functools.cache
+def help_of(*job):
+    return run(*job, "--help")
+
+
 class Help(unittest.TestCase):
     def test_every_job_shows_usage_exit_codes_and_examples(self):
         self.assertGreater(len(JOBS), 35)
         for job in JOBS:
             with self.subTest(job=job):
-                text = run(*job, "--help")
+                text = help_of(*job)
                 self.assertTrue(text.startswith("megatron " + job[0]), text[:80])
                 for words in ["exit codes: 0 done, 1 the run failed, 2 the command", "\nexamples:\n  "]:
                     self.assertIn(words, text)
 
     def test_the_options_of_every_example_are_the_jobs(self):
         for job in JOBS:
-            examples = run(*job, "--help").split("\nexamples:\n")[1].strip().splitlines()
+            examples = help_of(*job).split("\nexamples:\n")[1].strip().splitlines()
             for example in examples:
                 with self.subTest(example=example):
                     command = re.search(r"\bmegatron .*", example.split(">")[0])[0]
