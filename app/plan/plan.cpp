@@ -182,7 +182,8 @@ int plan(const Args& args) {
       throw ConfigError(rule_got_fix("--launches prints a table alone.", "--json, --draw or --trace with it",
                                      "leave --json, --draw and --trace out"));
     if (run.config.parallel.sp || run.config.parallel.cp > 1 || run.shape.encoder_decoder() ||
-        run.shape.sentence_head || run.shape.experts || !(run.config.model == config::LayerVariant{}) ||
+        run.shape.sentence_head || run.shape.experts || run.shape.latents ||
+        !(run.config.model == config::LayerVariant{}) ||
         !(run.config.model == config::AttentionVariant{.add_qkv_bias = run.config.model.add_qkv_bias}))
       throw ConfigError(
           rule_got_fix("--launches is for a GPT of GPT-2's or Llama's layers without parallel.sp and parallel.cp.",

@@ -545,8 +545,6 @@ TEST(MegatronArgs, OfAFeatureThatNothingTurnsOnAreIgnored) {
   const std::string small = kSmall;
   for (const auto& [words, master] : std::vector<std::pair<std::string, std::string>>{
            {"--moe-expert-rank-capacity-factor 2", "--num-experts 8"},
-           {"--kv-lora-rank 64", "--multi-latent-attention"},
-           {"--mscale 2", "--multi-latent-attention"},
            {"--dsa-indexer-topk 16", "--experimental-attention-variant dsa"},
            {"--mtp-loss-scaling-factor 0.3", "--mtp-num-layers 1"},
            {"--fp8-amax-history-len 16", "--fp8-format hybrid"},

@@ -68,11 +68,50 @@ TEST(MegatronExperts, AreThoseOfTheModelAndItsRanks) {
               HasSubstr("fix:  --moe-router-load-balancing-type seq_aux_loss"));
   const std::string none = "--moe-router-load-balancing-type none --moe-aux-loss-coeff 1e-2";
   EXPECT_EQ(experts_recipe(experts + none).model.moe_aux_loss_coeff, 0);
-  for (const std::string words : {"--moe-router-load-balancing-type sinkhorn", "--moe-aux-loss-coeff 1e-2 1e-3",
-                                  "--moe-layer-freq ([0]*1+[1]*1)", "--moe-router-score-function sqrtsoftplus"})
+  for (const std::string words :
+       {"--moe-router-load-balancing-type sinkhorn", "--moe-aux-loss-coeff 1e-2 1e-3", "--moe-layer-freq ([0]*1+[1]*4)",
+        "--moe-layer-freq ([1]*1+[0]*1)", "--moe-router-score-function sqrtsoftplus"})
     EXPECT_THAT(refusal_of(experts + words), HasSubstr(words)) << words;
   EXPECT_THAT(refusal_of(std::string(kSmallDense) + "--expert-model-parallel-size 2"),
               HasSubstr("needs --num-experts"));
+}
+
+TEST(MegatronExperts, MayBeginBehindDenseLayers) {
+  const std::string experts = std::string(kSmallDense) + "--disable-bias-linear --num-experts 8 --moe-layer-freq ";
+  const ModelConfig m = experts_recipe(experts + "([0]*3+[1]*9)").model;
+  EXPECT_EQ(std::tuple(m.first_k_dense_replace, m.moe_layer_freq), std::tuple(3, 1));
+  EXPECT_EQ(experts_recipe(experts + "2").model.first_k_dense_replace, 0);
+  EXPECT_THAT(refusal_of(experts + "([0]*3+[1]*8)"), HasSubstr("--moe-layer-freq ([0]*3+[1]*8)"));
+  EXPECT_THAT(refusal_of(experts + "([0]*-1+[1]*13)"), HasSubstr("--moe-layer-freq"));
+}
+
+TEST(MegatronLatents, AreThoseOfTheModel) {
+  const std::string latent = std::string(kSmallDense) +
+                             "--disable-bias-linear --position-embedding-type rope --qk-layernorm "
+                             "--multi-latent-attention ";
+  const ModelConfig m = experts_recipe(latent +
+                                       "--q-lora-rank 96 --kv-lora-rank 48 --qk-head-dim 40 --qk-pos-emb-head-dim 24 "
+                                       "--v-head-dim 56 --rotary-scaling-factor 4 --mscale 0.7 --mscale-all-dim 0.8")
+                            .model;
+  EXPECT_EQ(std::tuple(m.multi_latent_attention, m.q_lora_rank, m.kv_lora_rank, m.qk_head_dim, m.qk_pos_emb_head_dim,
+                       m.v_head_dim, m.kv_channels),
+            std::tuple(true, 96, 48, 40, 24, 56, 0));
+  EXPECT_EQ(std::tuple(m.rope_scaling_type, m.rope_scaling_factor, m.rope_original_positions, m.mscale,
+                       m.mscale_all_dim, m.rotary_interleaved),
+            std::tuple("yarn", 4.0, 4096, 0.7, 0.8, true));
+  const ModelConfig usual = experts_recipe(latent + "--rope-type rope --rotary-scaling-factor 4").model;
+  EXPECT_EQ(std::tuple(usual.q_lora_rank, usual.kv_lora_rank, usual.qk_head_dim, usual.qk_pos_emb_head_dim,
+                       usual.v_head_dim, usual.rope_scaling_factor),
+            std::tuple(0, 32, 128, 64, 128, 1.0));
+  EXPECT_THAT(refusal_of(latent + "--rotary-interleaved"), HasSubstr("--rotary-interleaved"));
+  const std::string dense = kSmallDense;
+  EXPECT_THAT(refusal_of(dense + "--rope-type yarn"), HasSubstr("--rope-type yarn (YaRN)"));
+  const auto plain = translate_megatron_arguments(
+      "pretrain_gpt", shell_words(dense + "--kv-lora-rank 64 --mscale 2", "test"), {.world_size = 4});
+  EXPECT_FALSE(plain.config.model.multi_latent_attention);
+  EXPECT_EQ(plain.config.model.kv_lora_rank, 32);
+  ASSERT_EQ(plain.ignored.size(), 2u);
+  EXPECT_EQ(plain.ignored.front().text, "without --multi-latent-attention");
 }
 
 TEST(MegatronExperts, AreThoseOfGptOss) {

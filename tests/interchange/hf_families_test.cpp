@@ -1,7 +1,9 @@
 #include <nlohmann/json.hpp>
+#include <tuple>
 
 #include "megatron/interchange/hugging_face/hf_config.h"
 #include "megatron/interchange/hugging_face/hf_family.h"
+#include "megatron/plan/parameters/parameters.h"
 #include "tests/interchange/support.h"
 
 // config.json of single families: what is read of it, refused in it and written again.
@@ -29,6 +31,23 @@ json gemma2() { return with(sizes("gemma2", "Gemma2"), {{"num_key_value_heads", 
 
 json gemma3() {
   return with(sizes("gemma3_text", "Gemma3"), {{"num_key_value_heads", 2}, {"head_dim", 24}, {"sliding_window", 16}});
+}
+
+json latents() {
+  return {{"kv_lora_rank", 32},       {"qk_nope_head_dim", 16},      {"qk_rope_head_dim", 8},
+          {"v_head_dim", 24},         {"n_routed_experts", 8},       {"n_shared_experts", 2},
+          {"num_experts_per_tok", 4}, {"moe_intermediate_size", 48}, {"first_k_dense_replace", 1},
+          {"num_key_value_heads", 4}};
+}
+
+json deepseek2(const json& more = {}) {
+  return with(with(sizes("deepseek_v2", "DeepseekV2"), with(latents(), {{"q_lora_rank", nullptr}})), more);
+}
+
+json deepseek3(const json& more = {}) {
+  return with(with(sizes("deepseek_v3", "DeepseekV3"),
+                   with(latents(), {{"q_lora_rank", 40}, {"n_group", 4}, {"topk_group", 2}})),
+              more);
 }
 
 config::ModelConfig read(const json& object) { return parse_config(object.dump(), "config.json").model; }
@@ -65,6 +84,11 @@ TEST(HuggingFaceFamilies, AreWrittenAsTheyWereRead) {
       with(with(sizes("llama", "Llama"), grouped),
            {{"attention_bias", true},
             {"rope_parameters", {{"rope_type", "yarn"}, {"factor", 2.0}, {"beta_fast", 20.0}, {"rope_theta", 5.0}}}}),
+      deepseek2(),
+      deepseek2({{"topk_method", "group_limited_greedy"}, {"n_group", 4}, {"topk_group", 2}, {"q_lora_rank", 24}}),
+      deepseek2({{"rope_scaling", with(yarn(), {{"mscale", 0.7}, {"mscale_all_dim", 0.8}})}}),
+      deepseek3(),
+      deepseek3({{"rope_interleave", false}, {"n_group", 1}, {"topk_group", 1}, {"first_k_dense_replace", 0}}),
   };
   for (const json& folder : folders) {
     SCOPED_TRACE(folder["model_type"].get<std::string>());
@@ -76,6 +100,9 @@ TEST(HuggingFaceFamilies, AreWrittenAsTheyWereRead) {
     EXPECT_EQ(config_json(second, "float32"), written);
     EXPECT_TRUE(second.model == static_cast<const config::AttentionVariant&>(first.model));
     EXPECT_TRUE(second.model == static_cast<const config::LayerVariant&>(first.model));
+    EXPECT_TRUE(second.model == static_cast<const config::LatentVariant&>(first.model));
+    EXPECT_TRUE(second.model == static_cast<const config::ExpertsVariant&>(first.model));
+    EXPECT_EQ(second.model.rotary_interleaved, first.model.rotary_interleaved);
     EXPECT_EQ(second.model.rotary_base, first.model.rotary_base);
     EXPECT_EQ(second.model.moe_aux_loss_coeff, first.model.moe_aux_loss_coeff);
     EXPECT_EQ(second.model.rotary_percent, first.model.rotary_percent);
@@ -208,6 +235,78 @@ TEST(HuggingFaceFamilies, RefuseWhatIsNotComputedByName) {
                          {{"rope_type", "yarn"}, {"factor", 2.0}, {"mscale", 0.7}});
   expect_refused_by_name(sizes("llama", "Llama"), "rope_scaling",
                          {{"rope_type", "yarn"}, {"factor", 2.0}, {"mscale_all_dim", 1.0}});
+}
+
+TEST(HuggingFaceFamilies, OfDeepSeekHaveTransformersDefaults) {
+  const config::ModelConfig third =
+      read(with(sizes("deepseek_v3", "DeepseekV3"), {{"num_hidden_layers", 5}, {"num_attention_heads", 3}}));
+  EXPECT_EQ(std::tuple(third.q_lora_rank, third.kv_lora_rank, third.qk_head_dim, third.qk_pos_emb_head_dim,
+                       third.v_head_dim, third.rotary_interleaved),
+            std::tuple(1536, 512, 128, 64, 128, true));
+  EXPECT_EQ(std::tuple(third.num_experts, third.moe_router_topk, third.moe_router_num_groups,
+                       third.moe_router_group_topk, third.moe_router_group_best, third.first_k_dense_replace),
+            std::tuple(256, 8, 8, 4, 2, 3));
+  EXPECT_EQ(std::tuple(third.moe_shared_expert_intermediate_size, third.moe_router_topk_scaling_factor,
+                       third.moe_router_score_function, third.moe_router_enable_expert_bias),
+            std::tuple(2048, 2.5, "sigmoid", true));
+  const config::ModelConfig second = read(with(sizes("deepseek_v2", "DeepseekV2"), {{"num_experts_per_tok", 6}}));
+  EXPECT_EQ(std::tuple(second.q_lora_rank, second.num_experts, second.moe_shared_expert_intermediate_size,
+                       second.first_k_dense_replace, second.moe_router_num_groups, second.moe_router_pre_softmax),
+            std::tuple(1536, 64, 2814, 0, 0, true));
+  EXPECT_EQ(read(deepseek2()).q_lora_rank, 0);
+  const config::ModelConfig limited =
+      read(deepseek2({{"topk_method", "group_limited_greedy"}, {"n_group", 4}, {"topk_group", 2}}));
+  EXPECT_EQ(std::tuple(limited.moe_router_num_groups, limited.moe_router_group_topk, limited.moe_router_group_best),
+            std::tuple(4, 2, 1));
+  const config::ModelConfig stretched = read(deepseek3({{"rope_scaling", with(yarn(), {{"mscale", 1.0}})}}));
+  EXPECT_EQ(std::tuple(stretched.mscale, stretched.mscale_all_dim), std::tuple(1, 0));
+}
+
+TEST(HuggingFaceFamilies, OfDeepSeekAreRefusedByNameWhereTheyComputeSomethingElse) {
+  const json second = deepseek2(), third = deepseek3();
+  EXPECT_NO_THROW(read(with(third, {{"num_nextn_predict_layers", 1}, {"ep_size", 1}, {"seq_aux", true}})));
+  for (const json& folder : {second, third}) {
+    expect_refused_by_name(folder, "attention_bias", true);
+    expect_refused_by_name(folder, "num_key_value_heads", 2);
+    expect_refused_by_name(folder, "head_dim", 16);
+    expect_refused_by_name(folder, "rms_norm_eps", 1e-5);
+    expect_refused_by_name(folder, "moe_layer_freq", 2);
+    expect_refused_by_name(folder, "first_k_dense_replace", 4);
+    expect_refused_by_name(folder, "n_shared_experts", 0);
+    expect_refused_by_name(folder, "quantization_config", {{"quant_method", "fp8"}});
+    expect_refused_by_name(folder, "rope_scaling", with(yarn(), {{"mscale", 0.7}}));
+    expect_refused_by_name(folder, "rope_scaling", with(yarn(), {{"mscale_all_dim", 0.7}}));
+    expect_refused_by_name(folder, "index_topk", 4);
+  }
+  expect_refused_by_name(second, "norm_topk_prob", true);
+  expect_refused_by_name(second, "scoring_func", "sigmoid");
+  expect_refused_by_name(second, "topk_method", "noaux_tc");
+  expect_refused_by_name(second, "mlp_bias", true);
+  expect_refused_by_name(third, "norm_topk_prob", false);
+  expect_refused_by_name(third, "scoring_func", "softmax");
+  expect_refused_by_name(third, "topk_method", "greedy");
+  expect_refused_by_name(third, "num_experts_per_tok", 1);
+  expect_refused_by_name(third, "n_group", 3);
+  expect_refused_by_name(third, "n_group", 8);
+  expect_refused_by_name(third, "topk_group", 5);
+}
+
+TEST(HuggingFaceFamilies, OfDeepSeekNameAllParametersOnce) {
+  for (const json& folder : {deepseek2(), deepseek3()}) {
+    const plan::ModelShape shape = shape_of(read(folder));
+    const Mapping table = hf_family("deepseek").table(shape, [](const std::string&) { return true; });
+    const auto specs = plan::model_parameters(shape, 1, 0);
+    EXPECT_EQ(table.size(), specs.size());
+    for (const plan::ParameterSpec& spec : specs) {
+      ASSERT_TRUE(table.contains(spec.name)) << spec.name;
+      EXPECT_EQ(table.at(spec.name).shape, spec.shape) << spec.name;
+    }
+  }
+  const FolderConfig config = parse_config(deepseek3().dump(), "c");
+  const auto unread = [&](const char* name) { return config.family->needs_no_reading(config, name); };
+  EXPECT_TRUE(unread("model.layers.4.self_attn.q_a_proj.weight")) << "of a layer that predicts further tokens";
+  EXPECT_FALSE(unread("model.layers.3.self_attn.q_a_proj.weight"));
+  EXPECT_FALSE(unread("model.layers.x"));
 }
 
 }  // namespace

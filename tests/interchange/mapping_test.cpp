@@ -177,6 +177,7 @@ TEST(Mapping, FollowsLayersThatDiffer) {
             if (!family.grouped) attention->groups = attention->heads;
             if (!family.grouped) attention->variant = {};
             if (!family.grouped || !shape.linear_bias) attention->bias = family.bias;
+            attention->latents.reset();                   // whose names are DeepSeek's
             attention->variant.softmax_type = "vanilla";  // no family that is tried here has sinks
           }
           if (auto* across = std::get_if<plan::CrossAttention>(&branch.inner)) across->bias = family.bias;

@@ -47,6 +47,13 @@ ModelConfig stretched(ModelConfig model) {
   return model;
 }
 
+ModelConfig with_latents(ModelConfig model) {
+  model.multi_latent_attention = model.qk_layernorm = model.rotary_interleaved = true;
+  model.num_query_groups = 0;
+  model.rope_scaling_type = "yarn";
+  return model;
+}
+
 ModelConfig bert() {
   ModelConfig model = gpt2();
   model.architecture = "bert";
@@ -116,7 +123,7 @@ TEST(Network, EveryOptionThatWeightsDependOnIsToldByItsNameOrByShapes) {
   std::set<std::string> seen, all;
   for (const ModelConfig& model :
        {gpt2(), llama(), bert(), t5(), classes(llama()), classes(bert()), scaled_with_width(gpt2()), stretched(llama()),
-        of_experts(llama()), in_groups(of_experts(llama()))}) {
+        of_experts(llama()), in_groups(of_experts(llama())), with_latents(llama())}) {
     EXPECT_TRUE(differences(model, model).empty());
     config::RunConfig base;
     base.model = model;

@@ -3,6 +3,7 @@ Folders come back bit by bit; logits, loss, gradients and greedy text are transf
 safetensors."""
 import copy
 import json
+import math
 import pathlib
 import shutil
 import sys
@@ -25,6 +26,11 @@ SIZES = dict(vocab_size=VOCABULARY, hidden_size=32, intermediate_size=48, num_hi
              max_position_embeddings=256, bos_token_id=1, eos_token_id=2, pad_token_id=None)
 GROUPED = dict(SIZES, num_key_value_heads=2)
 YARN = dict(rope_type="yarn", rope_theta=1000.0, factor=4.0, original_max_position_embeddings=64)
+# DeepSeek's: latent attention with values of another width, experts behind a dense layer.
+LATENT = dict(SIZES, num_key_value_heads=4, kv_lora_rank=24, qk_nope_head_dim=12, qk_rope_head_dim=8, v_head_dim=10,
+              n_routed_experts=8, n_shared_experts=2, num_experts_per_tok=4, moe_intermediate_size=20,
+              first_k_dense_replace=1, num_hidden_layers=3)
+LATENT_YARN = dict(YARN, mscale=0.7, mscale_all_dim=0.8)
 TOLERANCE = 1e-5
 
 
@@ -59,6 +65,13 @@ def families():
         "gpt_oss_plain": ("GptOss", dict(GROUPED, head_dim=8, num_local_experts=4, num_experts_per_tok=2,
                                          sliding_window=9, attention_bias=False, num_hidden_layers=3,
                                          rope_parameters=dict(rope_type="default", rope_theta=1000.0))),
+        "deepseek_v2": ("DeepseekV2", dict(LATENT, q_lora_rank=None, routed_scaling_factor=1.5)),
+        "deepseek_v2_groups": ("DeepseekV2", dict(LATENT, q_lora_rank=20, topk_method="group_limited_greedy", n_group=4,
+                                                  topk_group=2, rope_parameters=LATENT_YARN)),
+        "deepseek_v3": ("DeepseekV3", dict(LATENT, q_lora_rank=20, n_group=4, topk_group=2,
+                                           rope_parameters=LATENT_YARN)),
+        "deepseek_v3_plain": ("DeepseekV3", dict(LATENT, q_lora_rank=None, v_head_dim=26, n_group=1, topk_group=1,
+                                                 num_experts_per_tok=3, rope_interleave=False)),
     }
 
 
@@ -69,6 +82,9 @@ def made(name):
     with torch.no_grad():
         for parameter in model.parameters():  # biases and norms that are not 0 and 1
             parameter.add_(torch.randn_like(parameter) * 0.1)
+        if kind == "DeepseekV3":  # which decide a choice
+            for layer in model.model.layers[1:]:
+                layer.mlp.gate.e_score_correction_bias.add_(torch.randn(8) * 0.2)
         if kind == "GptOss":  # so that the clamps at 7 hold some
             for layer in model.model.layers:
                 layer.mlp.experts.gate_up_proj.mul_(10)
@@ -83,7 +99,18 @@ def tensors_of(folder):
 def loaded(folder):
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32,
                                                               attn_implementation="eager")
-    return plain_in_windows(model.eval())
+    return scaled_scores(plain_in_windows(model.eval()))
+
+
+def scaled_scores(model):
+    """A DeepSeek-V2 as its authors have it: scores are multiplied by the square of YaRN's factor for mscale_all_dim, as
+    transformers 5.12.1 does in a V3 alone."""
+    if model.config.model_type == "deepseek_v2" and model.config.rope_parameters.get("mscale_all_dim"):
+        rope = model.config.rope_parameters
+        factor = 0.1 * rope["mscale_all_dim"] * math.log(rope["factor"]) + 1
+        for layer in model.model.layers:
+            layer.self_attn.scaling *= factor ** 2
+    return model
 
 
 def plain_in_windows(model):
@@ -226,6 +253,36 @@ class Families(unittest.TestCase):
 
     def test_llama_yarn(self):
         self.check("llama_yarn")
+
+    def test_deepseek_v2(self):
+        self.check("deepseek_v2")
+
+    def test_deepseek_v2_with_groups_and_latents_of_queries(self):
+        self.check("deepseek_v2_groups")
+
+    def test_deepseek_v3(self):
+        self.check("deepseek_v3")
+
+    def test_deepseek_v3_without_groups(self):
+        self.check("deepseek_v3_plain")
+
+    def test_deepseek_v3_in_bf16_comes_back_bit_by_bit(self):
+        torch.manual_seed(7)
+        folder = self.path / "deepseek-bf16"
+        made("deepseek_v3").bfloat16().save_pretrained(folder)
+        tensors = tensors_of(folder)
+        for name in tensors:  # as the published weights have these
+            if name.endswith("e_score_correction_bias"):
+                tensors[name] = torch.randn(8)
+        tensors["model.layers.3.embed_tokens.weight"] = torch.zeros(2, 2)  # of a layer that predicts further tokens
+        safetensors.save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+        run("checkpoint", "import", "--from", folder, "--output", self.path / "deepseek-bf16-ours")
+        back = tensors_of(self.exported("deepseek-bf16", self.path / "deepseek-bf16-ours"))
+        del tensors["model.layers.3.embed_tokens.weight"]
+        self.assertEqual(sorted(tensors), sorted(back))
+        for key, tensor in tensors.items():
+            self.assertEqual(back[key].dtype, tensor.dtype, key)
+            self.assertTrue(torch.equal(back[key], tensor), key)
 
     def test_gpt_oss(self):
         model, _ = self.folder_of("gpt_oss")

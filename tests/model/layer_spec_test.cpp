@@ -105,6 +105,12 @@ std::int64_t elements_of(const plan::LayerSpec& layer, std::int64_t h) {
       (layer.rms_norm ? h : 2 * h) * ((layer.norms.before ? 1 : 0) + (layer.norms.behind ? 1 : 0));
   const std::int64_t q = attention.heads * attention.head_size, kv = attention.groups * attention.head_size;
   std::int64_t count = h * (q + 2 * kv) + q * h;
+  if (const auto& latents = attention.latents) {
+    const std::int64_t n = attention.heads, rank = latents->q_rank, query = n * (latents->nope + latents->rope);
+    count = rank > 0 ? h * rank + rank * query + (layer.rms_norm ? 1 : 2) * rank : h * query;
+    count += h * (latents->kv_rank + latents->rope) + (layer.rms_norm ? 1 : 2) * latents->kv_rank;
+    count += latents->kv_rank * n * (latents->nope + latents->value) + n * latents->value * h;
+  }
   const auto add = [&](const plan::Mlp& mlp, std::int64_t times) {
     const std::int64_t first = (mlp.gated ? 2 : 1) * mlp.width;
     count += times * (h * first + mlp.width * h + (mlp.bias ? first + h : 0));
@@ -122,7 +128,7 @@ std::int64_t elements_of(const plan::LayerSpec& layer, std::int64_t h) {
   if (attention.variant.softmax_type == "learnable") count += attention.heads;
   if (attention.variant.qk_layernorm_full)
     count += q + kv;
-  else if (attention.variant.qk_layernorm)
+  else if (attention.variant.qk_layernorm && !attention.latents)
     count += (layer.rms_norm ? 2 : 4) * attention.head_size;
   if (layer.branches.size() == 3) {
     const auto across = std::get<plan::CrossAttention>(layer.branches[1].inner);
@@ -157,9 +163,20 @@ double flops_by_counting(const plan::LayerSpec& layer, std::int64_t h, std::int6
   };
   for (const plan::Branch& branch : layer.branches) {
     if (const auto* attention = std::get_if<plan::SelfAttention>(&branch.inner)) {
-      const std::int64_t q = attention->heads * attention->head_size;
-      matrix(s, h, q + 2 * attention->groups * attention->head_size);
-      matrix(s, q, h);
+      const std::int64_t n = attention->heads, q = n * attention->head_size;
+      std::int64_t of_pair = 2 * q;  // what a query is multiplied by of a key and its value
+      if (const auto& latents = attention->latents) {
+        const std::int64_t query = n * (latents->nope + latents->rope), value = n * latents->value;
+        if (latents->q_rank > 0) matrix(s, h, latents->q_rank);
+        matrix(s, latents->q_rank > 0 ? latents->q_rank : h, query);
+        matrix(s, h, latents->kv_rank + latents->rope);
+        matrix(s, latents->kv_rank, n * latents->nope + value);
+        matrix(s, value, h);
+        of_pair = query + value;
+      } else {
+        matrix(s, h, q + 2 * attention->groups * attention->head_size);
+        matrix(s, q, h);
+      }
       const std::int64_t window = attention->variant.sliding_window;
       std::int64_t pairs = 0;  // of a causal one half of the square, as Megatron-LM counts: the diagonal counts half
       for (std::int64_t i = 0; i < s; ++i)
@@ -168,7 +185,7 @@ double flops_by_counting(const plan::LayerSpec& layer, std::int64_t h, std::int6
             pairs += 2 - (attention->causal && k == i);
       // The edge of a window counts half too.
       if (attention->causal && window > 0 && window < s) pairs += s - window;
-      count += 2 * 2.0 * static_cast<double>(q * pairs) / 2;
+      count += 2.0 * static_cast<double>(of_pair * pairs) / 2;
     }
     if (const auto* across = std::get_if<plan::CrossAttention>(&branch.inner)) {
       const std::int64_t q = across->heads * across->head_size;
@@ -267,8 +284,10 @@ TEST_F(RandomLayers, GiveTheSameLogitsUncachedCachedAndTokenByToken) {
       const StageModules modules(options, plan::parts_of_layers({3}).front(), store, tp);
       if (tp.rank() == 0) {
         ++one_stack;
-        const auto routes = [](const plan::LayerSpec& layer) { return layer.experts() != nullptr; };
-        if (std::ranges::any_of(options.shape.layers, routes)) ++other_way;
+        const auto all_rows = [](const plan::LayerSpec& layer) {
+          return layer.experts() != nullptr || layer.attention().latents;
+        };
+        if (std::ranges::any_of(options.shape.layers, all_rows)) ++other_way;
         token_by_token += takes_token(modules, at::zeros({1, 2, options.shape.hidden})) ? 1 : 0;
       }
       Batch batch;

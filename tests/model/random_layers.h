@@ -1,5 +1,6 @@
 #pragma once
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <random>
 #include <utility>
@@ -12,6 +13,17 @@ namespace megatron::testing {
 struct LayerSizes {
   std::vector<std::int64_t> head_sizes = {2, 4, 6}, widths = {4, 8, 12, 18};
 };
+
+/// Makes it attention by way of latents, of which two features are rotated.
+inline void add_latents(plan::SelfAttention& attention, std::int64_t q_rank, std::int64_t kv_rank, std::int64_t nope,
+                        std::int64_t value) {
+  attention.latents = plan::Latents{.q_rank = q_rank, .kv_rank = kv_rank, .nope = nope, .rope = 2, .value = value};
+  attention.groups = attention.heads;
+  attention.head_size = attention.latents->head_size();
+  attention.bias = false;
+  attention.variant = {.qk_layernorm = true};
+  if (attention.scale == 0) attention.scale = 1 / std::sqrt(static_cast<double>(attention.latents->query()));
+}
 
 /// Layers drawn for a model of `shape`, each with sizes and kinds of its own, that one or two tensor-parallel ranks can
 /// share.
@@ -44,7 +56,11 @@ inline std::vector<plan::LayerSpec> random_layers(std::uint64_t seed, const plan
         attention->variant = {
             .add_qkv_bias = flip(), .qk_layernorm = flip(), .sliding_window = one_of({0, 0, 1, 3, 6, 20})};
         if (!one_stack) continue;
-        attention->variant.qk_layernorm_full = attention->variant.qk_layernorm && rms && flip();
+        if (random() % 4 == 0) {
+          add_latents(*attention, one_of({0, 6}), one_of({4, 8}), one_of(sizes.head_sizes), one_of(sizes.head_sizes));
+          attention->variant.sliding_window = one_of({0, 3});
+        }
+        attention->variant.qk_layernorm_full = attention->variant.qk_layernorm && !attention->latents && rms && flip();
         attention->variant.attn_logit_softcapping = flip() ? 0 : 0.5;
         constexpr const char* kSoftmax[] = {"vanilla", "learnable", "off-by-one"};
         attention->variant.softmax_type = kSoftmax[random() % std::size(kSoftmax)];
@@ -77,6 +93,7 @@ inline std::vector<plan::LayerSpec> random_layers(std::uint64_t seed, const plan
         if (count == 8 && experts.top_k > 1 && flip()) {
           experts.router.groups = 4;
           experts.router.group_top_k = 2;
+          experts.router.group_best = one_of({0, 1, 2});
         }
         experts.expert.bias = experts.router.linear_bias = experts.shared_width == 0 && flip();
         experts.router.jitter = flip() ? 0.3 : 0;

@@ -23,8 +23,7 @@ struct Layout {
   bool pooled = false;       ///< and optimizer.data_parallel_sharding_strategy optim_grads
   bool full = false;         ///< or optim_grads_params
   int global_batch = 8;
-  /// Key and value heads of a model of Llama's layers (RMSNorm, SwiGLU, rotary positions, no biases); 0: GPT-2's
-  /// layers.
+  /// Key and value heads of a model of Llama's layers (RMSNorm, SwiGLU, rotary positions, no biases); 0: GPT-2's.
   int llama = 0;
   /// A BERT, with its norms before each branch or, `original`, after the residual sums.
   bool bert = false, original = false;
@@ -39,7 +38,8 @@ struct Layout {
   bool muon = false;          ///< optimizer.name, which sees whole matrices
   std::string with = {};      ///< options in their plain spelling, "schedule.decoupled_lr=0.01", separated by spaces
   std::string exchange = {};  ///< parallel.cp_comm_type
-  bool documents = false;     ///< samples are packed with two of them
+  int latents = 0;         ///< of `llama`'s layers: 1 of keys and values, 2 of queries too, with values that are wider
+  bool documents = false;  ///< samples are packed with two of them
 
   int ranks() const { return tp * pp * cp * dp; }
 };
@@ -66,6 +66,7 @@ inline std::string name_of(const Layout& layout) {
   if (layout.full) name += "_params";
   if (layout.llama > 0) name += "_llama" + std::to_string(layout.llama);
   if (layout.experts > 0) name += "_experts" + std::to_string(layout.experts);
+  if (layout.latents > 0) name += "_latents" + std::to_string(layout.latents);
   if (layout.ep > 1) name += "_ep" + std::to_string(layout.ep);
   if (layout.t5) name += "_t5";
   if (layout.split > 0) name += "_split" + std::to_string(layout.split);

@@ -22,6 +22,7 @@
 #include "megatron/train/engine.h"
 #include "tests/parity/expert_layouts.h"
 #include "tests/parity/fully_sharded_layouts.h"
+#include "tests/parity/latent_layouts.h"
 #include "tests/parity/layouts.h"
 #include "tests/parity/option_layouts.h"
 #include "tests/parity/sequence_layouts.h"
@@ -55,6 +56,15 @@ plan::ResolvedRun run_of(const Layout& layout, const char* dtype, std::int64_t s
     config.model.position_embedding_type = "rope";
     config.model.qk_layernorm = layout.llama == 1;
     config.model.sliding_window = layout.llama == 1 ? 5 : 0;
+  }
+  if (layout.latents > 0) {
+    config.model.multi_latent_attention = config.model.qk_layernorm = config.model.rotary_interleaved = true;
+    config.model.num_query_groups = 0;
+    config.model.q_lora_rank = layout.latents == 2 ? 10 : 0;
+    config.model.kv_lora_rank = 12;
+    config.model.qk_head_dim = 6;
+    config.model.qk_pos_emb_head_dim = 4;
+    config.model.v_head_dim = layout.latents == 2 ? 14 : 8;
   }
   if (layout.experts > 0) {
     config.model.num_experts = 4;
@@ -245,6 +255,7 @@ const Course& course_of_one(const Layout& layout, const char* dtype, std::int64_
                    .experts = layout.experts,
                    .muon = layout.muon,
                    .with = without_layout(layout.with),
+                   .latents = layout.latents,
                    .documents = layout.documents};
   static std::map<std::tuple<std::string, std::string, std::int64_t, std::int64_t>, Course> known;
   const auto [found, is_new] = known.try_emplace({name_of(one), dtype, one.global_batch, steps});
@@ -370,6 +381,8 @@ INSTANTIATE_TEST_SUITE_P(ExpertLayouts, Parity, ::testing::ValuesIn(expert_layou
 INSTANTIATE_TEST_SUITE_P(SequenceLayouts, Parity, ::testing::ValuesIn(sequence_layouts()),
                          [](const auto& test) { return name_of(test.param); });
 INSTANTIATE_TEST_SUITE_P(StageLayouts, Parity, ::testing::ValuesIn(stage_layouts()),
+                         [](const auto& test) { return name_of(test.param); });
+INSTANTIATE_TEST_SUITE_P(LatentLayouts, Parity, ::testing::ValuesIn(latent_layouts()),
                          [](const auto& test) { return name_of(test.param); });
 INSTANTIATE_TEST_SUITE_P(PooledLayouts, Parity, ::testing::ValuesIn(pooled_layouts()),
                          [](const auto& test) { return name_of(test.param); });

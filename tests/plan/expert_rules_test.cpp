@@ -1,6 +1,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <functional>
 #include <map>
 #include <string>
@@ -84,11 +85,27 @@ TEST(Experts, AreRefusedWhereTheyDoNotFit) {
          c.model.moe_router_topk = 3;
        }},
       {"group_topk needs model.moe_router_num_groups", [](RunConfig& c) { c.model.moe_router_group_topk = 1; }},
+      {"group_best must be at most the experts of a group",
+       [](RunConfig& c) {
+         c.model.moe_router_num_groups = 3;
+         c.model.moe_router_group_topk = 2;
+         c.model.moe_router_group_best = 3;
+       }},
+      {"first_k_dense_replace must be from 0", [](RunConfig& c) { c.model.first_k_dense_replace = -1; }},
       {"moe_expert_capacity_factor must be from 0", [](RunConfig& c) { c.model.moe_expert_capacity_factor = -1; }},
       {"moe_layer_freq must be from 1", [](RunConfig& c) { c.model.moe_layer_freq = 0; }},
       {"num_experts must be from 0", [](RunConfig& c) { c.model.num_experts = -1; }},
       {"moe_aux_loss_coeff must be from 0", [](RunConfig& c) { c.model.moe_aux_loss_coeff = -1; }}};
   for (const auto& [rule, change] : all) EXPECT_THAT(refusal_of(change), HasSubstr(rule));
+}
+
+TEST(Experts, AreInAllLayersBehindTheDenseOnes) {
+  RunConfig config = mixture();
+  config.model.num_layers = 5;
+  config.model.first_k_dense_replace = 2;
+  EXPECT_EQ(resolve(config).shape.expert_layers(), (std::vector<std::int64_t>{2, 3, 4}));
+  config.model.moe_layer_freq = 2;
+  EXPECT_EQ(resolve(config).shape.expert_layers(), (std::vector<std::int64_t>{2, 4}));
 }
 
 TEST(Experts, AreHeldOnceByTheRanksThatShareThem) {
@@ -153,10 +170,11 @@ TEST(Experts, HaveBucketsThatTheirOwnRanksDivide) {
 
 TEST(Experts, AreOfTheSameSizesOnPipelineRanksThatAreSaidToBeAlike) {
   std::int64_t alike = 0, others = 0;
-  for (const std::int64_t frequency : {1, 2, 3, 4}) {
+  for (const std::int64_t frequency : {1, 2, 3, 4, 0}) {  // 0: in all layers but the first four
     RunConfig config = mixture();
     config.model.num_layers = 12;
-    config.model.moe_layer_freq = frequency;
+    config.model.first_k_dense_replace = frequency == 0 ? 4 : 0;
+    config.model.moe_layer_freq = std::max<std::int64_t>(1, frequency);
     config.model.untie_embeddings_and_output_weights = frequency == 2;
     config.parallel.ep = 1;
     config.parallel.pp = 4;

@@ -13,7 +13,6 @@
 #include <ATen/ops/stack.h>
 #include <ATen/ops/tanh.h>
 #include <ATen/ops/zeros.h>
-#include <ATen/ops/zeros_like.h>
 
 #include <cmath>
 
@@ -133,39 +132,41 @@ class DenseModel {
     return draw(site, o_.hidden_dropout, batch, s * o_.shape.hidden).view({-1, s, o_.shape.hidden});
   }
 
-  at::Tensor attention(const at::Tensor& qkv, std::int64_t l, const model::Batch& batch, bool training) const {
+  /// What the layer's own attention reads of the normed stream, by heads.
+  DenseHeads heads_of(const at::Tensor& x, std::int64_t l, const model::Batch& batch) const {
     const plan::SelfAttention spec = o_.shape.layer(l).attention();
+    const std::string p = o_.shape.layer_prefix(l) + "self_attention.";
+    if (spec.latents)
+      return dense_latents(
+          x, *spec.latents, spec.heads, [&](const at::Tensor& in, const char* name) { return linear(in, p + name); },
+          [&](const at::Tensor& in, const char* name) { return norm(in, p + name); },
+          [&](const at::Tensor& in) { return rotated(in, spec, batch); });
+    const auto qkv = linear(x, p + "linear_qkv");
     const std::int64_t b = qkv.size(0), s = qkv.size(1), n = spec.heads, g = spec.groups, d = spec.head_size, m = n / g;
     const auto groups = qkv.view({b, s, g, m + 2, d}).permute({0, 2, 3, 1, 4});  // [b, g, queries, key, value, s, d]
-    const auto of_each_head = [&](std::int64_t row) {
-      return groups.select(2, row).unsqueeze(2).expand({b, g, m, s, d}).reshape({b, n, s, d});
-    };
+    const auto each = [&](const at::Tensor& x) { return x.unsqueeze(2).expand({b, g, m, s, d}).reshape({b, n, s, d}); };
     const auto normed = [&](const at::Tensor& heads, const char* name) {  // [b, heads, s, d]
-      const std::string full = o_.shape.layer_prefix(l) + "self_attention." + name;
-      if (!spec.variant.qk_layernorm_full) return spec.variant.qk_layernorm ? norm(heads, full) : heads;
+      if (!spec.variant.qk_layernorm_full) return spec.variant.qk_layernorm ? norm(heads, p + name) : heads;
       const std::int64_t count = heads.size(1);
-      return norm(heads.transpose(1, 2).reshape({b, s, count * d}), full).view({b, s, count, d}).transpose(1, 2);
+      return norm(heads.transpose(1, 2).reshape({b, s, count * d}), p + name).view({b, s, count, d}).transpose(1, 2);
     };
-    const auto keys = normed(groups.select(2, m), "k_layernorm");
-    const auto q = rotated(normed(groups.narrow(2, 0, m).reshape({b, n, s, d}), "q_layernorm"), spec, batch),
-               k = rotated(keys.unsqueeze(2).expand({b, g, m, s, d}).reshape({b, n, s, d}), spec, batch);
-    const auto i = at::arange(s);
+    return {rotated(normed(groups.narrow(2, 0, m).reshape({b, n, s, d}), "q_layernorm"), spec, batch),
+            rotated(each(normed(groups.select(2, m), "k_layernorm")), spec, batch), each(groups.select(2, m + 1))};
+  }
+  at::Tensor attention(const at::Tensor& x, std::int64_t l, const model::Batch& batch, bool training) const {
+    const plan::SelfAttention spec = o_.shape.layer(l).attention();
+    const auto [q, k, v] = heads_of(x, l, batch);
+    const std::int64_t b = x.size(0), s = x.size(1), n = spec.heads;
     const bool both_ways = o_.shape.in_encoder(l);
-    auto hidden = (i.unsqueeze(0) > i.unsqueeze(1)).expand({b, 1, s, s});  // [b, 1, query, key]
-    if (both_ways) hidden = at::zeros_like(hidden);
-    const std::int64_t window = spec.variant.sliding_window > 0 ? spec.variant.sliding_window : s;
-    hidden = hidden.logical_or(i.unsqueeze(0) <= i.unsqueeze(1) - window);
-    if (batch.key_lengths_b.defined() && (both_ways || !o_.shape.encoder_decoder()))
-      hidden = hidden.logical_or(i.ge(batch.key_lengths_b.view({b, 1, 1, 1})));
-    if (batch.first_key_bs.defined()) hidden = hidden.logical_or(i.lt(batch.first_key_bs.unsqueeze(-1)).unsqueeze(1));
+    const auto lengths = both_ways || !o_.shape.encoder_decoder() ? batch.key_lengths_b : at::Tensor();
+    const auto hidden = hidden_keys(b, s, both_ways, spec.variant.sliding_window, lengths, batch.first_key_bs);
     const auto bias = o_.shape.position_buckets > 0 ? distance_bias(w(plan::ModelShape::position_table(both_ways)), s,
                                                                     both_ways, o_.shape.position_max_distance)
                                                     : at::zeros({}, at::kDouble);
-    const auto sinks = spec.zero_sinks()      ? at::zeros({n}, at::kDouble)
-                       : spec.learned_sinks() ? w(o_.shape.layer_prefix(l) + plan::SelfAttention::kSinks)
-                                              : at::Tensor();
-    return weighted(q, k, of_each_head(m + 1), hidden, bias, "layer " + std::to_string(l) + "/attention", batch,
-                    training, spec.variant.attn_logit_softcapping, sinks);
+    auto sinks = spec.zero_sinks() ? at::zeros({n}, at::kDouble) : at::Tensor();
+    if (spec.learned_sinks()) sinks = w(o_.shape.layer_prefix(l) + plan::SelfAttention::kSinks);
+    return weighted(q, k, v, hidden, bias, "layer " + std::to_string(l) + "/attention", batch, training,
+                    spec.variant.attn_logit_softcapping, sinks);
   }
   /// Of heads [b, n, s, d] over others [b, n, k, d]; `sinks` [n]: scores without values.
   at::Tensor weighted(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& hidden,
@@ -180,7 +181,7 @@ class DenseModel {
     auto p = at::softmax(scores, -1).narrow(-1, 0, keys);
     if (training && o_.attention_dropout > 0)
       p = p * draw(site, o_.attention_dropout, batch, n * s * keys).view({b, n, s, keys});
-    return at::matmul(p, v).transpose(1, 2).reshape({b, s, n * d});
+    return at::matmul(p, v).transpose(1, 2).reshape({b, s, n * v.size(3)});
   }
 
   at::Tensor across(const at::Tensor& x, const at::Tensor& memory, const std::string& p, std::int64_t l,
@@ -189,8 +190,7 @@ class DenseModel {
     const std::int64_t b = x.size(0), n = spec.heads, d = spec.head_size, keys = memory.size(1);
     const auto q = linear(x, p + "cross_attention.linear_q").view({b, -1, n, d}).transpose(1, 2);
     const auto kv = linear(memory, p + "cross_attention.linear_kv").view({b, keys, n, 2, d}).permute({0, 2, 3, 1, 4});
-    auto hidden = at::zeros({b, 1, 1, keys}, at::kBool);
-    if (batch.key_lengths_b.defined()) hidden = at::arange(keys).ge(batch.key_lengths_b.view({b, 1, 1, 1}));
+    const auto hidden = padding_keys(b, keys, batch.key_lengths_b);
     const auto y = weighted(q, kv.select(2, 0), kv.select(2, 1), hidden, at::zeros({}, at::kDouble),
                             "layer " + std::to_string(l) + "/cross attention", batch, training);
     return linear(y, p + "cross_attention.linear_proj");
@@ -222,9 +222,8 @@ class DenseModel {
     };
     auto normed = before(in, "input_layernorm");
     if (after && l == 0) normed = normed * mask("embedding", batch, s, training);
-    auto y = linear(normed, p + "self_attention.linear_qkv");
-    y = behind(linear(attention(y, l, batch, training), p + "self_attention.linear_proj"),
-               "self_attention.linear_proj");
+    auto y = behind(linear(attention(normed, l, batch, training), p + "self_attention.linear_proj"),
+                    "self_attention.linear_proj");
     auto x = (after ? normed : in) + y * mask(layer + "/attention output", batch, s, training);
     if (memory.defined())
       x = x + across(norm(x, p + "pre_cross_attn_layernorm"), memory, p, l, batch, training) *

@@ -1,5 +1,7 @@
 #pragma once
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/erf.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/softmax.h>
@@ -104,12 +106,13 @@ inline std::vector<std::size_t> experts_of_token(const std::vector<double>& valu
   const auto groups = static_cast<std::size_t>(spec.router.groups);
   if (groups == 1) return places_of_greatest(values, spec.top_k);
   const std::size_t size = values.size() / groups;
+  const std::int64_t best = spec.router.group_best, counted = best > 0 ? best : spec.top_k / spec.router.group_top_k;
   std::vector<double> sums;
   for (std::size_t g = 0; g < groups; ++g) {
     std::vector<double> own(values.begin() + static_cast<std::ptrdiff_t>(g * size),
                             values.begin() + static_cast<std::ptrdiff_t>((g + 1) * size));
     sums.push_back(0);
-    for (const std::size_t e : places_of_greatest(own, spec.top_k / spec.router.group_top_k)) sums.back() += own[e];
+    for (const std::size_t e : places_of_greatest(own, counted)) sums.back() += own[e];
   }
   std::vector<double> allowed(values.size(), -1e300);
   for (const std::size_t g : places_of_greatest(sums, spec.router.group_top_k))
@@ -175,6 +178,44 @@ DenseExperts dense_experts(const at::Tensor& x, const plan::Experts& spec, const
   const auto tokens =
       mask_bs.defined() ? mask_bs.sum(1) : at::ones({x.size(0)}, at::kDouble) * static_cast<double>(x.size(1));
   return {y, ((balance * spec.router.aux_loss + z * spec.router.z_loss) * tokens).sum()};
+}
+
+/// The keys that pad each of b sequences, [b, 1, 1, keys]; undefined lengths [b]: none.
+inline at::Tensor padding_keys(std::int64_t b, std::int64_t keys, const at::Tensor& lengths_b) {
+  return lengths_b.defined() ? at::arange(keys).ge(lengths_b.view({b, 1, 1, 1}))
+                             : at::zeros({b, 1, 1, keys}, at::kBool);
+}
+
+/// What each query does not see of a layer's own keys, [b, 1, query, key]. `window` 0: none.
+inline at::Tensor hidden_keys(std::int64_t b, std::int64_t s, bool both_ways, std::int64_t window,
+                              const at::Tensor& lengths_b, const at::Tensor& first_key_bs) {
+  const auto i = at::arange(s);
+  auto hidden = (i.unsqueeze(0) <= i.unsqueeze(1) - (window > 0 ? window : s)).expand({b, 1, s, s});
+  if (!both_ways) hidden = hidden.logical_or(i.unsqueeze(0) > i.unsqueeze(1));
+  if (first_key_bs.defined()) hidden = hidden.logical_or(i.lt(first_key_bs.unsqueeze(-1)).unsqueeze(1));
+  return hidden.logical_or(padding_keys(b, s, lengths_b));
+}
+
+/// Queries, keys and values of one width each, [b, n, s, features].
+struct DenseHeads {
+  at::Tensor q, k, v;
+};
+
+/// Those of latent attention (DeepSeek-AI 2024, equations 9 to 19), of the normed stream x [b, s, h]; linear(x, name)
+/// and norm(x, name) are the layer's, rotated([b, n, s, rope]) turns all of its features.
+inline DenseHeads dense_latents(const at::Tensor& x, const plan::Latents& latents, std::int64_t n, const auto& linear,
+                                const auto& norm, const auto& rotated) {
+  const std::int64_t b = x.size(0), s = x.size(1);
+  const auto by_head = [&](const at::Tensor& all) { return all.view({b, s, n, -1}).transpose(1, 2); };
+  const auto q =
+      by_head(latents.q_rank > 0 ? linear(norm(linear(x, "linear_q_down_proj"), "q_layernorm"), "linear_q_up_proj")
+                                 : linear(x, "linear_q_proj"));
+  const auto down = linear(x, "linear_kv_down_proj");
+  const auto up = by_head(linear(norm(down.narrow(-1, 0, latents.kv_rank), "kv_layernorm"), "linear_kv_up_proj"));
+  const auto key = rotated(down.narrow(-1, latents.kv_rank, latents.rope).unsqueeze(1));
+  return {at::cat({q.narrow(-1, 0, latents.nope), rotated(q.narrow(-1, latents.nope, latents.rope))}, -1),
+          at::cat({up.narrow(-1, 0, latents.nope), key.expand({b, n, s, latents.rope})}, -1),
+          up.narrow(-1, latents.nope, latents.value)};
 }
 
 }  // namespace megatron::testing

@@ -5,7 +5,7 @@
 #include "megatron/config/meaning.h"
 #include "megatron/config/tables/model_kinds.h"
 
-// The options of [model] that describe mixtures of experts.
+// The options of [model] that describe mixtures of experts and latent attention, what DeepSeek's models are made of.
 namespace megatron::config {
 
 /// Options of experts that layers carry as one value (plan/layer.h).
@@ -13,6 +13,7 @@ struct ExpertsVariant {
   std::int64_t num_experts = 0;
   std::int64_t moe_router_topk = 2;
   std::int64_t moe_layer_freq = 1;
+  std::int64_t first_k_dense_replace = 0;
   std::int64_t moe_ffn_hidden_size = 0;
   std::int64_t moe_shared_expert_intermediate_size = 0;
   bool moe_shared_expert_gate = false;
@@ -21,6 +22,7 @@ struct ExpertsVariant {
   double moe_router_topk_scaling_factor = 1;
   std::int64_t moe_router_num_groups = 0;
   std::int64_t moe_router_group_topk = 0;
+  std::int64_t moe_router_group_best = 0;
   bool moe_router_enable_expert_bias = false;
   double moe_router_bias_update_rate = 0.001;
   double moe_expert_capacity_factor = 0;
@@ -29,6 +31,8 @@ struct ExpertsVariant {
   double moe_z_loss_coeff = 0;
   double moe_input_jitter_eps = 0;
 
+  friend bool operator==(const ExpertsVariant&, const ExpertsVariant&) = default;
+
   void visit_experts(auto& v) {
     v("num_experts", num_experts,
       "Experts of a layer, MLPs of which each token passes moe_router_topk; 0: every token passes the same MLP.",
@@ -36,6 +40,8 @@ struct ExpertsVariant {
     v("moe_router_topk", moe_router_topk, "Experts that a token passes.", "moe-router-topk", when("model.num_experts"));
     v("moe_layer_freq", moe_layer_freq,
       "Layers 0, n, 2n, … have experts, the others an MLP of ffn_hidden_size; 1: all have.", "moe-layer-freq",
+      when("model.num_experts"));
+    v("first_k_dense_replace", first_k_dense_replace, "So many layers at the beginning have no experts (DeepSeek).",
       when("model.num_experts"));
     v("moe_ffn_hidden_size", moe_ffn_hidden_size, "Width of each expert; 0: ffn_hidden_size.", "moe-ffn-hidden-size",
       when("model.num_experts"));
@@ -57,8 +63,13 @@ struct ExpertsVariant {
       "Equal groups of experts, of which a token chooses moe_router_group_topk first; 0: one group.",
       "moe-router-num-groups", when("model.num_experts"));
     v("moe_router_group_topk", moe_router_group_topk,
-      "Groups that a token's experts are in: those whose best experts have the greatest scores together.",
+      "Groups that a token's experts are in: those whose moe_router_group_best experts have the greatest scores "
+      "together.",
       "moe-router-group-topk", when("model.moe_router_num_groups"));
+    v("moe_router_group_best", moe_router_group_best,
+      "Of how many of its best experts a group's score is the sum; 0: moe_router_topk / moe_router_group_topk, as in "
+      "Megatron-LM (DeepSeek-V2: 1, V3: 2).",
+      when("model.moe_router_num_groups"));
     v("moe_router_enable_expert_bias", moe_router_enable_expert_bias,
       "Add a bias to each expert's score where experts are chosen, which evens out the load without a loss.",
       "moe-router-enable-expert-bias", when("model.num_experts"));
@@ -81,6 +92,44 @@ struct ExpertsVariant {
     v("moe_input_jitter_eps", moe_input_jitter_eps,
       "In training, routers multiply what they read by random numbers from 1 - this to 1 + this; 0: they do not.",
       "moe-input-jitter-eps", Affects::Step, when("model.num_experts"));
+  }
+};
+
+/// Options of multi-head latent attention (DeepSeek-AI 2024, section 2.1).
+struct LatentVariant {
+  bool multi_latent_attention = false;
+  std::int64_t q_lora_rank = 0;
+  std::int64_t kv_lora_rank = 32;
+  std::int64_t qk_head_dim = 128;
+  std::int64_t qk_pos_emb_head_dim = 64;
+  std::int64_t v_head_dim = 128;
+  double mscale = 1;
+  double mscale_all_dim = 0;
+
+  friend bool operator==(const LatentVariant&, const LatentVariant&) = default;
+
+  void visit_latents(auto& v) {
+    v("multi_latent_attention", multi_latent_attention,
+      "Compress keys and values to kv_lora_rank normalized numbers a token, of which each head's are made, and rotate "
+      "qk_pos_emb_head_dim features that all heads' keys share (DeepSeek-V2).",
+      "multi-latent-attention", when("model.architecture", kinds_with(&ModelTraits::causal)));
+    v("q_lora_rank", q_lora_rank, "Compress queries too, to so many normalized numbers a token; 0: they are not.",
+      "q-lora-rank", when("model.multi_latent_attention"));
+    v("kv_lora_rank", kv_lora_rank, "Numbers that keys and values are compressed to.", "kv-lora-rank",
+      when("model.multi_latent_attention"));
+    v("qk_head_dim", qk_head_dim, "Features of a head's query and key that are not rotated.", "qk-head-dim",
+      when("model.multi_latent_attention"));
+    v("qk_pos_emb_head_dim", qk_pos_emb_head_dim,
+      "Features of a head's query that are rotated, and of the one key that is.", "qk-pos-emb-head-dim",
+      when("model.multi_latent_attention"));
+    v("v_head_dim", v_head_dim, "Features of a head's value.", "v-head-dim", when("model.multi_latent_attention"));
+    v("mscale", mscale,
+      "yarn: what is rotated is multiplied by 0.1 mscale ln(rope_scaling_factor) + 1, over the same with "
+      "mscale_all_dim, where yarn_attention_factor is 0.",
+      "mscale", when("model.multi_latent_attention"), when("model.rope_scaling_type", {"yarn"}));
+    v("mscale_all_dim", mscale_all_dim,
+      "yarn: scores are multiplied by the square of 0.1 mscale_all_dim ln(rope_scaling_factor) + 1.", "mscale-all-dim",
+      when("model.multi_latent_attention"), when("model.rope_scaling_type", {"yarn"}));
   }
 };
 

@@ -39,7 +39,7 @@ struct LayerVariant {
   friend bool operator==(const LayerVariant&, const LayerVariant&) = default;
 };
 
-struct ModelConfig : AttentionVariant, LayerVariant, ExpertsVariant {
+struct ModelConfig : AttentionVariant, LayerVariant, ExpertsVariant, LatentVariant {
   std::string architecture = model_kinds().front();
   std::int64_t num_layers = 4;
   std::int64_t decoder_num_layers = 0;
@@ -174,6 +174,7 @@ struct ModelConfig : AttentionVariant, LayerVariant, ExpertsVariant {
       "Logits x become c tanh(x / c), so that they stay below c (Gemma 2); 0: they do not.");
     v("scale_embeddings", scale_embeddings, "Multiply embeddings by the root of hidden_size (Gemma).");
     visit_experts(v);
+    visit_latents(v);
     v("position_embedding_type", position_embedding_type,
       "Position embedding; rope is rotary, relative a bias of attention by distance (t5 only).",
       "position-embedding-type", Choices({"learned_absolute", "rope", "none", "relative"}));

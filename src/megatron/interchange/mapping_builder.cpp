@@ -47,6 +47,9 @@ void MappingBuilder::layer(const plan::LayerSpec& layer, const LayerNames& names
         attention != nullptr && attention->learned_sinks())
       whole(layer.prefix + plan::SelfAttention::kSinks, named(names, plan::SelfAttention::kSinks).at(0),
             {attention->heads});
+    if (const auto* const experts = std::get_if<plan::Experts>(&branch.inner);
+        experts != nullptr && experts->router.bias)
+      whole(layer.prefix + plan::Experts::kBias, named(names, plan::Experts::kBias).at(0), {experts->count});
     for (const plan::Linear& linear : branch.linears(layer.hidden)) {
       layer_linear(layer, linear, named(names, linear.name));
       for (std::size_t i = 0; i < linear.head_norms.size(); ++i) {

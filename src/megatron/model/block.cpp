@@ -12,6 +12,7 @@
 #include "megatron/base/error.h"
 #include "megatron/base/philox.h"
 #include "megatron/model/attention.h"
+#include "megatron/model/latent_attention.h"
 #include "megatron/model/layer_walk.h"
 #include "megatron/model/recomputed_once.h"
 
@@ -100,15 +101,17 @@ BranchModules branch_of(const parallel::ParameterStore& parameters, const plan::
                        .in = {},
                        .out = row(parameters, layer.prefix, linears.back(), tp, split)};
   branch.out.adapt(adapter_of(parameters, layer, linears.back(), options, tp));
+  const auto* const attention = std::get_if<plan::SelfAttention>(&spec.inner);
+  const bool latents = attention != nullptr && attention->latents;  // which sees to what ranks exchange for it
   for (std::size_t i = 0; i + 1 < linears.size(); ++i) {
-    branch.in.push_back(column(parameters, layer.prefix, linears[i], tp, split));
+    branch.in.push_back(
+        column(parameters, layer.prefix, linears[i], latents ? comm::Group() : tp, latents ? false : split));
     branch.in.back().adapt(adapter_of(parameters, layer, linears[i], options, tp));
+    for (const std::string& name : linears[i].head_norms) branch.head_norms.push_back(norm(name));
   }
-  for (const std::string& name : linears.front().head_norms) branch.head_norms.push_back(norm(name));
   if (layer.norms.behind) branch.out_norm = norm(spec.out_norm());
   std::visit([&](const auto& inner) { set_heads(branch, inner, tp.size()); }, spec.inner);
-  if (const auto* attention = std::get_if<plan::SelfAttention>(&spec.inner))
-    set_sinks(branch, *attention, parameters, layer.prefix);
+  if (attention != nullptr) set_sinks(branch, *attention, parameters, layer.prefix);
   return branch;
 }
 
@@ -130,7 +133,12 @@ class RowSteps {
     x_ = linear.forward(stream_.y, std::move(stream_.recompute_fn), sites_.adapted_samples);
   }
   void normalize_heads(const BranchModules& branch) { x_ = normalized_queries_and_keys(x_, branch, block_.tp()); }
-  void attend(const plan::SelfAttention& /*attention*/, const BranchModules& /*branch*/) { take(attend_(x_)); }
+  void attend(const plan::SelfAttention& /*attention*/, const BranchModules& /*branch*/) { take(attend_.heads(x_)); }
+  void attend_latents(const plan::SelfAttention& /*attention*/, const BranchModules& branch) {
+    const LatentInput in =
+        compressed(stream_.y, std::move(stream_.recompute_fn), branch, block_.tp(), block_.options().sequence_parallel);
+    take(attend_.latents ? attend_.latents(in) : without_padding(attend_.heads(joined_heads(in, branch)), branch));
+  }
   void attend_across(const plan::CrossAttention& /*attention*/, const BranchModules& branch) {
     const at::Tensor& states = encoder_output_->states;
     take(encoder_output_->attend(x_, states.defined() ? branch.in.back().forward(states) : at::Tensor()));

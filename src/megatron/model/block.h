@@ -3,6 +3,8 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "megatron/kernels/activation.h"
@@ -15,9 +17,25 @@
 
 namespace megatron::model {
 
+/// What latent attention (latent_attention.h) is made of, of s rows of b sequences and n heads of this rank.
+struct LatentInput {
+  at::Tensor q;                                   ///< [s, b, n * (nope + rope)] queries, not yet rotated
+  at::Tensor latent;                              ///< [s, b, kv_rank] of keys and values, normalized
+  parallel::RecomputeFunction latent_again = {};  ///< latent again
+  at::Tensor key;                                 ///< [s, b, rope] of all heads, not yet rotated
+};
+
 /// How a block's attention is computed from its fused projection: over the sequence itself, or over a cache; for all
 /// rows or, without gradients, for the last ones alone.
-using Attend = std::function<Recomputable(const at::Tensor& qkv)>;
+struct Attend {
+  std::function<Recomputable(const at::Tensor& qkv)> heads;
+  /// Of a layer with latents over a cache of these, [s, b, n * value]; null: of heads made of them.
+  std::function<Recomputable(const LatentInput& in)> latents = {};
+
+  template <class Heads>
+  requires std::is_invocable_r_v<Recomputable, Heads, const at::Tensor&> Attend(Heads of_heads)
+      : heads(std::move(of_heads)) {}
+};
 
 /// What cross attention reads: the encoder's states [k, b, h] (with sequence_parallel this rank's part), and how it is
 /// computed from the projection of queries and that of keys and values.
@@ -33,7 +51,7 @@ struct BranchModules {
   std::vector<parallel::ColumnParallelLinear> in;  ///< spec.linears() but the last
   parallel::RowParallelLinear out;                 ///< the last
   std::optional<ExpertLayer> experts = {};         ///< of plan::Experts: all of its layers, `in` and `out` have none
-  std::vector<Norm> head_norms = {};               ///< of what `in` begins with: queries and keys, or none
+  std::vector<Norm> head_norms = {};               ///< of queries and keys, or of latents; or none
   std::optional<Norm> out_norm = {};               ///< of what the branch gives
   parallel::ParameterPtr sinks = nullptr;          ///< of self attention: [heads] scores without values, or null
   at::Tensor zero_sinks = {};                      ///< instead where they are all 0; undefined: there are none

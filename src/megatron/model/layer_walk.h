@@ -8,6 +8,7 @@ namespace megatron::model {
 
 template <class Steps>
 void walk_inside(const plan::SelfAttention& attention, const BranchModules& branch, Steps& steps) {
+  if (attention.latents) return steps.attend_latents(attention, branch);
   steps.project(branch.in.front());
   if (!branch.head_norms.empty()) steps.normalize_heads(branch);
   steps.attend(attention, branch);

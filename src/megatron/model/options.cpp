@@ -27,7 +27,7 @@ kernels::RopeScaling::Kind scaling_of(const std::string& type) {
 
 kernels::RopeOptions rope_options(const config::ModelConfig& model, const plan::ModelShape& shape) {
   if (model.position_embedding_type != "rope") return {};
-  return {.rotary_dim = plan::rotary_features(shape.head(), model.rotary_percent),
+  return {.rotary_dim = plan::rotary_features(model, shape),
           .base = model.rotary_base,
           .interleaved = model.rotary_interleaved,
           .scaling = {.kind = scaling_of(model.rope_scaling_type),
@@ -36,7 +36,7 @@ kernels::RopeOptions rope_options(const config::ModelConfig& model, const plan::
                       .high_freq_factor = model.rope_high_freq_factor,
                       .beta_fast = model.yarn_beta_fast,
                       .beta_slow = model.yarn_beta_slow,
-                      .attention_factor = model.yarn_attention_factor,
+                      .attention_factor = plan::rotary_scale(model),
                       .whole_pairs = model.yarn_correction_range_round_to_int,
                       .original_positions = model.rope_original_positions}};
 }

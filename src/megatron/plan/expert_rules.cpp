@@ -25,6 +25,9 @@ void check_expert_groups(const config::ModelConfig& model, Rules& rules) {
                 "model.moe_router_group_topk must be at least 1, at most the groups and the experts of a token, and "
                 "its groups must have as many experts as a token passes.",
                 got, none);
+  rules.require(model.moe_router_group_best <= count / groups,
+                "model.moe_router_group_best must be at most the experts of a group.",
+                concat(model.moe_router_group_best, ", ", got), "--model.moe_router_group_best 0 (the default)");
 }
 
 /// Of experts and routers.
@@ -38,12 +41,14 @@ void check_experts(const config::ModelConfig& model, Rules& rules) {
   rules.range<std::int64_t>("model.num_experts", model.num_experts, 0, kMaxExperts);
   rules.range<std::int64_t>("model.moe_router_topk", model.moe_router_topk, 1, kMaxExperts);
   rules.range<std::int64_t>("model.moe_layer_freq", model.moe_layer_freq, 1, kMaxLayers);
+  rules.range<std::int64_t>("model.first_k_dense_replace", model.first_k_dense_replace, 0, kMaxLayers);
   rules.range<std::int64_t>("model.moe_ffn_hidden_size", model.moe_ffn_hidden_size, 0, kMaxFfn);
   rules.range<std::int64_t>("model.moe_shared_expert_intermediate_size", model.moe_shared_expert_intermediate_size, 0,
                             kMaxFfn);
   rules.range("model.moe_router_topk_scaling_factor", model.moe_router_topk_scaling_factor, 1e-6, 1e6);
   rules.range<std::int64_t>("model.moe_router_num_groups", model.moe_router_num_groups, 0, kMaxExperts);
   rules.range<std::int64_t>("model.moe_router_group_topk", model.moe_router_group_topk, 0, kMaxExperts);
+  rules.range<std::int64_t>("model.moe_router_group_best", model.moe_router_group_best, 0, kMaxExperts);
   rules.range("model.moe_router_bias_update_rate", model.moe_router_bias_update_rate, 0.0, 1e3);
   rules.range("model.moe_expert_capacity_factor", model.moe_expert_capacity_factor, 0.0, 1e6);
   rules.range("model.moe_aux_loss_coeff", model.moe_aux_loss_coeff, 0.0, 1e6);
@@ -138,6 +143,7 @@ std::optional<Experts> experts_of(const config::ModelConfig& model) {
                             .z_loss = model.moe_z_loss_coeff,
                             .groups = std::max<std::int64_t>(1, model.moe_router_num_groups),
                             .group_top_k = std::max<std::int64_t>(1, model.moe_router_group_topk),
+                            .group_best = model.moe_router_group_best,
                             .bias = model.moe_router_enable_expert_bias,
                             .linear_bias = biased_experts(model),
                             .jitter = model.moe_input_jitter_eps},

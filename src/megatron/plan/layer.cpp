@@ -10,7 +10,39 @@ namespace {
 
 using Split = Linear::Split;
 
+/// What makes latents is whole on each rank, which has a part of its gradient by way of its own heads.
+std::vector<Linear> linears_of_latents(const SelfAttention& attention, std::int64_t hidden) {
+  const Latents& latents = *attention.latents;
+  const std::int64_t heads = attention.heads;
+  std::vector<Linear> all;
+  if (latents.q_rank > 0)
+    all.push_back({.name = "self_attention.linear_q_down_proj",
+                   .outputs = latents.q_rank,
+                   .inputs = hidden,
+                   .split = Split::Whole,
+                   .head_size = latents.q_rank,
+                   .head_norms = {"self_attention.q_layernorm"}});
+  all.push_back({.name = latents.q_rank > 0 ? "self_attention.linear_q_up_proj" : "self_attention.linear_q_proj",
+                 .outputs = heads * latents.query(),
+                 .inputs = latents.q_rank > 0 ? latents.q_rank : hidden});
+  all.push_back({.name = "self_attention.linear_kv_down_proj",
+                 .outputs = latents.cached(),
+                 .inputs = hidden,
+                 .split = Split::Whole,
+                 .head_size = latents.kv_rank,
+                 .head_norms = {"self_attention.kv_layernorm"}});
+  all.push_back({.name = "self_attention.linear_kv_up_proj",
+                 .outputs = heads * (latents.nope + latents.value),
+                 .inputs = latents.kv_rank});
+  all.push_back({.name = "self_attention.linear_proj",
+                 .outputs = hidden,
+                 .inputs = attention.value_rows(),
+                 .split = Split::Inputs});
+  return all;
+}
+
 std::vector<Linear> linears_of(const SelfAttention& attention, std::int64_t hidden) {
+  if (attention.latents) return linears_of_latents(attention, hidden);
   return {{.name = "self_attention.linear_qkv",
            .outputs = attention.qkv_rows(),
            .inputs = hidden,
@@ -112,6 +144,12 @@ Kept kept_by(const SelfAttention& attention, int tp, bool rms_norm, const Recomp
   const auto [queries, keys] = widths_of(attention, tp);
   Kept kept = kept_core(attention.heads, queries, tp, again);
   kept.per_token += queries + 2 * keys;
+  if (attention.latents) {  // latents before their norms, with the statistics of these
+    const Latents& latents = *attention.latents;
+    kept.per_token += latents.q_rank + latents.kv_rank;
+    kept.wide_per_token += (rms_norm ? 1 : 2) * (latents.q_rank > 0 ? 2 : 1);
+    return kept;
+  }
   if (attention.variant.qk_layernorm) {  // queries and keys as they were, with each head's statistics
     kept.per_token += queries + keys;
     kept.wide_per_token +=
@@ -151,6 +189,12 @@ Kept kept_by(const Experts& experts, int tp, bool rms_norm, const Recomputed& ag
 
 Kept weight_inputs_of(const SelfAttention& attention, int tp, const Recomputed& /*again*/) {
   const auto [queries, keys] = widths_of(attention, tp);
+  if (attention.latents) {  // what each product reads, and the gradient of what it gave
+    const Latents& latents = *attention.latents;
+    const std::int64_t heads = attention.heads / tp;
+    return {.per_token = queries + heads * (latents.query() + latents.nope + latents.value) + 2 * latents.q_rank +
+                         2 * latents.kv_rank + latents.rope};
+  }
   return {.per_token = 2 * queries + 2 * keys};
 }
 

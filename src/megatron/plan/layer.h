@@ -1,5 +1,7 @@
 #pragma once
+#include <algorithm>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <variant>
 #include <vector>
@@ -27,13 +29,26 @@ struct Linear {
   bool reads_encoder = false;  ///< its input is the encoder's output
   std::int64_t head_size = 0;  ///< of Groups and Pairs
   /// Norms of queries and of keys, of Groups; empty: none. Each over the head_size features of each head or, where
-  /// full_norms, over all heads of all ranks together.
+  /// full_norms, over all heads of all ranks together. Of Latents the norm of the first head_size outputs.
   std::vector<std::string> head_norms = {};
   bool full_norms = false;
   // Of a mixture of experts:
   std::int64_t expert = -1;  ///< of which of the experts; -1: of none
   double share = 1;          ///< of the tokens that pass it, where experts get equally many
   std::int64_t alike = 1;    ///< of Branch::kinds(): so many are alike
+};
+
+/// Attention whose queries, keys and values are made of few numbers a token (DeepSeek-AI 2024, section 2.1): each head
+/// has `nope` features that are not rotated of its own query and key, `rope` rotated ones of its own query and of the
+/// one key of all heads, and a value of `value` features. In front of the heads are, normalized, q_rank and kv_rank.
+struct Latents {
+  std::int64_t q_rank = 0;  ///< 0: queries are made of the stream
+  std::int64_t kv_rank = 0;
+  std::int64_t nope = 0, rope = 0, value = 0;
+
+  std::int64_t query() const { return nope + rope; }                   ///< features of a head's query and key
+  std::int64_t head_size() const { return std::max(query(), value); }  ///< attention pads all to the widest
+  std::int64_t cached() const { return kv_rank + rope; }               ///< numbers that a cache keeps of a token
 };
 
 /// Attention over the layer's own sequence.
@@ -49,6 +64,8 @@ struct SelfAttention {
   bool local_rotary = false;   ///< of another base
 
   config::AttentionVariant variant = {};  ///< its window is the layer's own
+  /// Then groups are heads, head_size is Latents::head_size(), and the norms are those of latents.
+  std::optional<Latents> latents = {};
 
   /// The softmax has one more score of each head, which has no value: a parameter [heads], or 0 (Xiao et al. 2024).
   bool learned_sinks() const { return variant.softmax_type == "learnable"; }
@@ -59,6 +76,8 @@ struct SelfAttention {
   bool qkv_bias() const { return bias || variant.add_qkv_bias; }
   std::int64_t query_rows() const { return heads * head_size; }  ///< width of the output
   std::int64_t key_rows() const { return groups * head_size; }
+  /// Width of what linear_proj reads: of latents without padding.
+  std::int64_t value_rows() const { return heads * (latents ? latents->value : head_size); }
   std::int64_t qkv_rows() const { return query_rows() + 2 * key_rows(); }
 };
 
@@ -92,6 +111,7 @@ struct Router {
   double z_loss = 0;    ///< of the squares of the logits' log-sum-exp
   /// Experts are in so many groups, of which a token's are in group_top_k (docs/decisions/0112); 1: in one.
   std::int64_t groups = 1, group_top_k = 1;
+  std::int64_t group_best = 0;  ///< of whose best experts a group's score is the sum; 0: of top_k / group_top_k
   /// A number of each expert is added to its scores for the choice alone, and after each step raised or lowered by
   /// model.moe_router_bias_update_rate where its load was below or above the mean (Wang et al. 2024;
   /// docs/decisions/0112).

@@ -1,5 +1,7 @@
 #include <algorithm>
+#include <cmath>
 #include <numeric>
+#include <tuple>
 
 #include "megatron/plan/model_kind.h"
 #include "megatron/plan/rule_list.h"
@@ -19,7 +21,8 @@ void check_attention(const config::ModelConfig& model, Rules& rules) {
   const std::int64_t heads = model.num_attention_heads;
   rules.range<std::int64_t>("model.num_attention_heads", heads, 1, kMaxWidth);
   rules.range<std::int64_t>("model.kv_channels", model.kv_channels, 0, kMaxWidth);
-  if (model.kv_channels == 0 && model.hidden_size >= 1 && model.hidden_size <= kMaxWidth)
+  if (model.kv_channels == 0 && !model.multi_latent_attention && model.hidden_size >= 1 &&
+      model.hidden_size <= kMaxWidth)
     rules.require(heads < 1 || heads > kMaxWidth || model.hidden_size % heads == 0,
                   "model.hidden_size must divide by model.num_attention_heads.",
                   concat(model.hidden_size, " and ", heads), concat("--model.hidden_size ", width_for_heads(model)));
@@ -61,13 +64,64 @@ void check_positions(const config::ModelConfig& model, Rules& rules) {
       model.position_embedding_type == "rope" || (!model.rotary_interleaved && model.rope_scaling_factor == 1),
       "model.rotary_interleaved and model.rope_scaling_factor need model.position_embedding_type rope.",
       model.position_embedding_type, "--position-embedding-type rope");
-  if (model.position_embedding_type != "rope" || head < 1 || model.rotary_percent > 1) return;
+  if (model.position_embedding_type != "rope" || head < 1 || model.rotary_percent > 1 || model.multi_latent_attention)
+    return;
   const std::int64_t rotated = rotary_features(head, model.rotary_percent);
   rules.require(rotated >= 2 && rotated % 2 == 0,
                 "rope rotates pairs: model.rotary_percent of a head's features must be an even number.",
                 concat(rotated, " of ", head),
                 head % 2 == 0 ? "--model.rotary_percent 1 (the default)"
                               : concat("--model.kv_channels ", head + 1, " --model.rotary_percent 1"));
+}
+
+/// Sizes of latent attention, and what excludes it.
+void check_latents(const config::ModelConfig& model, Rules& rules) {
+  for (const auto& [name, value, least] : {std::tuple{"model.q_lora_rank", model.q_lora_rank, 0},
+                                           {"model.kv_lora_rank", model.kv_lora_rank, 1},
+                                           {"model.qk_head_dim", model.qk_head_dim, 1},
+                                           {"model.qk_pos_emb_head_dim", model.qk_pos_emb_head_dim, 2},
+                                           {"model.v_head_dim", model.v_head_dim, 1}})
+    rules.range<std::int64_t>(name, value, least, kMaxHeadOfLatents);
+  rules.range("model.mscale", model.mscale, 0.0, 1e3);
+  rules.range("model.mscale_all_dim", model.mscale_all_dim, 0.0, 1e3);
+  if (!model.multi_latent_attention) return;
+  constexpr const char* kOff = "--model.multi_latent_attention false (the default)";
+  const config::ModelTraits& traits = config::model_traits(model.architecture);
+  rules.require(traits.causal && !traits.encoder_decoder,
+                concat("model.multi_latent_attention is for model.architecture ",
+                       config::names_with(&config::ModelTraits::causal, " or "), "."),
+                model.architecture, kOff);
+  rules.require(model.qk_pos_emb_head_dim % 2 == 0, "rope rotates pairs: model.qk_pos_emb_head_dim must be even.",
+                concat(model.qk_pos_emb_head_dim), concat("--qk-pos-emb-head-dim ", model.qk_pos_emb_head_dim + 1));
+  rules.require(
+      model.position_embedding_type == "rope",
+      "model.multi_latent_attention rotates a part of each head: it needs model.position_embedding_type rope.",
+      model.position_embedding_type, "--position-embedding-type rope");
+  rules.require(model.qk_layernorm && !model.qk_layernorm_full,
+                "model.multi_latent_attention normalizes what it compresses: it needs model.qk_layernorm, and excludes "
+                "model.qk_layernorm_full.",
+                concat("qk_layernorm ", model.qk_layernorm, ", qk_layernorm_full ", model.qk_layernorm_full),
+                "--model.qk_layernorm true --model.qk_layernorm_full false");
+  const std::int64_t groups = model.num_query_groups;
+  rules.require(groups == 0 || groups == model.num_attention_heads,
+                "model.multi_latent_attention makes a key and a value of each head: it excludes "
+                "model.num_query_groups.",
+                concat(groups, " groups of ", model.num_attention_heads, " heads"),
+                "--model.num_query_groups 0 (the default)");
+  rules.require(model.kv_channels == 0 && model.rotary_percent == 1,
+                "model.multi_latent_attention has sizes of its own: it excludes model.kv_channels and "
+                "model.rotary_percent.",
+                concat("kv_channels ", model.kv_channels, ", rotary_percent ", model.rotary_percent),
+                "--model.kv_channels 0 --model.rotary_percent 1 (the defaults)");
+  rules.require((!model.add_bias_linear || model.linear_bias_in == "mlp") && !model.add_qkv_bias,
+                "model.multi_latent_attention has no biases.",
+                concat("add_bias_linear ", model.add_bias_linear, ", add_qkv_bias ", model.add_qkv_bias),
+                "--model.add_bias_linear false --model.add_qkv_bias false");
+  rules.require(!model.use_mup && model.query_pre_attn_scalar == 0,
+                "model.multi_latent_attention has a scale of its own: it excludes model.use_mup and "
+                "model.query_pre_attn_scalar.",
+                concat("use_mup ", model.use_mup, ", query_pre_attn_scalar ", model.query_pre_attn_scalar),
+                "--model.use_mup false --model.query_pre_attn_scalar 0 (the defaults)");
 }
 
 /// What a GPT's layers, and what is before and behind them, may have besides.
@@ -160,6 +214,7 @@ void check_model(const config::ModelConfig& model, Rules& rules) {
   rules.range<std::int64_t>("model.num_classes", model.num_classes, model.head == "classes" ? 2 : 0, kMaxWidth);
   check_attention(model, rules);
   check_positions(model, rules);
+  check_latents(model, rules);
   check_variants(model, rules);
   check_stacks(model, rules);
   check_experts(model, rules);
@@ -173,6 +228,38 @@ void check_model(const config::ModelConfig& model, Rules& rules) {
   };
   probability("model.hidden_dropout", model.hidden_dropout);
   probability("model.attention_dropout", model.attention_dropout);
+}
+
+namespace {
+
+/// 0.1 m ln(stretch) + 1 (Peng et al. 2023).
+double yarn_mscale(const config::ModelConfig& model, double m) {
+  return 0.1 * m * std::log(std::max(1.0, model.rope_scaling_factor)) + 1;
+}
+
+}  // namespace
+
+std::int64_t rotary_features(const config::ModelConfig& model, const ModelShape& shape) {
+  return shape.latents ? shape.latents->rope : rotary_features(shape.head(), model.rotary_percent);
+}
+
+double rotary_scale(const config::ModelConfig& model) {
+  if (!model.multi_latent_attention || model.yarn_attention_factor > 0) return model.yarn_attention_factor;
+  return yarn_mscale(model, model.mscale) / yarn_mscale(model, model.mscale_all_dim);
+}
+
+void add_latents(const config::ModelConfig& model, ModelShape& shape) {
+  if (!model.multi_latent_attention) return;
+  const Latents latents{.q_rank = model.q_lora_rank,
+                        .kv_rank = model.kv_lora_rank,
+                        .nope = model.qk_head_dim,
+                        .rope = model.qk_pos_emb_head_dim,
+                        .value = model.v_head_dim};
+  shape.latents = latents;
+  shape.num_groups = shape.num_heads;
+  shape.head_size = latents.head_size();
+  const double factor = model.rope_scaling_type == "yarn" ? yarn_mscale(model, model.mscale_all_dim) : 1;
+  shape.attention_scale = factor * factor / std::sqrt(static_cast<double>(latents.query()));
 }
 
 }  // namespace megatron::plan

@@ -58,8 +58,11 @@ std::string inner_text(const ModelShape& shape) {
   if (!shape.experts) return concat("MLP ", shape.ffn_hidden);
   const Experts& experts = *shape.experts;
   const std::string every = shape.moe_layer_freq > 1 ? concat(" in one layer of ", shape.moe_layer_freq) : "";
+  const std::string dense =
+      shape.dense_layers > 0 ? concat(", an MLP of ", shape.ffn_hidden, " in the first ", shape.dense_layers) : "";
   const std::string shared = experts.shared_width > 0 ? concat(" and one of ", experts.shared_width, " for all") : "";
-  return concat(experts.count, " experts of ", experts.expert.width, every, ", ", experts.top_k, " per token", shared);
+  return concat(experts.count, " experts of ", experts.expert.width, every, dense, ", ", experts.top_k, " per token",
+                shared);
 }
 
 std::string model_text(const ResolvedRun& run, const json& all) {

@@ -69,6 +69,13 @@ std::string broken_rules(const config::RunConfig& config, const Facts& facts = {
 
 /// Features of each head that rotary positions rotate.
 std::int64_t rotary_features(std::int64_t head_size, double rotary_percent);
+std::int64_t rotary_features(const config::ModelConfig& model, const ModelShape& shape);
+
+/// What rotated queries and keys are multiplied by; 0: as kernels::RopeScaling has it.
+double rotary_scale(const config::ModelConfig& model);
+
+/// Fills in latent attention, and what follows from it, where options describe one.
+void add_latents(const config::ModelConfig& model, ModelShape& shape);
 
 /// The experts that options describe, of each layer that has some; none with model.num_experts 0.
 std::optional<Experts> experts_of(const config::ModelConfig& model);

@@ -35,6 +35,9 @@ void check_lora(const config::RunConfig& config, Rules& rules) {
                 model.architecture, kOff);
   rules.require(model.num_experts == 0, "Experts have no adapters: lora.rank excludes model.num_experts.",
                 concat("num_experts ", model.num_experts), kOff);
+  rules.require(!model.multi_latent_attention,
+                "Latent attention has no adapters: lora.rank excludes model.multi_latent_attention.",
+                "multi_latent_attention true", kOff);
   rules.require(model.head == "tokens", "lora.rank needs model.head tokens: the head of a task would stay as drawn.",
                 model.head, kOff);
   rules.require(!model.use_mup, "lora.rank excludes model.use_mup, whose rates are for weights.", "use_mup true", kOff);

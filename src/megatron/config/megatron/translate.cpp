@@ -48,7 +48,6 @@ struct Switched {
 const std::vector<Switched>& switched_features() {
   static const std::vector<Switched> rows = {
       {"mixture of experts", {"num-experts"}, {"expert-model-parallel-size", "moe-latent-size", "moe-use-upcycling"}},
-      {"multi-head latent attention", {"multi-latent-attention", "experimental-attention-variant"}, {}},
       {"linear or sparse attention", {"experimental-attention-variant"}, {"linear-attention-freq"}},
       {"gated delta net", {"experimental-attention-variant"}, {"gdp-num-householder"}},
       {"multi-token prediction", {"mtp-num-layers"}, {"mtp-standalone", "mtp-hybrid-override-pattern"}},
@@ -63,7 +62,7 @@ const std::vector<Switched>& switched_features() {
       {"reinforcement learning", {"perform-rl-step"}, {}},
       {"retrieval (biencoder)", {}, {}},
       {"vision", {}, {}},
-      {"YaRN", {"multi-latent-attention", "experimental-attention-variant", "enable-gpt-oss"}, {"rope-type"}},
+      {"YaRN", {"experimental-attention-variant", "enable-gpt-oss"}, {}},
   };
   return rows;
 }

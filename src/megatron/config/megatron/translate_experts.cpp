@@ -46,6 +46,29 @@ void capacity(Translation& c, ModelConfig& m) {
                   : "--micro-batch-size 1, and leave --sequence-parallel out");
 }
 
+/// Of "([0]*k+[1]*n)", a pattern of all layers, k; -1 of any other.
+std::int64_t dense_beginning(std::string pattern, std::int64_t layers) {
+  std::erase_if(pattern, [](char letter) { return letter == '(' || letter == ')' || letter == ' '; });
+  const std::string zeros = "[0]*", ones = "+[1]*";
+  const std::size_t plus = pattern.find(ones);
+  std::int64_t dense = 0, others = 0;
+  const bool read = pattern.starts_with(zeros) && plus != std::string::npos &&
+                    read_integer(pattern.substr(zeros.size(), plus - zeros.size()), dense) &&
+                    read_integer(pattern.substr(plus + ones.size()), others);
+  return read && dense >= 0 && others > 0 && dense <= layers && dense + others == layers ? dense : -1;
+}
+
+void layers_with_experts(Translation& c, ModelConfig& m) {
+  const std::string frequency = c.args.text("moe-layer-freq");
+  if (read_integer(frequency, m.moe_layer_freq)) return;
+  const std::int64_t dense = dense_beginning(frequency, m.num_layers);
+  if (dense < 0)
+    return c.miss("moe-layer-freq",
+                  "experts in layers of a pattern; here every nth layer has some, or all but the "
+                  "first: ([0]*k+[1]*n)");
+  m.first_k_dense_replace = dense;
+}
+
 }  // namespace
 
 void translate_experts(Translation& c) {
@@ -80,9 +103,7 @@ void translate_experts(Translation& c) {
     return;
   }
   m.moe_router_topk = c.args.integer("moe-router-topk");
-  const std::string frequency = c.args.text("moe-layer-freq");
-  if (!read_integer(frequency, m.moe_layer_freq))
-    c.miss("moe-layer-freq", "experts in layers of a pattern; here every nth layer has some");
+  layers_with_experts(c, m);
   if (c.args.has("moe-ffn-hidden-size")) m.moe_ffn_hidden_size = c.args.integer("moe-ffn-hidden-size");
   if (c.args.has("moe-shared-expert-intermediate-size"))
     m.moe_shared_expert_intermediate_size = c.args.integer("moe-shared-expert-intermediate-size");

@@ -75,6 +75,38 @@ void width_scaling(Translation& c, ModelConfig& m) {
   m.mup_attn_scale_power = c.args.number("mup-attn-scale-power");
 }
 
+/// Multi-head latent attention, which is rotated in pairs of neighbours and by default stretched by YaRN.
+void latents(Translation& c, ModelConfig& m) {
+  m.multi_latent_attention = c.args.has("multi-latent-attention");
+  if (!m.multi_latent_attention) {
+    for (const char* name : {"q-lora-rank", "kv-lora-rank", "qk-head-dim", "qk-pos-emb-head-dim", "v-head-dim",
+                             "rotary-scaling-factor", "mscale", "mscale-all-dim"})
+      c.ignore(name, "without --multi-latent-attention");
+    if (c.args.text("rope-type") == "yarn") c.miss("rope-type", "YaRN");
+    return;
+  }
+  if (c.args.has("q-lora-rank")) m.q_lora_rank = c.args.integer("q-lora-rank");
+  m.kv_lora_rank = c.args.integer("kv-lora-rank");
+  m.qk_head_dim = c.args.integer("qk-head-dim");
+  m.qk_pos_emb_head_dim = c.args.integer("qk-pos-emb-head-dim");
+  m.v_head_dim = c.args.integer("v-head-dim");
+  m.kv_channels = 0;
+  c.ignore("kv-channels", "with --multi-latent-attention");
+  if (m.rotary_interleaved) c.miss("rotary-interleaved", "pairs of latent attention that are interleaved twice");
+  m.rotary_interleaved = true;
+  if (c.args.text("rope-type") == "rope") {
+    for (const char* name : {"rotary-scaling-factor", "mscale", "mscale-all-dim"})
+      c.ignore(name, "with --rope-type rope");
+    return;
+  }
+  constexpr std::int64_t kOriginalPositions = 4096;  // which no flag of theirs changes
+  m.rope_scaling_type = "yarn";
+  m.rope_scaling_factor = c.args.number("rotary-scaling-factor");
+  m.rope_original_positions = kOriginalPositions;
+  m.mscale = c.args.number("mscale");
+  m.mscale_all_dim = c.args.number("mscale-all-dim");
+}
+
 void stages(Translation& c, ParallelConfig& p) {
   c.forbid_both("num-layers-per-virtual-pipeline-stage", "num-virtual-stages-per-pipeline-rank");
   c.forbid_both("pipeline-model-parallel-layout", "num-layers-per-virtual-pipeline-stage");
@@ -184,6 +216,7 @@ void translate_positions(Translation& c) {
     for (const char* name : {"rotary-interleaved", "use-rope-scaling", "rotary-base", "rotary-percent", "no-rope-freq"})
       c.ignore(name, "without rotary positions");
   if (!rope || !c.args.has("use-rope-scaling")) c.ignore("rope-scaling-factor", "without --use-rope-scaling");
+  latents(c, m);
 }
 
 namespace {

@@ -145,7 +145,7 @@ void check_heads(const config::ModelConfig& model, const std::string& file) {
   if (model.num_attention_heads % groups != 0)
     throw ConfigError(rule_got_fix(concat(file, ": the attention heads must be a multiple of the key and value heads."),
                                    concat(model.num_attention_heads, " and ", groups)));
-  if (model.kv_channels == 0 && model.hidden_size % model.num_attention_heads != 0)
+  if (model.kv_channels == 0 && !model.multi_latent_attention && model.hidden_size % model.num_attention_heads != 0)
     throw ConfigError(rule_got_fix(concat(file, ": the hidden size must be a multiple of the attention heads."),
                                    concat(model.hidden_size, " and ", model.num_attention_heads)));
   if ((model.num_layers + model.decoder_num_layers) * groups > kMaxLayersTimesGroups)

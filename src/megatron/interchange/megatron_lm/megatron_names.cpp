@@ -16,7 +16,7 @@ namespace {
 
 /// Options with which tensors of the same names mean something else.
 void refuse_others(const Arguments& args) {
-  for (const char* name : {"apply_residual_connection_post_layernorm", "retro_add_retriever"})
+  for (const char* name : {"apply_residual_connection_post_layernorm", "retro_add_retriever", "multi_latent_attention"})
     if (args.flag(name)) args.refuse(name, "False, as the weights are read here", "True");
   if (args.find("num_experts") != nullptr) args.refuse("num_experts", "None, as the weights are read here", "a number");
 }

@@ -17,6 +17,7 @@
 #include "megatron/kernels/matmul.h"
 #include "megatron/model/attention.h"
 #include "megatron/model/decoding/token_step.h"
+#include "megatron/model/latent_attention.h"
 #include "megatron/model/stage_modules.h"
 #include "megatron/parallel/backward.h"
 
@@ -46,6 +47,21 @@ Places places(std::int64_t s, std::int64_t b, const KvCache& cache, at::Device d
 /// A cache as its readers see it. In memory the rows of one sequence's group lie one after another: they are read
 /// together.
 at::Tensor positions_first(const at::Tensor& x_bgsd) { return x_bgsd.permute({2, 0, 1, 3}); }
+
+bool has_latents(const BranchModules& branch) {
+  return std::get<plan::SelfAttention>(branch.spec.inner).latents.has_value();
+}
+
+/// What a cache keeps of a token and layer: groups of keys, and of values, of so many features. Of latents one key, in
+/// which the value is.
+struct CacheSizes {
+  std::int64_t groups, key, value;
+};
+CacheSizes cache_sizes(const BranchModules& branch) {
+  const auto& latents = std::get<plan::SelfAttention>(branch.spec.inner).latents;
+  if (latents) return {1, latents->cached(), 0};
+  return {branch.groups, branch.head_size, branch.head_size};
+}
 
 }  // namespace
 
@@ -99,7 +115,8 @@ Attend CachedGpt::Impl::attention(KvCache& cache, std::size_t layer, const Place
   const kernels::RopeTable& rope =
       modules.rope_of(std::get<plan::SelfAttention>(modules.blocks[layer].attention().spec.inner));
   const Rotary rotary{rope, rope.cos.defined() ? place.position_sb.t() : at::Tensor()};
-  return [&cache, layer, &place, rotary, &branch = modules.blocks[layer].attention()](const at::Tensor& qkv) {
+  const BranchModules& branch = modules.blocks[layer].attention();
+  Attend attend = [&cache, layer, &place, rotary, &branch](const at::Tensor& qkv) {
     const std::int64_t s = qkv.size(0), b = qkv.size(1), seen = cache.length + s;
     const Heads heads = heads_of(qkv, branch.groups, branch.head_size);
     rotary.rotate(heads);
@@ -111,6 +128,17 @@ Attend CachedGpt::Impl::attention(KvCache& cache, std::size_t layer, const Place
         branch, {.begin = cache.length, .s = s, .b = b, .first_key_bs = place.first_key_bs, .device = qkv.device()});
     return Recomputable{kernels::attention(heads.q, k, v, options).out.view({s, b, -1}), {}};
   };
+  if (!has_latents(branch)) return attend;
+  attend.latents = [&cache, layer, &place, rotary, &branch](const LatentInput& in) {
+    const std::int64_t s = in.q.size(0), b = in.q.size(1);
+    const LatentRows rows = latent_rows(in, branch, rotary.table, rotary.position_ids_bs);
+    cache.keys[layer].narrow(0, cache.length, s).copy_(rows.keys);
+    const auto seen = cache.keys[layer].narrow(0, 0, cache.length + s);
+    const auto options = attention_options(
+        branch, {.begin = cache.length, .s = s, .b = b, .first_key_bs = place.first_key_bs, .device = in.q.device()});
+    return Recomputable{values_of_rows(kernels::attention(rows.queries, seen, seen, options).out, branch), {}};
+  };
+  return attend;
 }
 
 Normed CachedGpt::Impl::run(const at::Tensor& in, KvCache& cache) const {
@@ -146,7 +174,8 @@ Attend CachedGpt::Impl::attention_of_each(std::span<KvCache* const> caches, std:
   const kernels::RopeTable& rope =
       modules.rope_of(std::get<plan::SelfAttention>(modules.blocks[layer].attention().spec.inner));
   const Rotary rotary{rope, rope.cos.defined() ? position_1b.t() : at::Tensor()};
-  return [caches, layer, rotary, &branch = modules.blocks[layer].attention()](const at::Tensor& qkv) {
+  const BranchModules& branch = modules.blocks[layer].attention();
+  Attend attend = [caches, layer, rotary, &branch](const at::Tensor& qkv) {
     const Heads heads = heads_of(qkv, branch.groups, branch.head_size);
     rotary.rotate(heads);
     std::vector<at::Tensor> outs;
@@ -162,6 +191,21 @@ Attend CachedGpt::Impl::attention_of_each(std::span<KvCache* const> caches, std:
     }
     return Recomputable{at::cat(outs, 1), {}};
   };
+  if (!has_latents(branch)) return attend;
+  attend.latents = [caches, layer, rotary, &branch](const LatentInput& in) {
+    const LatentRows rows = latent_rows(in, branch, rotary.table, rotary.position_ids_bs);
+    std::vector<at::Tensor> outs;
+    for (std::size_t i = 0; i < caches.size(); ++i) {
+      const auto at = static_cast<std::int64_t>(i), length = caches[i]->length;
+      const auto& keys = caches[i]->keys[layer];
+      keys.narrow(0, length, 1).copy_(rows.keys.narrow(1, at, 1));
+      const auto seen = keys.narrow(0, 0, length + 1);
+      const auto options = attention_options(branch, {.begin = length, .s = 1, .b = 1, .device = in.q.device()});
+      outs.push_back(kernels::attention(rows.queries.narrow(1, at, 1), seen, seen, options).out);
+    }
+    return Recomputable{values_of_rows(at::cat(outs, 1), branch), {}};
+  };
+  return attend;
 }
 
 std::int64_t CachedGpt::Impl::most_sequences() const {
@@ -172,7 +216,9 @@ std::int64_t CachedGpt::Impl::most_sequences() const {
         if (const std::int64_t rows = branch.experts->most_few_rows(); rows > 0) most = std::min(most, rows);
         continue;
       }
-      for (const auto& weight : {branch.in.front().weight(), branch.out.weight()})
+      std::vector<parallel::ParameterPtr> weights{branch.out.weight()};
+      for (const parallel::ColumnParallelLinear& linear : branch.in) weights.push_back(linear.weight());
+      for (const auto& weight : weights)
         if (const std::int64_t rows = kernels::most_few_rows(weight->value, &weight->packed); rows > 0)
           most = std::min(most, rows);
     }
@@ -211,10 +257,11 @@ KvCache CachedGpt::make_cache(std::int64_t batch, std::int64_t capacity) const {
   KvCache cache;
   cache.capacity = capacity;
   taking_memory_for(concat("keys and values of ", batch, " texts of ", capacity, " positions"), [&] {
-    for (const Block& block : impl_->modules.blocks)
-      for (auto* tensors : {&cache.keys, &cache.values})
-        tensors->push_back(positions_first(
-            at::empty({batch, block.attention().groups, capacity, block.attention().head_size}, impl_->tensor)));
+    for (const Block& block : impl_->modules.blocks) {
+      const auto [groups, key, value] = cache_sizes(block.attention());
+      cache.keys.push_back(positions_first(at::empty({batch, groups, capacity, key}, impl_->tensor)));
+      cache.values.push_back(positions_first(at::empty({batch, groups, capacity, value}, impl_->tensor)));
+    }
   });
   return cache;
 }

@@ -14,7 +14,8 @@
 // s sequence, b batch, h hidden, n heads, t ranks of tp, d head size.
 namespace megatron::model {
 
-/// Keys and values of the tokens seen, per layer of a stage, this rank's heads of them: [capacity, b, g/t, d].
+/// Keys and values of the tokens seen, per layer of a stage, this rank's heads of them: [capacity, b, g/t, d]. Of a
+/// layer with latents these: keys [capacity, b, 1, Latents::cached()] on each rank, and values without features.
 /// Sequences of different lengths share a batch by ending together: sequence b begins with padding[b] rows that no
 /// token sees, and its positions count from there.
 struct KvCache {

@@ -25,7 +25,9 @@ std::int64_t outputs(const parallel::ParameterPtr& weight) { return weight->valu
 std::int64_t inputs(const parallel::ParameterPtr& weight) { return weight->value.size(1); }
 
 // What the steps below compute; a model with anything else goes the way of all rows.
-bool takes(const plan::SelfAttention& attention) { return attention.causal && !attention.distance_bias; }
+bool takes(const plan::SelfAttention& attention) {
+  return attention.causal && !attention.distance_bias && !attention.latents;
+}
 bool takes(const plan::CrossAttention& /*attention*/) { return false; }
 bool takes(const plan::Mlp& /*mlp*/) { return true; }
 bool takes(const plan::Experts& /*experts*/) { return false; }
@@ -44,6 +46,9 @@ class TokenSteps {
   void project(const parallel::ColumnParallelLinear& linear);
   void normalize_heads(const BranchModules& branch);
   void attend(const plan::SelfAttention& attention, const BranchModules& branch);
+  [[noreturn]] void attend_latents(const plan::SelfAttention& /*attention*/, const BranchModules& /*branch*/) {
+    throw std::logic_error("takes_token() does not let latent attention through");
+  }
   void expand(const plan::Mlp& mlp, const BranchModules& branch);
   [[noreturn]] void attend_across(const plan::CrossAttention& /*attention*/, const BranchModules& /*branch*/) {
     throw std::logic_error("takes_token() does not let cross attention through");

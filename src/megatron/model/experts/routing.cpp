@@ -59,7 +59,8 @@ at::Tensor chosen_experts(const at::Tensor& logits, const plan::Router& router, 
   if (router.groups > 1) {
     const auto grouped = by.unflatten(-1, {router.groups, -1});
     const auto best = std::get<0>(at::sort(grouped, /*stable=*/true, /*dim=*/-1, /*descending=*/true));
-    const auto sums = best.narrow(-1, 0, top_k / router.group_top_k).sum(-1);
+    const std::int64_t counted = router.group_best > 0 ? router.group_best : top_k / router.group_top_k;
+    const auto sums = best.narrow(-1, 0, counted).sum(-1);
     const auto chosen = greatest(sums, router.group_top_k);
     const auto left_out = at::ones_like(sums, at::kBool).scatter_(-1, chosen, false);
     by = grouped.masked_fill(left_out.unsqueeze(-1), -std::numeric_limits<double>::infinity()).flatten(-2);

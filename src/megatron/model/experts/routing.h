@@ -13,8 +13,8 @@ namespace megatron::model {
 
 /// The experts of each token, int64 [T, k]: those with the greatest logits first or, where the router has a bias or
 /// groups, with the greatest scores, to which `bias` [E] is added for the choice alone (undefined: none). Of equal ones
-/// the lowest number. With groups, those of the group_top_k groups whose best top_k / group_top_k experts have the
-/// greatest sum (DeepSeek-AI 2024, section 2.1.2).
+/// the lowest number. With groups, those of the group_top_k groups whose best group_best experts (0: top_k /
+/// group_top_k) have the greatest sum (DeepSeek-AI 2024, section 2.1.2).
 at::Tensor chosen_experts(const at::Tensor& logits, const plan::Router& router, std::int64_t top_k,
                           const at::Tensor& bias);
 

@@ -3,12 +3,12 @@
 // GPTs as folders of Hugging Face: a row and a file in interchange/ for each family.
 namespace megatron::models::gpt {
 
-extern const interchange::HfFamily kGpt2, kLlama, kExperts, kGemma, kOlmo, kPhi, kNeoX, kStarCoder, kOss;
+extern const interchange::HfFamily kGpt2, kLlama, kExperts, kGemma, kOlmo, kPhi, kNeoX, kStarCoder, kOss, kDeepseek;
 
 namespace {
 
 constexpr const interchange::HfFamily* kFamilies[] = {&kGpt2, &kLlama, &kExperts,   &kGemma, &kOlmo,
-                                                      &kPhi,  &kNeoX,  &kStarCoder, &kOss};
+                                                      &kPhi,  &kNeoX,  &kStarCoder, &kOss,   &kDeepseek};
 
 }  // namespace
 

@@ -17,8 +17,10 @@ namespace {
 double as_double(std::int64_t value) { return static_cast<double>(value); }
 
 double attention_flops(const SelfAttention& attention, const LayerTokens& tokens) {
-  return 4 * as_double(tokens.sequences * tokens.length) * as_double(tokens.length) *
-         seen_share(attention, tokens.length) * as_double(attention.query_rows());
+  // Of scores and of values; what pads heads of latents to one width is no part of the model.
+  const std::int64_t scores = attention.latents ? attention.heads * attention.latents->query() : attention.query_rows();
+  return 2 * as_double(tokens.sequences * tokens.length) * as_double(tokens.length) *
+         seen_share(attention, tokens.length) * as_double(scores + attention.value_rows());
 }
 double attention_flops(const CrossAttention& attention, const LayerTokens& tokens) {
   return 4 * as_double(tokens.sequences * tokens.length) * as_double(tokens.encoder_length) *

@@ -137,10 +137,13 @@ bool same_sizes(const ResolvedRun& run, int a, int b) {
   if (a == b) return true;
   if (run.shape.encoder_decoder() || !run.shape.layers.empty()) return false;
   const std::int64_t period = run.shape.experts ? run.shape.moe_layer_freq : 1;
+  const std::int64_t dense = run.shape.experts ? run.shape.dense_layers : 0;
   return std::ranges::equal(parts_of_rank(run.parts, run.placement, a), parts_of_rank(run.parts, run.placement, b),
                             [&](const StagePart& x, const StagePart& y) {
+                              const bool mixed = std::min(x.first_layer, y.first_layer) < dense;
                               return x.num_layers == y.num_layers && x.embedding == y.embedding &&
-                                     x.output == y.output && (x.first_layer - y.first_layer) % period == 0;
+                                     x.output == y.output && (x.first_layer - y.first_layer) % period == 0 &&
+                                     (!mixed || x.first_layer == y.first_layer);
                             });
 }
 

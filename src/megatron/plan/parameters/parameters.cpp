@@ -330,11 +330,12 @@ LayerSpec ModelShape::layer(std::int64_t number) const {
                                           .distance_bias = position_buckets > 0,
                                           .rotary = !skips(attention.no_rope_freq),
                                           .local_rotary = own.sliding_window > 0 && attention.rotary_base_local > 0,
-                                          .variant = own}});
+                                          .variant = own,
+                                          .latents = latents}});
   if (layer.decoder)
     layer.branches.push_back(
         {CrossAttention{.heads = num_heads, .head_size = head(), .bias = linear_bias, .scale = attention_scale}});
-  if (experts && number % moe_layer_freq == 0) {
+  if (experts && number % moe_layer_freq == 0 && number >= dense_layers) {
     layer.branches.push_back({*experts});
     return layer;
   }

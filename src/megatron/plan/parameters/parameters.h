@@ -138,6 +138,8 @@ struct ModelShape {
   std::optional<Lora> lora = {};        ///< adapters that are trained: parameters besides model_parameters()
   std::optional<Experts> experts = {};  ///< in place of an MLP, in every layer whose number moe_layer_freq divides
   std::int64_t moe_layer_freq = 1;
+  std::int64_t dense_layers = 0;        ///< but for so many at the beginning
+  std::optional<Latents> latents = {};  ///< attention by way of latents; then num_groups and head_size follow
 
   /// The numbers of the layers that have experts.
   std::vector<std::int64_t> expert_layers() const;

@@ -26,7 +26,8 @@ void write_network(PickleWriter& pickle, const config::ModelConfig& model, std::
   const config::AttentionVariant attention{
       .add_qkv_bias = model.add_qkv_bias, .qk_layernorm = model.qk_layernorm, .no_rope_freq = model.no_rope_freq};
   const config::LayerVariant layers{.apply_layernorm_1p = model.apply_layernorm_1p};
-  if (!(model == attention) || !(model == layers) || model.apply_residual_connection_post_layernorm ||
+  if (!(model == attention) || !(model == layers) || model.multi_latent_attention ||
+      model.apply_residual_connection_post_layernorm ||
       (model.rope_scaling_factor != 1 && (model.rope_scaling_type != "llama3" || model.rope_low_freq_factor != 1 ||
                                           model.rope_high_freq_factor != 4 || model.rope_original_positions != 8192)))
     throw ConfigError(

@@ -37,6 +37,16 @@ void read_llama3(JsonFields& rope, ModelConfig& model) {
     rope.refuse("high_freq_factor", "above low_freq_factor");
 }
 
+/// Latent attention's factors of what is rotated and of scores, of which transformers takes both or neither.
+void read_mscales(JsonFields& rope, ModelConfig& model) {
+  const double rotated = rope.number("mscale", 0), scores = rope.number("mscale_all_dim", 0);
+  if (scores < 0) rope.refuse("mscale_all_dim", "at least 0");
+  if (scores == 0 ? rotated != 0 && rotated != 1 : !(rotated > 0))
+    rope.refuse("mscale", scores == 0 ? "1 without mscale_all_dim" : "above 0 with mscale_all_dim");
+  model.mscale = rotated > 0 ? rotated : 1;
+  model.mscale_all_dim = scores;
+}
+
 void read_yarn(JsonFields& rope, ModelConfig& model) {
   model.rope_original_positions =
       rope.size("original_max_position_embeddings", kMaxPositions, model.max_position_embeddings);
@@ -66,6 +76,7 @@ void read_positions(JsonFields& rope, ModelConfig& model, const RopeDefaults& de
   if (!(model.rope_scaling_factor >= 1)) rope.refuse("factor", "at least 1");
   if (type == "llama3") read_llama3(rope, model);
   if (type == "yarn") read_yarn(rope, model);
+  if (type == "yarn" && defaults.mscales) read_mscales(rope, model);
   rope.finish();
 }
 
@@ -195,6 +206,7 @@ json write_rope(const ModelConfig& model, json& object) {
                    {"beta_slow", model.yarn_beta_slow},
                    {"original_max_position_embeddings", model.rope_original_positions}});
       if (!model.yarn_correction_range_round_to_int) rope["truncate"] = false;
+      if (model.mscale_all_dim > 0) rope.update({{"mscale", model.mscale}, {"mscale_all_dim", model.mscale_all_dim}});
       if (model.yarn_attention_factor > 0) rope["attention_factor"] = model.yarn_attention_factor;
     }
     object["rope_scaling"] = rope;

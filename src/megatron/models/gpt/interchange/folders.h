@@ -48,6 +48,7 @@ bool mlp_biased(const config::ModelConfig& model);
 struct RopeDefaults {
   double base = 10000, percent = 1;
   bool partial = false;
+  bool mscales = false;  ///< YaRN's mscale and mscale_all_dim
 };
 /// Base, scaling and share of the rotary positions: rope_parameters (transformers 5), or rope_theta and rope_scaling
 /// (4). A rope_parameters with an object for each kind of layer has that of "full_attention" taken.
@@ -74,7 +75,8 @@ nlohmann::json write_network(const interchange::FolderConfig& folder, nlohmann::
 /// Whether the layers are those of the family that has `attention` and `layers` besides what all layers have.
 inline bool has_layers(const config::ModelConfig& model, const config::AttentionVariant& attention,
                        const config::LayerVariant& layers = {}) {
-  return model == attention && model == layers && !model.apply_residual_connection_post_layernorm;
+  return model == attention && model == layers && !model.apply_residual_connection_post_layernorm &&
+         !model.multi_latent_attention && model.first_k_dense_replace == 0;
 }
 /// A window of sliding_window tokens, of `otherwise` where config.json names none; its null is none.
 std::int64_t read_window(const nlohmann::json& object, interchange::JsonFields& fields, std::int64_t otherwise);
