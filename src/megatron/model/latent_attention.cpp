@@ -40,14 +40,14 @@ Projections projections_of(const BranchModules& branch) {
 }
 
 /// The whole sequence of what each rank has a part of; backward this rank's part of the sum over ranks.
-at::Tensor whole_sequence(const at::Tensor& x, const comm::Group& tp) {
+at::Tensor gathered_sequence(const at::Tensor& x, const comm::Group& tp) {
   const auto whole = without_autograd([&] { return tp.all_gather(x.detach()); });
   return with_backward(
       {x}, whole, [tp](const Gradients& grads) -> Gradients { return {tp.reduce_scatter(grads[0].contiguous())}; });
 }
 
 /// The first `features` of the last dimension, and the rest.
-std::vector<at::Tensor> cut(const at::Tensor& x, std::int64_t features) {
+std::vector<at::Tensor> cut_features(const at::Tensor& x, std::int64_t features) {
   const auto parts = without_autograd([&]() -> std::vector<at::Tensor> {
     const auto all = x.detach();
     return {all.narrow(-1, 0, features).contiguous(), all.narrow(-1, features, all.size(-1) - features).contiguous()};
@@ -85,14 +85,14 @@ at::Tensor heads_last(const at::Tensor& x, std::int64_t s, std::int64_t b) {
 
 /// The up projection of keys and values by head, [n, nope + value, kv_rank].
 at::Tensor up_projection(const BranchModules& branch) {
-  const parallel::Parameter& weight = *projections_of(branch).kv_up->weight();
-  const at::Tensor& value = weight.arrived();
+  const parallel::ParameterPtr& weight = projections_of(branch).kv_up->weight();
+  const at::Tensor& value = weight->arrived();
   // In blocks of few bits the matrix has no values but what it multiplies.
-  const auto dense = weight.in_blocks
-                         ? kernels::linear(at::eye(value.size(1), value.options()), value, &weight.packed, at::Tensor())
-                               .t()
-                               .contiguous()
-                         : value.detach();
+  const auto dense =
+      weight->in_blocks ? kernels::linear(at::eye(value.size(1), value.options()), value, &weight->packed, at::Tensor())
+                              .t()
+                              .contiguous()
+                        : value.detach();
   return dense.view({branch.heads, -1, dense.size(1)});
 }
 
@@ -101,7 +101,7 @@ at::Tensor up_projection(const BranchModules& branch) {
 LatentInput compressed(const at::Tensor& x, RecomputeFunction again, const BranchModules& branch, const comm::Group& tp,
                        bool sequence_parallel) {
   const Projections projections = projections_of(branch);
-  const auto whole = sequence_parallel ? whole_sequence(x, tp) : comm::copy_to_group(x, tp);
+  const auto whole = sequence_parallel ? gathered_sequence(x, tp) : comm::copy_to_group(x, tp);
   RecomputeFunction whole_again;
   if (again) {
     const auto once = std::make_shared<RecomputedOnce<at::Tensor>>([again = std::move(again), tp, sequence_parallel] {
@@ -116,7 +116,7 @@ LatentInput compressed(const at::Tensor& x, RecomputeFunction again, const Branc
   } else {
     made.q = projections.q->forward(whole, whole_again);
   }
-  const auto parts = cut(projections.kv_down->forward(whole, whole_again), latents_of(branch).kv_rank);
+  const auto parts = cut_features(projections.kv_down->forward(whole, whole_again), latents_of(branch).kv_rank);
   const Normed latent = normalized(parts[0], branch.head_norms.back());
   made.latent = latent.y;
   made.latent_again = latent.recompute_fn;

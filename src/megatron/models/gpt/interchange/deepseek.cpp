@@ -22,7 +22,7 @@ constexpr const char *kLayers = "model.layers.", *kGreedy = "greedy", *kGroupLim
 bool is_third(const ModelConfig& model) { return model.moe_router_enable_expert_bias; }
 
 /// A whole number from 0 on; absent or null: `otherwise`.
-std::int64_t count(JsonFields& fields, const char* key, std::int64_t most, std::int64_t otherwise) {
+std::int64_t from_zero(JsonFields& fields, const char* key, std::int64_t most, std::int64_t otherwise) {
   return fields.value(key) == 0 ? 0 : fields.size(key, most, otherwise);
 }
 
@@ -67,7 +67,7 @@ void read_experts(JsonFields& fields, bool third, ModelConfig& model) {
   model.moe_ffn_hidden_size = fields.size("moe_intermediate_size", kMaxWidth, third ? 2048 : 1407);
   const std::int64_t shared = fields.size("n_shared_experts", plan::kMaxExperts, third ? 1 : 2);
   model.moe_shared_expert_intermediate_size = shared * model.moe_ffn_hidden_size;
-  model.first_k_dense_replace = count(fields, "first_k_dense_replace", kMaxLayers, third ? 3 : 0);
+  model.first_k_dense_replace = from_zero(fields, "first_k_dense_replace", kMaxLayers, third ? 3 : 0);
   if (model.first_k_dense_replace >= model.num_layers)
     fields.refuse("first_k_dense_replace", "below num_hidden_layers: some layers have experts");
   fields.must_be("moe_layer_freq", 1);
