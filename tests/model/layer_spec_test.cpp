@@ -245,7 +245,7 @@ TEST_F(RandomLayers, TrainAsTheDenseModelDoesInEveryLayout) {
       std::map<std::string, std::pair<plan::ParameterSpec, at::Tensor>> gradients;  // of all stages that have it
       for (const parallel::ParameterStore& store : staged.stores)
         for (const auto& p : store.all()) {
-          if ((options.sequence_parallel && p->spec.sequence_partial) || p->spec.heads_partial) tp.all_reduce(p->grad);
+          if (options.sequence_parallel && p->spec.sequence_partial) tp.all_reduce(p->grad);
           const at::Tensor gradient = megatron::testing::whole_gradient(*p, tp);
           const auto [place, is_new] = gradients.try_emplace(p->spec.name, p->spec, gradient);
           if (!is_new) place->second.second = place->second.second + gradient;

@@ -21,7 +21,7 @@ using megatron::testing::random_weights;
 using megatron::testing::slice_of;
 using megatron::testing::Tensors;
 
-/// A Llama whose matrices have rows of two and three blocks, and a GPT-2 with a tied output.
+/// A Llama whose matrices have rows of two and three blocks, one with latent attention, and a GPT-2 with a tied output.
 std::vector<TransformerOptions> models_of_blocks() {
   auto llama = megatron::testing::small();
   llama.shape.hidden = 128;
@@ -31,10 +31,16 @@ std::vector<TransformerOptions> models_of_blocks() {
   llama.shape.linear_bias = llama.shape.learned_positions = llama.shape.tied_output = false;
   llama.activation = kernels::Activation::Silu;
   llama.rope = {.rotary_dim = 32, .base = 100};
+  auto latents = llama;
+  latents.shape.latents = plan::Latents{.q_rank = 64, .kv_rank = 96, .nope = 16, .rope = 16, .value = 32};
+  latents.shape.num_groups = 4;
+  latents.shape.head_size = 32;
+  latents.shape.attention.qk_layernorm = true;
+  latents.rope = {.rotary_dim = 16, .base = 100, .interleaved = true};
   auto gpt2 = megatron::testing::small();
   gpt2.shape.hidden = 128;
   gpt2.shape.ffn_hidden = 192;
-  return {llama, gpt2};
+  return {llama, gpt2, latents};
 }
 
 constexpr GgufType kTypes[] = {GgufType::Q8_0, GgufType::Q4_1, GgufType::Q4_0};

@@ -54,6 +54,15 @@ inline std::vector<std::pair<std::string, model::TransformerOptions>> variants(s
   gated_bias.shape.gated = true;
   gated_bias.shape.num_groups = 2;
   gated_bias.activation = Activation::Relu;
+  auto latents = small(num_layers);  // whose values are wider than its keys
+  latents.shape.latents = plan::Latents{.q_rank = 6, .kv_rank = 8, .nope = 4, .rope = 2, .value = 10};
+  latents.shape.num_groups = 4;
+  latents.shape.head_size = latents.shape.latents->head_size();
+  latents.shape.attention_scale = 0.3;
+  latents.shape.attention.qk_layernorm = latents.shape.rms_norm = latents.shape.gated = true;
+  latents.shape.linear_bias = latents.shape.learned_positions = false;
+  latents.activation = Activation::Silu;
+  latents.rope = {.rotary_dim = 2, .base = 50, .interleaved = true};
   auto bert = small(num_layers);
   bert.shape.causal = false;
   bert.shape.masked_lm_head = bert.shape.pooled_tasks = true;
@@ -78,19 +87,16 @@ inline std::vector<std::pair<std::string, model::TransformerOptions>> variants(s
   untied_t5.shape.tied_output = untied_t5.shape.rms_norm = false;
   untied_t5.shape.output_scale = 1;
   untied_t5.activation = Activation::GeluTanh;
-  return {{"llama", llama},
-          {"one_key", one_key},
-          {"wide_heads", wide_heads},
-          {"gated_bias", gated_bias},
-          {"bert", bert},
-          {"original_bert", original},
-          {"t5", t5},
+  return {{"llama", llama},        {"one_key", one_key}, {"wide_heads", wide_heads},  {"gated_bias", gated_bias},
+          {"latents", latents},    {"bert", bert},       {"original_bert", original}, {"t5", t5},
           {"untied_t5", untied_t5}};
 }
 
-/// A parameter's gradient on a rank of `tp`, the parts of those that hold the same pieces added. Collective over tp.
+/// A parameter's gradient on a rank of `tp`, the parts of those that hold the same pieces, or make heads of the same,
+/// added. Collective over tp.
 inline at::Tensor whole_gradient(const parallel::Parameter& parameter, const comm::Group& tp) {
   auto whole = parameter.grad.clone();
+  if (parameter.spec.heads_partial) tp.all_reduce(whole);
   std::int64_t begin = 0;
   for (const auto& piece : parameter.spec.pieces) {
     const auto part = whole.narrow(parameter.spec.split_dim, begin, piece.length);

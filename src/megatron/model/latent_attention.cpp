@@ -11,7 +11,6 @@
 #include <variant>
 #include <vector>
 
-#include "megatron/comm/autograd.h"
 #include "megatron/kernels/matmul.h"
 #include "megatron/model/recomputed_once.h"
 #include "megatron/parallel/backward.h"
@@ -39,11 +38,16 @@ Projections projections_of(const BranchModules& branch) {
   return {&in.at(0), &in.at(1), &in.at(2), &in.at(3)};
 }
 
-/// The whole sequence of what each rank has a part of; backward this rank's part of the sum over ranks.
-at::Tensor gathered_sequence(const at::Tensor& x, const comm::Group& tp) {
-  const auto whole = without_autograd([&] { return tp.all_gather(x.detach()); });
-  return with_backward(
-      {x}, whole, [tp](const Gradients& grads) -> Gradients { return {tp.reduce_scatter(grads[0].contiguous())}; });
+/// What all ranks read, of the whole sequence where each has a part of it; backward the sum over ranks.
+at::Tensor read_by_all(const at::Tensor& x, const comm::Group& tp, bool sequence_parallel) {
+  if (tp.size() == 1) return x;
+  const auto whole = without_autograd([&] { return sequence_parallel ? tp.all_gather(x.detach()) : x.detach(); });
+  return with_backward({x}, whole, [tp, sequence_parallel](const Gradients& grads) -> Gradients {
+    const auto dx = grads[0].contiguous();  // a sum that was made for this operator alone
+    if (sequence_parallel) return {tp.reduce_scatter(dx)};
+    tp.all_reduce(dx);
+    return {dx};
+  });
 }
 
 /// The first `features` of the last dimension, and the rest.
@@ -101,7 +105,7 @@ at::Tensor up_projection(const BranchModules& branch) {
 LatentInput compressed(const at::Tensor& x, RecomputeFunction again, const BranchModules& branch, const comm::Group& tp,
                        bool sequence_parallel) {
   const Projections projections = projections_of(branch);
-  const auto whole = sequence_parallel ? gathered_sequence(x, tp) : comm::copy_to_group(x, tp);
+  const auto whole = read_by_all(x, tp, sequence_parallel);
   RecomputeFunction whole_again;
   if (again) {
     const auto once = std::make_shared<RecomputedOnce<at::Tensor>>([again = std::move(again), tp, sequence_parallel] {

@@ -193,17 +193,21 @@ Attend CachedGpt::Impl::attention_of_each(std::span<KvCache* const> caches, std:
   };
   if (!has_latents(branch)) return attend;
   attend.latents = [caches, layer, rotary, &branch](const LatentInput& in) {
-    const LatentRows rows = latent_rows(in, branch, rotary.table, rotary.position_ids_bs);
+    // Each by itself, so that the products have the same bits whatever sequences are beside it.
     std::vector<at::Tensor> outs;
     for (std::size_t i = 0; i < caches.size(); ++i) {
       const auto at = static_cast<std::int64_t>(i), length = caches[i]->length;
+      const auto position = rotary.table.cos.defined() ? rotary.position_ids_bs.narrow(0, at, 1) : at::Tensor();
+      const LatentRows rows = latent_rows(
+          {.q = in.q.narrow(1, at, 1), .latent = in.latent.narrow(1, at, 1), .key = in.key.narrow(1, at, 1)}, branch,
+          rotary.table, position);
       const auto& keys = caches[i]->keys[layer];
-      keys.narrow(0, length, 1).copy_(rows.keys.narrow(1, at, 1));
+      keys.narrow(0, length, 1).copy_(rows.keys);
       const auto seen = keys.narrow(0, 0, length + 1);
       const auto options = attention_options(branch, {.begin = length, .s = 1, .b = 1, .device = in.q.device()});
-      outs.push_back(kernels::attention(rows.queries.narrow(1, at, 1), seen, seen, options).out);
+      outs.push_back(values_of_rows(kernels::attention(rows.queries, seen, seen, options).out, branch));
     }
-    return Recomputable{values_of_rows(at::cat(outs, 1), branch), {}};
+    return Recomputable{at::cat(outs, 1), {}};
   };
   return attend;
 }
