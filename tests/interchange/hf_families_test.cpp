@@ -33,7 +33,7 @@ json gemma3() {
   return with(sizes("gemma3_text", "Gemma3"), {{"num_key_value_heads", 2}, {"head_dim", 24}, {"sliding_window", 16}});
 }
 
-json latents() {
+json latent_fields() {
   return {{"kv_lora_rank", 32},       {"qk_nope_head_dim", 16},      {"qk_rope_head_dim", 8},
           {"v_head_dim", 24},         {"n_routed_experts", 8},       {"n_shared_experts", 2},
           {"num_experts_per_tok", 4}, {"moe_intermediate_size", 48}, {"first_k_dense_replace", 1},
@@ -41,12 +41,12 @@ json latents() {
 }
 
 json deepseek2(const json& more = {}) {
-  return with(with(sizes("deepseek_v2", "DeepseekV2"), with(latents(), {{"q_lora_rank", nullptr}})), more);
+  return with(with(sizes("deepseek_v2", "DeepseekV2"), with(latent_fields(), {{"q_lora_rank", nullptr}})), more);
 }
 
 json deepseek3(const json& more = {}) {
   return with(with(sizes("deepseek_v3", "DeepseekV3"),
-                   with(latents(), {{"q_lora_rank", 40}, {"n_group", 4}, {"topk_group", 2}})),
+                   with(latent_fields(), {{"q_lora_rank", 40}, {"n_group", 4}, {"topk_group", 2}})),
               more);
 }
 

@@ -18,7 +18,7 @@ namespace {
 using config::RunConfig;
 using testing::HasSubstr;
 
-RunConfig latent() {
+RunConfig latent_run() {
   RunConfig config;
   config.model.vocab_size = 1000;
   config.model.num_layers = 2;
@@ -33,8 +33,8 @@ RunConfig latent() {
   return config;
 }
 
-std::string refusal_of(const std::function<void(RunConfig&)>& change) {
-  RunConfig config = latent();
+std::string latent_refusal(const std::function<void(RunConfig&)>& change) {
+  RunConfig config = latent_run();
   change(config);
   try {
     resolve(config);
@@ -45,7 +45,7 @@ std::string refusal_of(const std::function<void(RunConfig&)>& change) {
 }
 
 TEST(Latents, AreRefusedWhereTheyDoNotFit) {
-  EXPECT_EQ(refusal_of([](RunConfig&) {}), "no error");
+  EXPECT_EQ(latent_refusal([](RunConfig&) {}), "no error");
   const std::vector<std::pair<const char*, std::function<void(RunConfig&)>>> all = {
       {"is for model.architecture gpt", [](RunConfig& c) { c.model.architecture = "bert"; }},
       {"kv_lora_rank must be from 1", [](RunConfig& c) { c.model.kv_lora_rank = 0; }},
@@ -72,15 +72,15 @@ TEST(Latents, AreRefusedWhereTheyDoNotFit) {
          c.lora.base = "base";
        }},
       {"mscale must be from 0", [](RunConfig& c) { c.model.mscale = -1; }}};
-  for (const auto& [rule, change] : all) EXPECT_THAT(refusal_of(change), HasSubstr(rule));
-  EXPECT_EQ(refusal_of([](RunConfig& c) { c.model.linear_bias_in = "mlp", c.model.add_bias_linear = true; }),
+  for (const auto& [rule, change] : all) EXPECT_THAT(latent_refusal(change), HasSubstr(rule));
+  EXPECT_EQ(latent_refusal([](RunConfig& c) { c.model.linear_bias_in = "mlp", c.model.add_bias_linear = true; }),
             "no error");
 }
 
 /// Down projections and norms are whole on each rank, which has a part of their gradients; up projections are divided
 /// by heads.
 TEST(Latents, AreMadeOnEachRankOfWhichItMakesItsHeads) {
-  const ModelShape shape = resolve(latent()).shape;
+  const ModelShape shape = resolve(latent_run()).shape;
   std::map<std::string, ParameterSpec> specs;
   for (const ParameterSpec& spec : model_parameters(shape, 2, 1)) specs[spec.name] = spec;
   const std::string layer = "decoder.layers.1.self_attention.";
@@ -101,7 +101,7 @@ TEST(Latents, AreMadeOnEachRankOfWhichItMakesItsHeads) {
   }
   EXPECT_EQ(specs.at(layer + "linear_kv_up_proj.weight").begin(), heads * 28) << "of the second half of the heads";
   EXPECT_FALSE(specs.contains(layer + "linear_qkv.weight"));
-  RunConfig plain = latent();
+  RunConfig plain = latent_run();
   plain.model.q_lora_rank = 0;
   std::map<std::string, ParameterSpec> without;
   for (const ParameterSpec& spec : model_parameters(resolve(plain).shape, 1, 0)) without[spec.name] = spec;
@@ -112,7 +112,7 @@ TEST(Latents, AreMadeOnEachRankOfWhichItMakesItsHeads) {
 /// DeepSeek-AI's own modeling_deepseek.py: scores by the square of what YaRN gives for mscale_all_dim, rotations by the
 /// quotient of the two.
 TEST(Latents, AreScaledAsYarnSays) {
-  RunConfig config = latent();
+  RunConfig config = latent_run();
   EXPECT_DOUBLE_EQ(resolve(config).shape.attention_scale, 1 / std::sqrt(40.0));
   config.model.rope_scaling_type = "yarn";
   config.model.rope_scaling_factor = 40;
