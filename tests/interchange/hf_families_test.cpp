@@ -40,11 +40,11 @@ json latent_fields() {
           {"num_key_value_heads", 4}};
 }
 
-json deepseek2(const json& more = {}) {
+json deepseek2(const json& more = json::object()) {
   return with(with(sizes("deepseek_v2", "DeepseekV2"), with(latent_fields(), {{"q_lora_rank", nullptr}})), more);
 }
 
-json deepseek3(const json& more = {}) {
+json deepseek3(const json& more = json::object()) {
   return with(with(sizes("deepseek_v3", "DeepseekV3"),
                    with(latent_fields(), {{"q_lora_rank", 40}, {"n_group", 4}, {"topk_group", 2}})),
               more);

@@ -64,8 +64,12 @@ config::RunConfig with_all_sizes(const config::ModelConfig& model) {
   config::RunConfig run;
   run.model = model;
   const plan::ModelShape shape = shape_of(model);
-  run.model.num_query_groups = shape.groups();
-  run.model.kv_channels = shape.head();
+  if (!shape.latents) {
+    run.model.num_query_groups = shape.groups();
+    run.model.kv_channels = shape.head();
+  } else if (model.num_query_groups == 0) {  // a key of each head
+    run.model.num_query_groups = model.num_attention_heads;
+  }
   run.model.ffn_hidden_size = shape.ffn_hidden;
   if (shape.encoder_decoder()) run.model.decoder_num_layers = shape.num_layers - shape.encoder_layers;
   return run;

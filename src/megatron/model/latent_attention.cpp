@@ -193,7 +193,7 @@ at::Tensor values_of_rows(const at::Tensor& out, const BranchModules& branch) {
   const std::int64_t s = out.size(0), b = out.size(1);
   const auto latent = heads_first(out.narrow(-1, latents.rope, latents.kv_rank));
   const auto up = up_projection(branch).narrow(1, latents.nope, latents.value);
-  return heads_last(at::matmul(latent, up.transpose(1, 2)), s, b).view({s, b, -1});
+  return heads_last(at::matmul(latent, up.transpose(1, 2)), s, b).reshape({s, b, -1});
 }
 
 }  // namespace megatron::model

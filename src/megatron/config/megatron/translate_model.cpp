@@ -83,7 +83,7 @@ void latents(Translation& c, ModelConfig& m) {
                              "rotary-scaling-factor", "mscale", "mscale-all-dim"})
       c.ignore(name, "without --multi-latent-attention");
     if (c.args.text("rope-type") == "yarn") c.miss("rope-type", "YaRN");
-    return;
+    return c.ignore("rope-type", "without --multi-latent-attention");
   }
   if (c.args.has("q-lora-rank")) m.q_lora_rank = c.args.integer("q-lora-rank");
   m.kv_lora_rank = c.args.integer("kv-lora-rank");
