@@ -295,6 +295,9 @@ TEST(RunOptions, AnswerToMegatronsFlags) {
                            "--untie-embeddings-and-output-weights",
                            "--lr",
                            "1e-4",
+                           "--model.longrope_long_factor",
+                           "1,2.5",
+                           "3",
                            "--rampup-batch-size",
                            "16",
                            "8",
@@ -318,6 +321,7 @@ TEST(RunOptions, AnswerToMegatronsFlags) {
   EXPECT_TRUE(run.model.untie_embeddings_and_output_weights);
   EXPECT_EQ(run.schedule.lr, 1e-4);
   EXPECT_THAT(run.schedule.rampup_batch_size, ElementsAre(16, 8, 1000));
+  EXPECT_THAT(run.model.longrope_long_factor, ElementsAre(1, 2.5, 3));
 }
 
 /// What a job that takes a recipe says to these words; the recipe holds `toml`.

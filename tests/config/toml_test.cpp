@@ -36,7 +36,8 @@ std::string error_of(const std::string& text) {
 
 TEST(Toml, SetsOptionsAndLeavesTheOthers) {
   const RunConfig run = read(
-      "train.seed = 5\n[model]\nnum-layers = 7  # a comment\nlayernorm_epsilon = 1\n[data]\ndata_path = [\"a\", "
+      "train.seed = 5\n[model]\nnum-layers = 7  # a comment\nlayernorm_epsilon = 1\nlongrope_long_factor = [1, 2.5, "
+      "1e3]\n[data]\ndata_path = [\"a\", "
       "\"b\"]\n"
       "[schedule]\nrampup_batch_size = [1, 2, 3]\n[optimizer]\noverlap_grad_reduce = false\n");
   EXPECT_EQ(run.train.seed, 5u);
@@ -44,6 +45,7 @@ TEST(Toml, SetsOptionsAndLeavesTheOthers) {
   EXPECT_EQ(run.model.layernorm_epsilon, 1.0);
   EXPECT_THAT(run.data.data_path, ElementsAre("a", "b"));
   EXPECT_THAT(run.schedule.rampup_batch_size, ElementsAre(1, 2, 3));
+  EXPECT_THAT(run.model.longrope_long_factor, ElementsAre(1, 2.5, 1e3));
   EXPECT_FALSE(run.optimizer.overlap_grad_reduce);
   EXPECT_EQ(run.model.hidden_size, ModelConfig().hidden_size);
 }
@@ -120,6 +122,7 @@ TEST(Toml, ReadsBackExactlyWhatItWrote) {
   run.train.seed = std::numeric_limits<std::uint64_t>::max();
   run.optimizer.overlap_grad_reduce = false;
   run.schedule.lr = 0.1 + 0.2;
+  run.model.longrope_short_factor = {0.1 + 0.2, 3, 1e300};
   run.schedule.min_lr = std::numeric_limits<double>::denorm_min();
   const RunConfig again = read(save_toml(run));
   EXPECT_EQ(save_toml(again), save_toml(run));
@@ -129,6 +132,7 @@ TEST(Toml, ReadsBackExactlyWhatItWrote) {
   EXPECT_EQ(again.train.seed, run.train.seed);
   EXPECT_FALSE(again.optimizer.overlap_grad_reduce);
   EXPECT_EQ(again.schedule.lr, run.schedule.lr);
+  EXPECT_EQ(again.model.longrope_short_factor, run.model.longrope_short_factor);
   EXPECT_EQ(again.schedule.min_lr, run.schedule.min_lr);
 }
 

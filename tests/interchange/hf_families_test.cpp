@@ -27,6 +27,14 @@ json with(json object, const json& more) {
 
 json yarn() { return {{"rope_type", "yarn"}, {"factor", 2.0}, {"original_max_position_embeddings", 64}}; }
 
+json longrope() {
+  return {{"original_max_position_embeddings", 32},
+          {"rope_scaling",
+           {{"type", "longrope"},
+            {"short_factor", {1.0, 1.0, 1.1, 1.25, 1.5, 1.5, 2.0, 2.0}},
+            {"long_factor", {1.0, 1.5, 2.0, 3.0, 4.5, 8.0, 12.0, 16.0}}}}};
+}
+
 json gemma2() { return with(sizes("gemma2", "Gemma2"), {{"num_key_value_heads", 2}, {"head_dim", 24}}); }
 
 json gemma3() {
@@ -77,6 +85,10 @@ TEST(HuggingFaceFamilies, AreWrittenAsTheyWereRead) {
                                                        {"rope_scaling", with(yarn(), {{"truncate", false}})}}),
       with(with(sizes("smollm3", "SmolLM3"), grouped), {{"no_rope_layers", {1, 0, 1, 0}}}),
       with(with(sizes("phi3", "Phi3"), grouped), {{"partial_rotary_factor", 0.75}}),
+      with(with(sizes("phi3", "Phi3"), grouped), longrope()),
+      with(with(sizes("phi3", "Phi3"), grouped),
+           {{"original_max_position_embeddings", 32},
+            {"rope_scaling", with(longrope()["rope_scaling"], {{"factor", 2.0}, {"attention_factor", 1.25}})}}),
       sizes("gpt_neox", "GPTNeoX"),
       with(with(sizes("starcoder2", "Starcoder2"), grouped), {{"use_bias", false}}),
       with(with(sizes("llama", "Llama"), grouped),
@@ -107,6 +119,10 @@ TEST(HuggingFaceFamilies, AreWrittenAsTheyWereRead) {
     EXPECT_EQ(second.model.moe_aux_loss_coeff, first.model.moe_aux_loss_coeff);
     EXPECT_EQ(second.model.rotary_percent, first.model.rotary_percent);
     EXPECT_EQ(second.model.rope_scaling_type, first.model.rope_scaling_type);
+    EXPECT_EQ(second.model.longrope_short_factor, first.model.longrope_short_factor);
+    EXPECT_EQ(second.model.longrope_long_factor, first.model.longrope_long_factor);
+    EXPECT_EQ(second.model.longrope_attention_factor, first.model.longrope_attention_factor);
+    EXPECT_EQ(second.model.rope_scaling_factor, first.model.rope_scaling_factor);
     EXPECT_EQ(second.model.activation, first.model.activation);
     EXPECT_EQ(second.model.yarn_correction_range_round_to_int, first.model.yarn_correction_range_round_to_int);
     EXPECT_EQ(second.model.layernorm_epsilon, first.model.layernorm_epsilon);

@@ -31,6 +31,8 @@ LATENT = dict(SIZES, num_key_value_heads=4, kv_lora_rank=24, qk_nope_head_dim=12
               n_routed_experts=8, n_shared_experts=2, num_experts_per_tok=4, moe_intermediate_size=20,
               first_k_dense_replace=1, num_hidden_layers=3)
 LATENT_YARN = dict(YARN, mscale=0.7, mscale_all_dim=0.8)
+LONGROPE = dict(rope_type="longrope", rope_theta=1000.0, short_factor=[1.0, 1.5, 1.25, 2.0],
+                long_factor=[1.0, 3.0, 6.0, 12.5])
 TOLERANCE = 1e-5
 
 
@@ -52,6 +54,9 @@ def families():
         "phi3": ("Phi3", dict(GROUPED, sliding_window=11,
                               rope_parameters=dict(rope_type="default", rope_theta=1000.0,
                                                    partial_rotary_factor=0.5))),
+        "phi3_long": ("Phi3", dict(GROUPED, original_max_position_embeddings=16, rope_parameters=LONGROPE)),
+        "phi3_short": ("Phi3", dict(GROUPED, original_max_position_embeddings=128,
+                                    rope_parameters=dict(LONGROPE, attention_factor=1.3))),
         "pythia": ("GPTNeoX", dict(SIZES, rope_parameters=dict(rope_type="default", rope_theta=1000.0,
                                                                partial_rotary_factor=0.5))),
         "neox_in_sequence": ("GPTNeoX", dict(SIZES, use_parallel_residual=False, attention_bias=False)),
@@ -235,6 +240,13 @@ class Families(unittest.TestCase):
 
     def test_phi3(self):
         self.check("phi3")
+
+    def test_phi3_with_longrope(self):
+        """Text, loss and step are of more than 16 tokens, so that the long factors hold."""
+        self.check("phi3_long")
+
+    def test_phi3_with_longrope_of_short_texts(self):
+        self.check("phi3_short")
 
     def test_pythia(self):
         self.check("pythia")

@@ -140,5 +140,30 @@ TEST(Rope, RefusesPositionsAndFeaturesThatAreNotThere) {
   EXPECT_THROW(rope_table({.rotary_dim = 7}, 10, at::kFloat, at::kCPU), std::logic_error);
 }
 
+TEST(LongRope, HasTheFactorsOfTheLengthThatATableIsFor) {
+  RopeOptions options{.rotary_dim = 4, .base = 100};
+  options.scaling = {.kind = RopeScaling::Kind::LongRope,
+                     .factor = 8,
+                     .original_positions = 16,
+                     .short_factor = {1, 2},
+                     .long_factor = {4, 5}};
+  const double turned = std::sqrt(1 + std::log(8.0) / std::log(16.0));
+  for (const auto& [positions, factors] :
+       {std::pair<std::int64_t, std::vector<double>>{16, {1, 2}}, {17, {4, 5}}, {3, {1, 2}}, {64, {4, 5}}}) {
+    for (const double given : {0.0, 1.5}) {
+      options.scaling.attention_factor = given;
+      const RopeTable table = rope_table(options, positions, at::kDouble, at::kCPU);
+      const double scale = given > 0 ? given : turned;
+      for (const std::int64_t p : {std::int64_t{0}, std::int64_t{2}, positions - 1})
+        for (std::int64_t i = 0; i < 2; ++i) {
+          const double angle = static_cast<double>(p) * std::pow(100.0, -static_cast<double>(i) / 2) /
+                               factors[static_cast<std::size_t>(i)];
+          EXPECT_NEAR(table.cos[p][i].item<double>(), scale * std::cos(angle), 1e-14);
+          EXPECT_NEAR(table.sin[p][i].item<double>(), scale * std::sin(angle), 1e-14);
+        }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace megatron::kernels

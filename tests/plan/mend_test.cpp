@@ -230,6 +230,8 @@ const std::vector<Recipe>& recipes() {
            "--model.rope_low_freq_factor 5",
            "--position-embedding-type rope --model.rope_scaling_factor 8 --model.rope_high_freq_factor 1",
            "--model.rope_original_positions 0",
+           "--position-embedding-type rope --model.rope_scaling_factor 8 --model.rope_scaling_type longrope",
+           "--model.longrope_attention_factor -1",
            "--model.relative_attention_num_buckets 2",
            "--model.relative_attention_max_distance 3",
            "--model.layernorm_epsilon 0",

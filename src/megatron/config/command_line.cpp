@@ -143,7 +143,8 @@ class WordParser {
                           misused                  ? concat(typed, " (without a value)")
                           : !field.example.empty() ? concat(typed, " ", field.example)
                           : !example.empty()       ? concat(typed, " ", example, " (the default)")
-                          : values.empty() && !std::holds_alternative<std::vector<std::int64_t>*>(field.value)
+                          : values.empty() && !std::holds_alternative<std::vector<std::int64_t>*>(field.value) &&
+                                  !std::holds_alternative<std::vector<double>*>(field.value)
                               ? concat(typed, " TEXT")
                               : concat("leave ", typed, " out")));
       return;

@@ -1,6 +1,7 @@
 #pragma once
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "megatron/config/experts_config.h"
 #include "megatron/config/meaning.h"
@@ -77,6 +78,8 @@ struct ModelConfig : AttentionVariant, LayerVariant, ExpertsVariant, LatentVaria
   double yarn_beta_slow = 1;
   double yarn_attention_factor = 0;
   bool yarn_correction_range_round_to_int = true;
+  std::vector<double> longrope_short_factor, longrope_long_factor;
+  double longrope_attention_factor = 0;
   double init_method_std = 0.02;
   bool use_mup = false;
   std::int64_t mup_base_hidden_size = 0;
@@ -199,8 +202,9 @@ struct ModelConfig : AttentionVariant, LayerVariant, ExpertsVariant, LatentVaria
     v("rope_scaling_factor", rope_scaling_factor,
       "rope: stretch of long wavelengths, as rope_scaling_type says; 1: none.", "rope-scaling-factor");
     v("rope_scaling_type", rope_scaling_type,
-      "rope: which wavelengths are stretched: llama3: by the factors below; linear: all; yarn: by how often they turn.",
-      Choices({"llama3", "linear", "yarn"}), when("model.position_embedding_type", {"rope"}),
+      "rope: which wavelengths are stretched: llama3: by the factors below; linear: all; yarn: by how often they turn; "
+      "longrope: each by a factor of its own (Phi-3).",
+      Choices({"llama3", "linear", "yarn", "longrope"}), when("model.position_embedding_type", {"rope"}),
       unless("model.rope_scaling_factor", {"1"}));
     v("yarn_beta_fast", yarn_beta_fast,
       "yarn: what turns so often or more over rope_original_positions is not stretched.",
@@ -212,6 +216,16 @@ struct ModelConfig : AttentionVariant, LayerVariant, ExpertsVariant, LatentVaria
       when("model.rope_scaling_type", {"yarn"}));
     v("yarn_correction_range_round_to_int", yarn_correction_range_round_to_int,
       "yarn: the stretch begins and ends at whole pairs of features.", when("model.rope_scaling_type", {"yarn"}));
+    v("longrope_short_factor", longrope_short_factor,
+      "longrope: what each wavelength is multiplied by, shortest first, in runs of sequences of up to "
+      "rope_original_positions (docs/decisions/0123).",
+      when("model.rope_scaling_type", {"longrope"}));
+    v("longrope_long_factor", longrope_long_factor, "longrope: the same in runs of longer sequences.",
+      when("model.rope_scaling_type", {"longrope"}));
+    v("longrope_attention_factor", longrope_attention_factor,
+      "longrope: what rotated queries and keys are multiplied by; 0: sqrt(1 + ln(rope_scaling_factor) / "
+      "ln(rope_original_positions)).",
+      when("model.rope_scaling_type", {"longrope"}));
     v("rope_low_freq_factor", rope_low_freq_factor,
       "rope: wavelengths above rope_original_positions / this are stretched in full.",
       when("model.position_embedding_type", {"rope"}), unless("model.rope_scaling_factor", {"1"}));

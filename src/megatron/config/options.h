@@ -40,7 +40,7 @@ namespace megatron::config {
 
 /// Where the value of an option lies: the types an option can have.
 using FieldValue = std::variant<bool*, int*, std::int64_t*, std::uint64_t*, double*, std::string*,
-                                std::vector<std::string>*, std::vector<std::int64_t>*>;
+                                std::vector<std::string>*, std::vector<std::int64_t>*, std::vector<double>*>;
 
 /// One option of a struct.
 struct Field {

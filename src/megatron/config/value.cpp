@@ -35,11 +35,12 @@ bool parse_list(std::span<const std::string> words, std::vector<std::string>& ou
   return true;
 }
 
-bool parse_list(std::span<const std::string> words, std::vector<std::int64_t>& out) {
+template <class Number>
+bool parse_list(std::span<const std::string> words, std::vector<Number>& out) {
   for (std::string_view rest : words) {
     while (!rest.empty()) {
       const std::size_t comma = rest.find(',');
-      std::int64_t number = 0;
+      Number number = 0;
       if (!parse_one(rest.substr(0, comma), number)) return false;
       out.push_back(number);
       if (comma == std::string_view::npos) break;
@@ -117,18 +118,20 @@ bool is_bool(const FieldValue& field) { return std::holds_alternative<bool*>(fie
 
 bool is_list(const FieldValue& field) {
   return std::holds_alternative<std::vector<std::string>*>(field) ||
-         std::holds_alternative<std::vector<std::int64_t>*>(field);
+         std::holds_alternative<std::vector<std::int64_t>*>(field) ||
+         std::holds_alternative<std::vector<double>*>(field);
 }
 
 std::string type_name(const FieldValue& field) {
-  constexpr std::array kNames = {"true or false", "an integer", "an integer",        "an integer >= 0",
-                                 "a number",      "a string",   "a list of strings", "a list of integers"};
+  constexpr std::array kNames = {"true or false",     "an integer",         "an integer",
+                                 "an integer >= 0",   "a number",           "a string",
+                                 "a list of strings", "a list of integers", "a list of numbers"};
   static_assert(kNames.size() == std::variant_size_v<FieldValue>);
   return kNames[field.index()];
 }
 
 std::string metavar(const FieldValue& field) {
-  constexpr std::array kNames = {"", "INT", "INT", "INT", "FLOAT", "STRING", "STRING...", "INT..."};
+  constexpr std::array kNames = {"", "INT", "INT", "INT", "FLOAT", "STRING", "STRING...", "INT...", "FLOAT..."};
   static_assert(kNames.size() == std::variant_size_v<FieldValue>);
   return kNames[field.index()];
 }
@@ -151,6 +154,8 @@ void append(Value& value, const Value& more) {
   const auto extend = [](auto& list, const auto& tail) { list.insert(list.end(), tail.begin(), tail.end()); };
   if (auto* texts = std::get_if<std::vector<std::string>>(&value))
     extend(*texts, std::get<std::vector<std::string>>(more));
+  else if (auto* numbers = std::get_if<std::vector<double>>(&value))
+    extend(*numbers, std::get<std::vector<double>>(more));
   else
     extend(std::get<std::vector<std::int64_t>>(value), std::get<std::vector<std::int64_t>>(more));
 }

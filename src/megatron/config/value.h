@@ -11,7 +11,7 @@ namespace megatron::config {
 
 /// A value that waits to be assigned: the alternatives of FieldValue, in the same order.
 using Value = std::variant<bool, int, std::int64_t, std::uint64_t, double, std::string, std::vector<std::string>,
-                           std::vector<std::int64_t>>;
+                           std::vector<std::int64_t>, std::vector<double>>;
 
 bool is_bool(const FieldValue& field);
 bool is_list(const FieldValue& field);

@@ -29,16 +29,24 @@ double yarn_share(const RopeOptions& options, std::int64_t i) {
 }
 
 double rotated_factor(const RopeScaling& scaling) {
-  if (scaling.kind != RopeScaling::Kind::Yarn || scaling.factor == 1) return 1;
-  return scaling.attention_factor > 0 ? scaling.attention_factor : 0.1 * std::log(scaling.factor) + 1;
+  const bool by_each = scaling.kind == RopeScaling::Kind::LongRope;
+  if ((scaling.kind != RopeScaling::Kind::Yarn && !by_each) || scaling.factor == 1) return 1;
+  if (scaling.attention_factor > 0) return scaling.attention_factor;
+  if (by_each)
+    return std::sqrt(1 + std::log(scaling.factor) / std::log(static_cast<double>(scaling.original_positions)));
+  return 0.1 * std::log(scaling.factor) + 1;
 }
 
-/// Radians per position of pair i.
-double frequency(const RopeOptions& options, std::int64_t i) {
+/// Radians per position of pair i, in sequences of up to `positions`.
+double frequency(const RopeOptions& options, std::int64_t i, std::int64_t positions) {
   const double plain = std::pow(options.base, -2.0 * static_cast<double>(i) / static_cast<double>(options.rotary_dim));
   const RopeScaling& scaling = options.scaling;
   if (scaling.factor == 1) return plain;
   if (scaling.kind == RopeScaling::Kind::Linear) return plain / scaling.factor;
+  if (scaling.kind == RopeScaling::Kind::LongRope) {
+    const bool stretched = positions > scaling.original_positions;
+    return plain / (stretched ? scaling.long_factor : scaling.short_factor).at(static_cast<std::size_t>(i));
+  }
   if (scaling.kind == RopeScaling::Kind::Yarn) {
     const double stretched = yarn_share(options, i);
     return stretched * plain / scaling.factor + (1 - stretched) * plain;
@@ -60,7 +68,7 @@ RopeTable rope_table(const RopeOptions& options, std::int64_t positions, at::Sca
   double *c = cos.mutable_data_ptr<double>(), *s = sin.mutable_data_ptr<double>();
   const double factor = rotated_factor(options.scaling);
   for (std::int64_t i = 0; i < half; ++i) {
-    const double radians = frequency(options, i);
+    const double radians = frequency(options, i, positions);
     for (std::int64_t p = 0; p < positions; ++p) {
       c[p * half + i] = factor * std::cos(static_cast<double>(p) * radians);
       s[p * half + i] = factor * std::sin(static_cast<double>(p) * radians);

@@ -2,6 +2,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <vector>
 
 // Rotary position embedding (Su et al. 2021).
 namespace megatron::kernels {
@@ -10,16 +11,18 @@ namespace megatron::kernels {
 /// stretched by `factor`, those below original_positions / high_freq_factor stay, those between are interpolated.
 /// Linear: all are stretched. Yarn (Peng et al. 2023): pairs that turn beta_fast times or more over original_positions
 /// stay, those that turn beta_slow times or less are stretched, those between are interpolated by their number; and
-/// what is rotated is multiplied by attention_factor.
+/// what is rotated is multiplied by attention_factor. LongRope (Ding et al. 2024): wavelengths are multiplied by
+/// long_factor, or by short_factor in a table of up to original_positions, and what is rotated by attention_factor.
 struct RopeScaling {
-  enum class Kind : std::uint8_t { Llama3, Linear, Yarn };
+  enum class Kind : std::uint8_t { Llama3, Linear, Yarn, LongRope };
   Kind kind = Kind::Llama3;
   double factor = 1;  ///< 1: none
   double low_freq_factor = 1, high_freq_factor = 4;
   double beta_fast = 32, beta_slow = 1;
-  double attention_factor = 0;  ///< 0: 0.1 ln(factor) + 1
+  double attention_factor = 0;  ///< 0: 0.1 ln(factor) + 1; of LongRope sqrt(1 + ln(factor) / ln(original_positions))
   bool whole_pairs = true;      ///< of Yarn: what is interpolated begins and ends at pairs, rounded outwards
   std::int64_t original_positions = 8192;
+  std::vector<double> short_factor = {}, long_factor = {};  ///< of LongRope: rotary_dim / 2 numbers above 0 each
 };
 
 struct RopeOptions {
@@ -29,7 +32,8 @@ struct RopeOptions {
   RopeScaling scaling = {};
 };
 
-/// Cosines and sines [positions, rotary_dim / 2], computed in float64, kept in float32 (float64 for models in it).
+/// Cosines and sines [positions, rotary_dim / 2], computed in float64, kept in float32 (float64 for models in it). Of
+/// LongRope `positions`, how many the sequences of a run have at most, decide which of its factors all of them have.
 struct RopeTable {
   at::Tensor cos, sin;
   bool interleaved = false;

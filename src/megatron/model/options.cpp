@@ -22,7 +22,10 @@ kernels::Activation::Kind activation_of(const std::string& name) {
 
 kernels::RopeScaling::Kind scaling_of(const std::string& type) {
   using Kind = kernels::RopeScaling::Kind;
-  return type == "linear" ? Kind::Linear : type == "yarn" ? Kind::Yarn : Kind::Llama3;
+  return type == "linear"     ? Kind::Linear
+         : type == "yarn"     ? Kind::Yarn
+         : type == "longrope" ? Kind::LongRope
+                              : Kind::Llama3;
 }
 
 kernels::RopeOptions rope_options(const config::ModelConfig& model, const plan::ModelShape& shape) {
@@ -36,9 +39,12 @@ kernels::RopeOptions rope_options(const config::ModelConfig& model, const plan::
                       .high_freq_factor = model.rope_high_freq_factor,
                       .beta_fast = model.yarn_beta_fast,
                       .beta_slow = model.yarn_beta_slow,
-                      .attention_factor = plan::rotary_scale(model),
+                      .attention_factor = model.rope_scaling_type == "longrope" ? model.longrope_attention_factor
+                                                                                : plan::rotary_scale(model),
                       .whole_pairs = model.yarn_correction_range_round_to_int,
-                      .original_positions = model.rope_original_positions}};
+                      .original_positions = model.rope_original_positions,
+                      .short_factor = model.longrope_short_factor,
+                      .long_factor = model.longrope_long_factor}};
 }
 
 /// Those of layers with a window, where they have a base of their own.

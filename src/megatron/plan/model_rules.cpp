@@ -43,6 +43,23 @@ void check_attention(const config::ModelConfig& model, Rules& rules) {
                   concat("--model.num_query_groups ", std::gcd(heads, model.num_query_groups)));
 }
 
+/// `rotated`: the features of a head that have positions.
+void check_longrope(const config::ModelConfig& model, std::int64_t rotated, Rules& rules) {
+  rules.range("model.longrope_attention_factor", model.longrope_attention_factor, 0.0, 1e6);
+  if (model.rope_scaling_type != "longrope" || model.rope_scaling_factor == 1) return;
+  const auto fits = [&](const std::vector<double>& factors) {
+    return std::ssize(factors) == rotated / 2 && std::ranges::all_of(factors, [](double f) { return f > 0; });
+  };
+  rules.require(fits(model.longrope_short_factor) && fits(model.longrope_long_factor),
+                "model.longrope_short_factor and model.longrope_long_factor must have a number above 0 for each pair "
+                "of features that rope rotates.",
+                concat(model.longrope_short_factor.size(), " and ", model.longrope_long_factor.size(), " numbers, ",
+                       rotated / 2, " pairs"),
+                "--model.rope_scaling_factor 1 (no stretch)");
+  rules.require(model.rope_original_positions > 1, "longrope needs model.rope_original_positions above 1.",
+                concat(model.rope_original_positions), "--model.rope_original_positions 4096");
+}
+
 void check_positions(const config::ModelConfig& model, Rules& rules) {
   const std::int64_t buckets = model.relative_attention_num_buckets;
   rules.range<std::int64_t>("model.relative_attention_num_buckets", buckets, 4, kMaxWidth);
@@ -72,6 +89,7 @@ void check_positions(const config::ModelConfig& model, Rules& rules) {
                 concat(rotated, " of ", head),
                 head % 2 == 0 ? "--model.rotary_percent 1 (the default)"
                               : concat("--model.kv_channels ", head + 1, " --model.rotary_percent 1"));
+  check_longrope(model, rotated, rules);
 }
 
 /// Sizes of latent attention, and what excludes it.

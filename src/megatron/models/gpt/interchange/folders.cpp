@@ -1,5 +1,6 @@
 #include "megatron/models/gpt/interchange/folders.h"
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <utility>
@@ -7,6 +8,7 @@
 #include "megatron/base/error.h"
 #include "megatron/interchange/hugging_face/hf_classes.h"
 #include "megatron/plan/parameters/parameters.h"
+#include "megatron/plan/rules.h"
 
 namespace megatron::models::gpt {
 
@@ -59,6 +61,33 @@ void read_yarn(JsonFields& rope, ModelConfig& model) {
   model.yarn_correction_range_round_to_int = rope.flag("truncate", true);
 }
 
+/// A number above 0 for each pair of features that are rotated.
+std::vector<double> factors_of(JsonFields& rope, const char* key, std::int64_t pairs) {
+  const json& list = rope.value(key);
+  const bool fits = list.is_array() && std::ssize(list) == pairs && std::ranges::all_of(list, [](const json& factor) {
+                      return factor.is_number() && std::isfinite(factor.get<double>()) && factor.get<double>() > 0;
+                    });
+  if (!fits) rope.refuse(key, concat("a list of ", pairs, " numbers above 0, one for each pair of rotated features"));
+  return list.get<std::vector<double>>();
+}
+
+void read_longrope(JsonFields& rope, ModelConfig& model, std::int64_t positions) {
+  if (rope.size("original_max_position_embeddings", kMaxPositions, positions) != positions)
+    rope.refuse("original_max_position_embeddings", concat("the model's own, ", positions));
+  const std::int64_t head = model.kv_channels > 0 ? model.kv_channels : model.hidden_size / model.num_attention_heads;
+  const std::int64_t pairs = plan::rotary_features(head, model.rotary_percent) / 2;
+  model.rope_scaling_type = "longrope";
+  model.rope_original_positions = positions;
+  model.rope_scaling_factor =
+      rope.number("factor", static_cast<double>(model.max_position_embeddings) / static_cast<double>(positions));
+  model.longrope_short_factor = factors_of(rope, "short_factor", pairs);
+  model.longrope_long_factor = factors_of(rope, "long_factor", pairs);
+  model.longrope_attention_factor = rope.number("attention_factor", 0);
+  if (!(model.rope_scaling_factor > 1)) rope.refuse("factor", "above 1: of so many times the positions before");
+  if (model.longrope_attention_factor < 0) rope.refuse("attention_factor", "above 0");
+  rope.finish();
+}
+
 /// The fields of one kind of layer: of rope_parameters, or of an object in it.
 void read_positions(JsonFields& rope, ModelConfig& model, const RopeDefaults& defaults) {
   model.rotary_base = rope.number("rope_theta", model.rotary_base);
@@ -69,6 +98,10 @@ void read_positions(JsonFields& rope, ModelConfig& model, const RopeDefaults& de
   const bool new_name = rope.has("rope_type");  // "type" as older folders say
   const std::string type = rope.text("rope_type", rope.text("type", "default"));
   if (type == "default") return rope.finish();
+  if (defaults.longrope_positions > 0) {
+    if (type != "longrope" && type != "su") rope.refuse(new_name ? "rope_type" : "type", "default or longrope");
+    return read_longrope(rope, model, defaults.longrope_positions);
+  }
   if (type != "llama3" && type != "linear" && type != "yarn")
     rope.refuse(new_name ? "rope_type" : "type", "default, linear, llama3 or yarn");
   model.rope_scaling_type = type;
@@ -209,7 +242,18 @@ json write_rope(const ModelConfig& model, json& object) {
       if (model.mscale_all_dim > 0) rope.update({{"mscale", model.mscale}, {"mscale_all_dim", model.mscale_all_dim}});
       if (model.yarn_attention_factor > 0) rope["attention_factor"] = model.yarn_attention_factor;
     }
+    if (model.rope_scaling_type == "longrope") {
+      rope.update({{"short_factor", model.longrope_short_factor}, {"long_factor", model.longrope_long_factor}});
+      const auto ratio =
+          static_cast<double>(model.max_position_embeddings) / static_cast<double>(model.rope_original_positions);
+      if (model.rope_scaling_factor == ratio) rope.erase("factor");
+      if (model.longrope_attention_factor > 0) rope["attention_factor"] = model.longrope_attention_factor;
+    }
     object["rope_scaling"] = rope;
+    if (model.rope_scaling_type == "longrope") {  // as transformers 4 calls it in its three fields
+      object["rope_scaling"].erase("rope_type");
+      object["rope_scaling"]["type"] = "longrope";
+    }
   }
   rope["rope_theta"] = model.rotary_base;
   if (model.rotary_percent != 1) rope["partial_rotary_factor"] = model.rotary_percent;
@@ -219,7 +263,9 @@ json write_rope(const ModelConfig& model, json& object) {
 }
 
 bool rotates_halves(const ModelConfig& model, bool whole) {
-  return model.position_embedding_type == "rope" && !model.rotary_interleaved && (!whole || model.rotary_percent == 1);
+  return model.position_embedding_type == "rope" && !model.rotary_interleaved &&
+         (!whole || model.rotary_percent == 1) &&
+         (model.rope_scaling_factor == 1 || model.rope_scaling_type != "longrope");
 }
 
 std::int64_t period_of(JsonFields& fields, const char* key, const json& list, const json& odd, const json& other) {

@@ -49,6 +49,8 @@ struct RopeDefaults {
   double base = 10000, percent = 1;
   bool partial = false;
   bool mscales = false;  ///< YaRN's mscale and mscale_all_dim
+  /// Of a family whose positions are stretched by longrope alone: those of the model before; 0: any other stretch.
+  std::int64_t longrope_positions = 0;
 };
 /// Base, scaling and share of the rotary positions: rope_parameters (transformers 5), or rope_theta and rope_scaling
 /// (4). A rope_parameters with an object for each kind of layer has that of "full_attention" taken.
@@ -56,7 +58,7 @@ void read_rope(const nlohmann::json& object, interchange::JsonFields& fields, co
                const RopeDefaults& defaults = {});
 /// As both write it; the object of rope_parameters.
 nlohmann::json write_rope(const config::ModelConfig& model, nlohmann::json& object);
-/// Rotary positions of halves of a head, of all its features where `whole`.
+/// Rotary positions of halves of a head, of all its features where `whole`, not stretched by longrope.
 bool rotates_halves(const config::ModelConfig& model, bool whole = true);
 
 /// Which layers have the window, of "layer_types", or of how many one has none where there is no such list; refused

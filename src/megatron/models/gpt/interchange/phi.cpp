@@ -2,7 +2,7 @@
 
 #include "megatron/models/gpt/interchange/folders.h"
 
-// Phi-3 and Phi-4: a Llama with fused matrices, which may rotate a part of a head.
+// Phi-3 and Phi-4: a Llama with fused matrices, which may rotate a part of a head, with longrope or not.
 namespace megatron::models::gpt {
 namespace {
 
@@ -10,6 +10,12 @@ using namespace interchange;
 using config::ModelConfig;
 using nlohmann::json;
 using plan::ModelShape;
+
+constexpr std::int64_t kPhiPositions = 4096;  // before longrope, where config.json names none
+
+bool is_longrope(const ModelConfig& model) {
+  return model.rope_scaling_factor != 1 && model.rope_scaling_type == "longrope";
+}
 
 void read_phi(const json& object, JsonFields& fields, FolderConfig& folder) {
   check_classes(object, fields, "Phi3");
@@ -19,10 +25,11 @@ void read_phi(const json& object, JsonFields& fields, FolderConfig& folder) {
   model.add_bias_linear = false;
   fields.must_be("attention_bias", false);
   model.hidden_dropout = fields.number("resid_pdrop", 0);
-  fields.ignore({"embd_pdrop", "original_max_position_embeddings"});  // the last without longrope
+  fields.ignore({"embd_pdrop"});
   model.untie_embeddings_and_output_weights = !fields.flag("tie_word_embeddings", false);
   model.sliding_window = fields.size("sliding_window", kMaxPositions, 0);
-  read_rope(object, fields, model, {.partial = true});
+  const std::int64_t before = fields.size("original_max_position_embeddings", kMaxPositions, kPhiPositions);
+  read_rope(object, fields, model, {.partial = true, .longrope_positions = before});
   read_head(object, fields, folder);
 }
 
@@ -34,7 +41,8 @@ void write_phi(const FolderConfig& folder, const HasTensor&, json& object) {
                  {"attention_bias", false},
                  {"partial_rotary_factor", model.rotary_percent},
                  {"sliding_window", window_or_null(model)},
-                 {"original_max_position_embeddings", model.max_position_embeddings}});
+                 {"original_max_position_embeddings",
+                  is_longrope(model) ? model.rope_original_positions : model.max_position_embeddings}});
   write_head(folder, object);
 }
 
@@ -52,15 +60,17 @@ constexpr std::string_view kPhiTypes[] = {"phi3"};
 extern const HfFamily kPhi;
 constinit const HfFamily kPhi = decoder_family<phi_layer>(
     {.name = "phi3",
-     .models = "Phi-3 and Phi-4 without longrope",
-     .form = "a Phi-3 (RMSNorm, rope of a part of a head, unstretched, gated_linear_unit, no biases)",
+     .models = "Phi-3, Phi-4",
+     .form = "a Phi-3 (RMSNorm, rope of a part of a head, unstretched or by longrope, gated_linear_unit, no biases)",
      .model_types = kPhiTypes,
      .read = read_phi,
      .holds =
          [](const ModelConfig& model, const ModelShape& shape) {
-           return shape.rms_norm && shape.gated && rotates_halves(model, /*whole=*/false) &&
+           ModelConfig plain = model;
+           if (is_longrope(model)) plain.rope_scaling_factor = 1;
+           return shape.rms_norm && shape.gated && rotates_halves(plain, /*whole=*/false) &&
                   has_layers(model, {.sliding_window = model.sliding_window}) && !shape.linear_bias &&
-                  model.rope_scaling_factor == 1;
+                  plain.rope_scaling_factor == 1;
          },
      .write = write_phi});
 
