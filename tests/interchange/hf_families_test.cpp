@@ -35,6 +35,12 @@ json longrope() {
             {"long_factor", {1.0, 1.5, 2.0, 3.0, 4.5, 8.0, 12.0, 16.0}}}}};
 }
 
+json falcon() {
+  json object = sizes("falcon", "Falcon");
+  object.erase("intermediate_size");
+  return object;
+}
+
 json gemma2() { return with(sizes("gemma2", "Gemma2"), {{"num_key_value_heads", 2}, {"head_dim", 24}}); }
 
 json gemma3() {
@@ -90,6 +96,10 @@ TEST(HuggingFaceFamilies, AreWrittenAsTheyWereRead) {
            {{"original_max_position_embeddings", 32},
             {"rope_scaling", with(longrope()["rope_scaling"], {{"factor", 2.0}, {"attention_factor", 1.25}})}}),
       sizes("gpt_neox", "GPTNeoX"),
+      falcon(),
+      with(falcon(), {{"new_decoder_architecture", true}, {"num_kv_heads", 2}, {"bias", true}}),
+      with(falcon(), {{"new_decoder_architecture", true}, {"num_kv_heads", 2}, {"num_ln_in_parallel_attn", 1}}),
+      with(falcon(), {{"multi_query", false}, {"ffn_hidden_size", 96}, {"tie_word_embeddings", false}}),
       with(with(sizes("starcoder2", "Starcoder2"), grouped), {{"use_bias", false}}),
       with(with(sizes("llama", "Llama"), grouped),
            {{"mlp_bias", true}, {"rope_scaling", {{"type", "linear"}, {"factor", 2.0}}}}),
@@ -149,6 +159,14 @@ TEST(HuggingFaceFamilies, HaveTransformersDefaults) {
   EXPECT_TRUE(neox.parallel_residual);
   EXPECT_TRUE(neox.untie_embeddings_and_output_weights);
   EXPECT_EQ(read(sizes("smollm3", "SmolLM3")).no_rope_freq, 4);
+  const auto one_key = read(falcon());
+  EXPECT_EQ(one_key.num_query_groups, 1);
+  EXPECT_EQ(one_key.ffn_hidden_size, 4 * 64);
+  EXPECT_TRUE(one_key.parallel_residual && one_key.parallel_shared_norm && !one_key.add_bias_linear);
+  EXPECT_FALSE(one_key.untie_embeddings_and_output_weights);
+  const auto groups = read(with(falcon(), {{"new_decoder_architecture", true}, {"num_kv_heads", 2}}));
+  EXPECT_EQ(groups.num_query_groups, 2);
+  EXPECT_TRUE(groups.parallel_residual && !groups.parallel_shared_norm);
   const json experts = {{"num_local_experts", 4}, {"num_experts_per_tok", 2}};
   const auto oss = read(with(sizes("gpt_oss", "GptOss"), experts));
   EXPECT_EQ(oss.sliding_window, 128);
@@ -237,6 +255,23 @@ TEST(HuggingFaceFamilies, RefuseWhatIsNotComputedByName) {
   expect_refused_by_name(sizes("phi3", "Phi3"), "rope_scaling",
                          {{"type", "longrope"}, {"short_factor", {1.0}}, {"long_factor", {1.0}}});
   expect_refused_by_name(sizes("phi3", "Phi3"), "partial_rotary_factor", 1.5);
+  expect_refused_by_name(sizes("phi3", "Phi3"), "rope_scaling", yarn());
+  for (const auto& [field, value] :
+       std::initializer_list<std::pair<const char*, json>>{{"short_factor", {1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.0}},
+                                                           {"long_factor", "none"},
+                                                           {"factor", 1.0},
+                                                           {"attention_factor", -1.0},
+                                                           {"original_max_position_embeddings", 16},
+                                                           {"mscale", 2.0}}) {
+    json folder = with(with(sizes("phi3", "Phi3"), {{"num_key_value_heads", 2}, {"head_dim", 16}}), longrope());
+    folder["rope_scaling"][field] = value;
+    expect_refused([&] { read(folder); }, {"config.json", std::string("rope_scaling.") + field});
+  }
+  expect_refused_by_name(falcon(), "alibi", true);
+  expect_refused_by_name(falcon(), "parallel_attn", false);
+  expect_refused_by_name(falcon(), "num_ln_in_parallel_attn", 2);
+  expect_refused_by_name(with(falcon(), {{"new_decoder_architecture", true}}), "num_ln_in_parallel_attn", 3);
+  expect_refused_by_name(falcon(), "num_key_value_heads", 2);
   expect_refused_by_name(sizes("smollm3", "SmolLM3"), "no_rope_layers", {1, 0, 0, 1});
   expect_refused_by_name(sizes("smollm3", "SmolLM3"), "use_sliding_window", true);
   expect_refused_by_name(sizes("starcoder2", "Starcoder2"), "mlp_type", "gated");

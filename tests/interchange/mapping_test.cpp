@@ -173,6 +173,7 @@ TEST(Mapping, FollowsLayersThatDiffer) {
         layer.norms = shape.norms;
         layer.parallel = false;
         for (plan::Branch& branch : layer.branches) {
+          branch.reads = plan::Branch::Reads::OwnNorm;
           if (auto* attention = std::get_if<plan::SelfAttention>(&branch.inner)) {
             if (!family.grouped) attention->groups = attention->heads;
             if (!family.grouped) attention->variant = {};

@@ -24,6 +24,7 @@ if not MISSING:
 VOCABULARY = 320
 SIZES = dict(vocab_size=VOCABULARY, hidden_size=32, intermediate_size=48, num_hidden_layers=4, num_attention_heads=4,
              max_position_embeddings=256, bos_token_id=1, eos_token_id=2, pad_token_id=None)
+FALCON = {name: value for name, value in dict(SIZES, ffn_hidden_size=48).items() if name != "intermediate_size"}
 GROUPED = dict(SIZES, num_key_value_heads=2)
 YARN = dict(rope_type="yarn", rope_theta=1000.0, factor=4.0, original_max_position_embeddings=64)
 # DeepSeek's: latent attention with values of another width, experts behind a dense layer.
@@ -60,6 +61,11 @@ def families():
         "pythia": ("GPTNeoX", dict(SIZES, rope_parameters=dict(rope_type="default", rope_theta=1000.0,
                                                                partial_rotary_factor=0.5))),
         "neox_in_sequence": ("GPTNeoX", dict(SIZES, use_parallel_residual=False, attention_bias=False)),
+        "falcon_one_key": ("Falcon", dict(FALCON)),
+        "falcon_all_keys": ("Falcon", dict(FALCON, multi_query=False, bias=True, tie_word_embeddings=False)),
+        "falcon_groups": ("Falcon", dict(FALCON, new_decoder_architecture=True, num_kv_heads=2)),
+        "falcon_groups_one_norm": ("Falcon", dict(FALCON, new_decoder_architecture=True, num_kv_heads=2,
+                                                  num_ln_in_parallel_attn=1, activation="gelu_pytorch_tanh")),
         "starcoder2": ("Starcoder2", dict(GROUPED, sliding_window=9)),
         "llama_attention_bias": ("Llama", dict(GROUPED, attention_bias=True)),
         "llama_mlp_bias": ("Llama", dict(GROUPED, mlp_bias=True,
@@ -253,6 +259,18 @@ class Families(unittest.TestCase):
 
     def test_neox_in_sequence(self):
         self.check("neox_in_sequence")
+
+    def test_falcon_with_one_key_and_value(self):
+        self.check("falcon_one_key")
+
+    def test_falcon_with_a_key_and_value_per_head(self):
+        self.check("falcon_all_keys")
+
+    def test_falcon_with_groups_and_two_norms(self):
+        self.check("falcon_groups")
+
+    def test_falcon_with_groups_and_one_norm(self):
+        self.check("falcon_groups_one_norm")
 
     def test_starcoder2(self):
         self.check("starcoder2")

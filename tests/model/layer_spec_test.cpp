@@ -135,7 +135,8 @@ std::int64_t elements_of(const plan::LayerSpec& layer, std::int64_t h) {
     const std::int64_t rows = across.heads * across.head_size;  // of queries; as many of keys and of values
     count += 4 * rows * h + (across.bias ? 3 * rows + h : 0) + norm;
   }
-  return count + 2 * norm;
+  const bool shared = layer.branches.back().reads == plan::Branch::Reads::NormBefore;
+  return count + 2 * norm - (shared ? (layer.rms_norm ? h : 2 * h) : 0);
 }
 
 TEST_F(RandomLayers, HaveTheParametersThatAreCounted) {

@@ -42,6 +42,8 @@ inline std::vector<plan::LayerSpec> random_layers(std::uint64_t seed, const plan
       layer.norms = kPlaces[random() % std::size(kPlaces)];
       layer.parallel = random() % 3 == 0;
     }
+    if (layer.parallel && layer.norms.before && seed % 2 == 0)
+      layer.branches.back().reads = plan::Branch::Reads::NormBefore;
     for (plan::Branch& branch : layer.branches) {
       if (auto* attention = std::get_if<plan::SelfAttention>(&branch.inner)) {
         attention->head_size = one_of(sizes.head_sizes);

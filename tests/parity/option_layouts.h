@@ -39,6 +39,12 @@ inline std::vector<Layout> option_layouts() {
         "model.softmax_type=learnable model.gated_linear_unit=true model.activation=quick_gelu "
         "model.activation_func_clamp_value=0.01 model.glu_linear_offset=1 model.num_query_groups=2 "
         "model.position_embedding_type=rope model.sliding_window=5 model.window_attn_skip_freq=2",
+        "model.parallel_residual=true model.parallel_shared_norm=true model.add_bias_linear=false "
+        "model.num_query_groups=1 model.position_embedding_type=rope",
+        "model.parallel_residual=true model.parallel_shared_norm=true model.num_query_groups=2 "
+        "model.position_embedding_type=rope model.rope_scaling_factor=4 model.rope_scaling_type=longrope "
+        "model.rope_original_positions=6 model.longrope_long_factor=1,3,5,9 "
+        "model.longrope_short_factor=1,1,1,1",
         "model.parallel_residual=true model.position_embedding_type=rope model.rotary_percent=0.5 "
         "model.no_rope_freq=2 model.add_bias_linear=true model.linear_bias_in=mlp"}) {
     std::vector<Layout> some;

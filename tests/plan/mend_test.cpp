@@ -232,6 +232,7 @@ const std::vector<Recipe>& recipes() {
            "--model.rope_original_positions 0",
            "--position-embedding-type rope --model.rope_scaling_factor 8 --model.rope_scaling_type longrope",
            "--model.longrope_attention_factor -1",
+           "--model.parallel_shared_norm",
            "--model.relative_attention_num_buckets 2",
            "--model.relative_attention_max_distance 3",
            "--model.layernorm_epsilon 0",

@@ -51,6 +51,7 @@ TEST(Recipes, AreOfTheSizesInTheirNames) {
                                                                      {"olmo2_1b", {1484, 1486}},
                                                                      {"smollm3_3b", {3075, 3076}},
                                                                      {"phi4_mini", {3835, 3837}},
+                                                                     {"falcon_7b", {6921, 6923}},
                                                                      {"gpt_oss_20b", {20914.7, 20914.8}},
                                                                      {"deepseek_v2_lite", {15706.4, 15706.6}},
                                                                      {"pythia_160m", {162, 163}},

@@ -228,7 +228,8 @@ class DenseModel {
     if (memory.defined())
       x = x + across(norm(x, p + "pre_cross_attn_layernorm"), memory, p, l, batch, training) *
                   mask(layer + "/cross attention output", batch, s, training);
-    normed = before(spec.parallel ? in : x, "pre_mlp_layernorm");
+    if (spec.branches.back().reads == plan::Branch::Reads::OwnNorm)
+      normed = before(spec.parallel ? in : x, "pre_mlp_layernorm");
     if (const plan::Experts* const mixture = spec.experts())
       return (after ? normed : x) + experts(normed, p + "mlp.", layer, *mixture, batch, training) *
                                         mask(layer + "/mlp output", batch, s, training);

@@ -31,6 +31,7 @@ struct LayerVariant {
   std::string norm_position = "before";
   bool apply_layernorm_1p = false;
   bool parallel_residual = false;
+  bool parallel_shared_norm = false;
   std::string linear_bias_in = "all";
   bool scale_embeddings = false;
   double final_logit_softcapping = 0;
@@ -135,6 +136,9 @@ struct ModelConfig : AttentionVariant, LayerVariant, ExpertsVariant, LatentVaria
       "apply-layernorm-1p");
     v("parallel_residual", parallel_residual,
       "Attention and MLP read the same stream, each behind a norm of its own, and both are added to it (GPT-NeoX).");
+    v("parallel_shared_norm", parallel_shared_norm,
+      "With parallel_residual: attention and MLP read one norm of the stream (Falcon 7B).",
+      when("model.parallel_residual"));
     v("layernorm_epsilon", layernorm_epsilon, "Added to the variance (RMSNorm: mean square) in normalization.",
       "norm-epsilon");
     v("activation", activation,

@@ -40,8 +40,9 @@ void MappingBuilder::layer(const plan::LayerSpec& layer, const LayerNames& names
     whole(layer.prefix + ours + ".weight", theirs + ".weight", {features});
     if (!layer.rms_norm) whole(layer.prefix + ours + ".bias", theirs + ".bias", {features});
   };
-  for (const plan::Branch& branch : layer.branches) {
-    if (layer.norms.before) norm(branch.norm(), layer.hidden);
+  for (std::size_t b = 0; b < layer.branches.size(); ++b) {
+    const plan::Branch& branch = layer.branches[b];
+    if (layer.norm_before(b)) norm(branch.norm(), layer.hidden);
     if (layer.norms.behind) norm(branch.out_norm(), layer.hidden);
     if (const auto* const attention = std::get_if<plan::SelfAttention>(&branch.inner);
         attention != nullptr && attention->learned_sinks())

@@ -80,8 +80,9 @@ void set_heads(BranchModules& branch, const plan::CrossAttention& attention, int
 void set_heads(BranchModules& /*branch*/, const plan::Mlp& /*mlp*/, int /*tp*/) {}
 void set_heads(BranchModules& /*branch*/, const plan::Experts& /*experts*/, int /*tp*/) {}
 
-BranchModules branch_of(const parallel::ParameterStore& parameters, const plan::LayerSpec& layer,
-                        const plan::Branch& spec, const Block::Options& options, const comm::Group& tp) {
+BranchModules branch_of(const parallel::ParameterStore& parameters, const plan::LayerSpec& layer, std::size_t index,
+                        const Block::Options& options, const comm::Group& tp) {
+  const plan::Branch& spec = layer.branches[index];
   const bool split = options.sequence_parallel;
   const auto norm = [&](const std::string& name) {
     return norm_of(parameters, layer.prefix + name + ".", options.epsilon, layer.rms_norm, layer.norm_1p);
@@ -97,7 +98,7 @@ BranchModules branch_of(const parallel::ParameterStore& parameters, const plan::
                 options.experts)};
   const std::vector<plan::Linear> linears = spec.linears(layer.hidden);
   BranchModules branch{.spec = spec,
-                       .norm = layer.norms.before ? norm(spec.norm()) : Norm{},
+                       .norm = layer.norm_before(index) ? norm(spec.norm()) : Norm{},
                        .in = {},
                        .out = row(parameters, layer.prefix, linears.back(), tp, split)};
   branch.out.adapt(adapter_of(parameters, layer, linears.back(), options, tp));
@@ -130,7 +131,7 @@ class RowSteps {
         recomputes_mlp_(block.options().recompute_mlp && !partial) {}
 
   void project(const ColumnParallelLinear& linear) {
-    x_ = linear.forward(stream_.y, std::move(stream_.recompute_fn), sites_.adapted_samples);
+    x_ = linear.forward(stream_.y, norm_again(), sites_.adapted_samples);
   }
   void normalize_heads(const BranchModules& branch) { x_ = normalized_queries_and_keys(x_, branch, block_.tp()); }
   void attend(const plan::SelfAttention& /*attention*/, const BranchModules& /*branch*/) { take(attend_.heads(x_)); }
@@ -153,7 +154,7 @@ class RowSteps {
           });
       again_ = {[both] { return std::move(both->value().u); }, [both] { return std::move(both->value().y); }};
     }
-    activated_ = fc1.forward(stream_.y, inner_, std::move(stream_.recompute_fn), sites_.adapted_samples);
+    activated_ = fc1.forward(stream_.y, inner_, norm_again(), sites_.adapted_samples);
     if (block_.options().keep_activation && !recomputes_mlp_) again_.y_fn = [y = activated_->y] { return y; };
   }
   void route(const plan::Experts& /*experts*/, const BranchModules& /*branch*/) {}  // leave() computes them at once
@@ -180,7 +181,7 @@ class RowSteps {
     const kernels::Dropout dropout = sites_.outputs.empty() ? kernels::Dropout() : sites_.outputs.at(index);
     if (block_.reads_same_stream(index)) {
       const at::Tensor sum = add_residual(x_, bias, carried, dropout);
-      stream_ = normalized(carried, *next);
+      if (!block_.shares_norm(index)) stream_ = normalized(carried, *next);
       stream_.residual = sum;
     } else {
       stream_ = next == nullptr ? Normed{add_residual(x_, bias, carried, dropout, value), {}, {}}
@@ -191,6 +192,8 @@ class RowSteps {
   Normed take_stream() { return std::move(stream_); }
 
  private:
+  /// What the branch reads, again: the next one may read the same.
+  parallel::RecomputeFunction norm_again() { return stream_.recompute_fn; }
   void take(Recomputable made) {
     x_ = std::move(made.y);
     recompute_fn_ = std::move(made.recompute_fn);
@@ -235,8 +238,8 @@ at::Tensor normalized_queries_and_keys(const at::Tensor& qkv, const BranchModule
 Block::Block(const parallel::ParameterStore& parameters, const plan::LayerSpec& layer, const Options& options,
              const comm::Group& tp)
     : options_(options), tp_(tp), residual_after_norm_(layer.residual_after_norm), parallel_(layer.parallel) {
-  for (const plan::Branch& branch : layer.branches)
-    branches_.push_back(branch_of(parameters, layer, branch, options, tp));
+  for (std::size_t i = 0; i < layer.branches.size(); ++i)
+    branches_.push_back(branch_of(parameters, layer, i, options, tp));
 }
 
 at::Tensor Block::cross_keys_and_values(const at::Tensor& states) const {

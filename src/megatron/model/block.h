@@ -91,6 +91,10 @@ class Block {
   bool residual_after_norm() const { return residual_after_norm_; }
   /// Whether the branch that follows number `index` reads the stream as it was before that one.
   bool reads_same_stream(std::size_t index) const { return parallel_ && index + 1 < branches_.size(); }
+  /// Whether it reads the same norm of it too.
+  bool shares_norm(std::size_t index) const {
+    return reads_same_stream(index) && branches_[index + 1].spec.reads == plan::Branch::Reads::NormBefore;
+  }
 
   /// The projection of what cross attention reads, for who keeps it: then EncoderOutput::states may be undefined, and
   /// EncoderOutput::attend gets no kv.

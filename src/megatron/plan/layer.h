@@ -162,7 +162,11 @@ struct Kept {
 /// x + branch(norm(x)). A kind of branch that one of those who compute layers does not know does not compile.
 struct Branch {
   using Inner = std::variant<SelfAttention, CrossAttention, Mlp, Experts>;
+  /// What it reads of the stream where the layer's norms are before branches: a norm of its own, or that of the branch
+  /// before it, which is in parallel (LayerSpec::parallel).
+  enum class Reads : std::uint8_t { OwnNorm, NormBefore };
   Inner inner;
+  Reads reads = Reads::OwnNorm;
 
   std::string norm() const;      ///< within the layer: "input_layernorm"
   std::string out_norm() const;  ///< of what the branch gives: "self_attention.linear_proj.post_layernorm"
@@ -201,9 +205,13 @@ struct LayerSpec {
   const Mlp& mlp() const { return std::get<Mlp>(branches.back().inner); }
   const Experts* experts() const { return std::get_if<Experts>(&branches.back().inner); }  ///< null: an MLP
   bool cross_attention() const;
+  /// Whether branch `index` has a norm of the stream: of what it reads.
+  bool norm_before(std::size_t index) const {
+    return norms.before && branches.at(index).reads == Branch::Reads::OwnNorm;
+  }
   /// Statistics of norms of the stream and of what branches give, a number of each token: of one branch.
-  std::int64_t norm_statistics() const {
-    return (rms_norm ? 1 : 2) * ((norms.before ? 1 : 0) + (norms.behind ? 1 : 0));
+  std::int64_t norm_statistics(std::size_t index) const {
+    return (rms_norm ? 1 : 2) * ((norm_before(index) ? 1 : 0) + (norms.behind ? 1 : 0));
   }
   /// Tensors as wide as the stream that branch `index` keeps: the stream, which branches in parallel share, and what it
   /// gives where that is normalized.

@@ -173,18 +173,23 @@ void check_variants(const config::ModelConfig& model, Rules& rules) {
       "model.parallel_residual.",
       concat("norm_position ", model.norm_position, ", parallel_residual ", model.parallel_residual),
       "--model.norm_position before --model.parallel_residual false");
+  rules.require(!model.parallel_shared_norm || (model.parallel_residual && model.norm_position != "behind"),
+                "model.parallel_shared_norm needs model.parallel_residual and norms before the branches.",
+                concat("parallel_residual ", model.parallel_residual, ", norm_position ", model.norm_position),
+                "--model.parallel_shared_norm false (the default)");
   const bool has_causal_kind = config::model_traits(model.architecture).causal;
   const config::AttentionVariant plain{
       .add_qkv_bias = model.add_qkv_bias, .qk_layernorm = model.qk_layernorm, .sliding_window = model.sliding_window};
   rules.require(has_causal_kind || (model == plain && model == config::LayerVariant{}),
-                concat("norm_position, apply_layernorm_1p, parallel_residual, linear_bias_in, scale_embeddings, "
-                       "qk_layernorm_full, query_pre_attn_scalar, softcapping, softmax_type, "
+                concat("norm_position, apply_layernorm_1p, parallel_residual, parallel_shared_norm, linear_bias_in, "
+                       "scale_embeddings, qk_layernorm_full, query_pre_attn_scalar, softcapping, softmax_type, "
                        "activation_func_clamp_value, glu_linear_offset, and layers without a window or positions are "
                        "for model.architecture ",
                        config::names_with(&config::ModelTraits::causal), "."),
                 model.architecture,
                 "--model.norm_position before --model.apply_layernorm_1p false --model.parallel_residual false "
-                "--model.linear_bias_in all --model.scale_embeddings false --model.qk_layernorm_full false "
+                "--model.parallel_shared_norm false --model.linear_bias_in all --model.scale_embeddings false "
+                "--model.qk_layernorm_full false "
                 "--model.query_pre_attn_scalar 0 --model.attn_logit_softcapping 0 --model.final_logit_softcapping 0 "
                 "--model.window_attn_skip_freq 0 --model.no_rope_freq 0 --model.rotary_base_local 0 "
                 "--model.softmax_type vanilla --model.activation_func_clamp_value 0 --model.glu_linear_offset 0");

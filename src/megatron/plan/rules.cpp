@@ -478,6 +478,7 @@ ModelShape model_shape(const config::ModelConfig& model, int tp) {
                    .norms = {.before = model.norm_position != "behind", .behind = model.norm_position != "before"},
                    .norm_1p = model.apply_layernorm_1p,
                    .parallel = model.parallel_residual,
+                   .shared_norm = model.parallel_residual && model.parallel_shared_norm,
                    .attention_bias = model.linear_bias_in != "mlp",
                    .mlp_bias = model.linear_bias_in != "attention",
                    .learned_positions = model.position_embedding_type == "learned_absolute",

@@ -219,7 +219,7 @@ void TokenSteps::leave(const BranchModules& branch, std::size_t index, const Nor
   kernels::add_residual_to_rows(branch_, branch.out_norm ? none_ : bias,
                                 block_->residual_after_norm() ? normed_ : stream_);
   const bool same_stream = block_->reads_same_stream(index);
-  if (same_stream) normalize(*next);  // of the stream as it was
+  if (same_stream && !block_->shares_norm(index)) normalize(*next);  // of the stream as it was
   std::swap(branch_, stream_);
   if (next != nullptr && !same_stream) normalize(*next);
   index_ = index + 1;

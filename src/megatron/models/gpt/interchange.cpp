@@ -3,12 +3,13 @@
 // GPTs as folders of Hugging Face: a row and a file in interchange/ for each family.
 namespace megatron::models::gpt {
 
-extern const interchange::HfFamily kGpt2, kLlama, kExperts, kGemma, kOlmo, kPhi, kNeoX, kStarCoder, kOss, kDeepseek;
+extern const interchange::HfFamily kGpt2, kLlama, kExperts, kGemma, kOlmo, kPhi, kNeoX, kStarCoder, kOss, kDeepseek,
+    kFalcon;
 
 namespace {
 
-constexpr const interchange::HfFamily* kFamilies[] = {&kGpt2, &kLlama, &kExperts,   &kGemma, &kOlmo,
-                                                      &kPhi,  &kNeoX,  &kStarCoder, &kOss,   &kDeepseek};
+constexpr const interchange::HfFamily* kFamilies[] = {&kGpt2, &kLlama,     &kExperts, &kGemma,    &kOlmo,  &kPhi,
+                                                      &kNeoX, &kStarCoder, &kOss,     &kDeepseek, &kFalcon};
 
 }  // namespace
 

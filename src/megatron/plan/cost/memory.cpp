@@ -110,7 +110,7 @@ std::int64_t layer_activation_bytes(const config::RunConfig& config, const Layer
               tokens_of(config) * kept.per_encoder_token) *
              element_bytes(config);
     // Statistics of norms are one token's whether or not it is this rank's: with sp a rank has 1/t of the tokens.
-    bytes += (tokens * kept.wide_per_token + tokens * layer.norm_statistics() / split) * wide_bytes;
+    bytes += (tokens * kept.wide_per_token + tokens * layer.norm_statistics(i) / split) * wide_bytes;
   }
   return bytes;
 }

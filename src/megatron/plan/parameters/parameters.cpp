@@ -144,8 +144,9 @@ class SpecBuilder {
 
 void add_layer(const LayerSpec& layer, SpecBuilder& build) {
   const int tp = build.tp(), rank = build.tp_rank();
-  for (const Branch& branch : layer.branches) {
-    if (layer.norms.before) build.norm(layer.prefix + branch.norm(), layer.hidden, layer.rms_norm, layer.norm_1p);
+  for (std::size_t b = 0; b < layer.branches.size(); ++b) {
+    const Branch& branch = layer.branches[b];
+    if (layer.norm_before(b)) build.norm(layer.prefix + branch.norm(), layer.hidden, layer.rms_norm, layer.norm_1p);
     for (const Linear& linear : branch.linears(layer.hidden)) {
       if (linear.expert >= 0 && !build.experts().has(linear.expert, layer.experts()->count)) continue;
       build.of_expert(linear.expert >= 0);
@@ -340,7 +341,8 @@ LayerSpec ModelShape::layer(std::int64_t number) const {
     return layer;
   }
   layer.branches.push_back(
-      {Mlp{.width = ffn_hidden, .gated = gated, .bias = linear_bias && mlp_bias, .inner_dropout = inner_dropout}});
+      {Mlp{.width = ffn_hidden, .gated = gated, .bias = linear_bias && mlp_bias, .inner_dropout = inner_dropout},
+       shared_norm ? Branch::Reads::NormBefore : Branch::Reads::OwnNorm});
   return layer;
 }
 

@@ -109,6 +109,7 @@ struct ModelShape {
   // As of a LayerSpec.
   NormPlaces norms = {};
   bool norm_1p = false, parallel = false;
+  bool shared_norm = false;                     ///< branches in parallel read one norm
   bool attention_bias = true, mlp_bias = true;  ///< where linear_bias: of attention's, of the MLPs'
   bool learned_positions = true;                ///< position_embeddings
   // What a kind of model has besides (model_kind.h).

@@ -1,5 +1,6 @@
 #include <nlohmann/json.hpp>
 
+#include "megatron/base/error.h"
 #include "megatron/models/gpt/interchange/folders.h"
 
 // GPT-2 as a folder of Hugging Face.
