@@ -31,6 +31,7 @@ TEST(MaskingVocabulary, NamesTheTokenThatIsMissing) {
   const std::vector<std::string> all = {"[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "##a"};
   const MaskingVocabulary bert = bert_vocabulary(tokenizer_of(all));
   EXPECT_EQ(bert.size, 7);
+  EXPECT_EQ(bert.separators, 1);
   EXPECT_EQ((std::vector{bert.pad, bert.cls, bert.sep, bert.mask}), (std::vector<std::int64_t>{0, 2, 3, 4}));
   EXPECT_EQ(bert.continues, (std::vector<std::uint8_t>{0, 0, 0, 0, 0, 0, 1}));
   for (const std::size_t missing : {0, 2, 3, 4}) {
@@ -39,6 +40,15 @@ TEST(MaskingVocabulary, NamesTheTokenThatIsMissing) {
     EXPECT_THAT(error_of([&] { bert_vocabulary(tokenizer_of(tokens)); }),
                 AllOf(HasSubstr("BERT"), HasSubstr(all[missing])));
   }
+}
+
+TEST(MaskingVocabulary, OfARobertaHasItsTokensAndCutsNoWords) {
+  const MaskingVocabulary roberta =
+      bert_vocabulary(tokenizer_of({"<s>", "<pad>", "</s>", "[UNK]", "<mask>", "##", "##a"}));
+  EXPECT_EQ((std::vector{roberta.cls, roberta.pad, roberta.sep, roberta.mask}),
+            (std::vector<std::int64_t>{0, 1, 2, 4}));
+  EXPECT_EQ(roberta.separators, 2);
+  EXPECT_EQ(roberta.continues, std::vector<std::uint8_t>(7, 0));
 }
 
 TEST(MaskingVocabulary, FindsSentinelsByNumberAndBeginsWithThePaddingWhereNothingElseBegins) {

@@ -41,6 +41,12 @@ json falcon() {
   return object;
 }
 
+json roberta(const char* type = "roberta", const char* model_class = "RobertaForMaskedLM") {
+  json object = with(sizes(type, ""), {{"architectures", {model_class}}, {"type_vocab_size", 1}, {"pad_token_id", 3}});
+  object.erase("attention_dropout");
+  return object;
+}
+
 json gemma2() { return with(sizes("gemma2", "Gemma2"), {{"num_key_value_heads", 2}, {"head_dim", 24}}); }
 
 json gemma3() {
@@ -95,6 +101,10 @@ TEST(HuggingFaceFamilies, AreWrittenAsTheyWereRead) {
       with(with(sizes("phi3", "Phi3"), grouped),
            {{"original_max_position_embeddings", 32},
             {"rope_scaling", with(longrope()["rope_scaling"], {{"factor", 2.0}, {"attention_factor", 1.25}})}}),
+      roberta(),
+      roberta("xlm-roberta", "XLMRobertaModel"),
+      with(roberta("roberta", "RobertaForSequenceClassification"),
+           {{"id2label", {{"0", "a"}, {"1", "b"}, {"2", "c"}}}}),
       sizes("gpt_neox", "GPTNeoX"),
       falcon(),
       with(falcon(), {{"new_decoder_architecture", true}, {"num_kv_heads", 2}, {"bias", true}}),
@@ -159,6 +169,12 @@ TEST(HuggingFaceFamilies, HaveTransformersDefaults) {
   EXPECT_TRUE(neox.parallel_residual);
   EXPECT_TRUE(neox.untie_embeddings_and_output_weights);
   EXPECT_EQ(read(sizes("smollm3", "SmolLM3")).no_rope_freq, 4);
+  EXPECT_EQ(read(roberta()).position_offset, 4);
+  EXPECT_EQ(read(roberta()).max_position_embeddings, 124);
+  EXPECT_FALSE(read(roberta()).bert_binary_head);
+  json unpadded = roberta();
+  unpadded.erase("pad_token_id");
+  EXPECT_EQ(read(unpadded).position_offset, 2);
   const auto one_key = read(falcon());
   EXPECT_EQ(one_key.num_query_groups, 1);
   EXPECT_EQ(one_key.ffn_hidden_size, 4 * 64);
@@ -267,6 +283,13 @@ TEST(HuggingFaceFamilies, RefuseWhatIsNotComputedByName) {
     folder["rope_scaling"][field] = value;
     expect_refused([&] { read(folder); }, {"config.json", std::string("rope_scaling.") + field});
   }
+  expect_refused_by_name(roberta(), "type_vocab_size", 2);
+  expect_refused_by_name(roberta(), "pad_token_id", -1);
+  expect_refused_by_name(roberta(), "pad_token_id", 1e30);
+  expect_refused_by_name(roberta(), "max_position_embeddings", 4);
+  expect_refused_by_name(roberta(), "position_embedding_type", "relative_key");
+  expect_refused_by_name(roberta(), "hidden_act", "relu");
+  expect_refused_by_name(roberta(), "architectures", {"RobertaForCausalLM"});
   expect_refused_by_name(falcon(), "alibi", true);
   expect_refused_by_name(falcon(), "parallel_attn", false);
   expect_refused_by_name(falcon(), "num_ln_in_parallel_attn", 2);

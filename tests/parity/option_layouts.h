@@ -66,6 +66,34 @@ inline std::vector<Layout> option_layouts() {
   return all;
 }
 
+/// Encoders whose positions begin at another row of their embedding: a RoBERTa.
+inline std::vector<Layout> encoder_layouts() {
+  std::vector<Layout> all;
+  const auto add = [&](const std::string& with, bool original) {
+    std::vector<Layout> some;
+    some.push_back({.dp = 4, .micro_batch = 2});
+    some.push_back({.tp = 4, .micro_batch = 4});
+    some.push_back({.tp = 2, .dp = 2, .sp = true});
+    some.push_back({.tp = 4, .micro_batch = 8, .sp = true, .recompute = "full"});
+    some.push_back({.pp = 4, .stages = "E|tt|t|tL"});
+    some.push_back({.pp = 2, .vpp = 2, .dp = 2, .untied = true});
+    some.push_back({.tp = 2, .pp = 2, .sp = true, .schedule = "zb-h1", .recompute = "selective"});
+    some.push_back({.pp = 2, .vpp = 2, .schedule = "zb-v"});
+    some.push_back({.dp = 3, .sharded = true, .global_batch = 12});
+    some.push_back({.tp = 2, .pp = 2, .dp = 2, .sp = true, .sharded = true, .pooled = true});
+    some.push_back({.tp = 2, .dp = 2, .sharded = true, .full = true});
+    for (Layout& layout : some) {
+      layout.bert = true;
+      layout.original = original;
+      layout.with = with;
+      all.push_back(layout);
+    }
+  };
+  const std::string alone = "model.bert_binary_head=false optimizer.clip_grad=0.02 ";
+  add(alone + "model.num_tokentypes=1 model.position_offset=2 model.activation=gelu", true);
+  return all;
+}
+
 /// Adapters that are trained in place of the weights: of every part of every kind of layer.
 inline std::vector<Layout> lora_layouts() {
   const std::string all_linear = "lora.rank=3 lora.alpha=9 lora.dropout=0.1 optimizer.clip_grad=0.001",

@@ -395,6 +395,8 @@ INSTANTIATE_TEST_SUITE_P(MuonLayouts, Parity, ::testing::ValuesIn(muon_layouts()
                          [](const auto& test) { return name_of(test.param); });
 INSTANTIATE_TEST_SUITE_P(OptionLayouts, Parity, ::testing::ValuesIn(option_layouts()),
                          [](const auto& test) { return name_of(test.param); });
+INSTANTIATE_TEST_SUITE_P(EncoderLayouts, Parity, ::testing::ValuesIn(encoder_layouts()),
+                         [](const auto& test) { return name_of(test.param); });
 INSTANTIATE_TEST_SUITE_P(SequenceLayouts, HalfPrecisionParity, ::testing::ValuesIn(every_fourth(sequence_layouts())),
                          [](const auto& test) { return name_of(test.param); });
 INSTANTIATE_TEST_SUITE_P(LoraLayouts, Parity, ::testing::ValuesIn(lora_layouts()),

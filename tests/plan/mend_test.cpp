@@ -233,6 +233,8 @@ const std::vector<Recipe>& recipes() {
            "--position-embedding-type rope --model.rope_scaling_factor 8 --model.rope_scaling_type longrope",
            "--model.longrope_attention_factor -1",
            "--model.parallel_shared_norm",
+           "--position-embedding-type rope --model.position_offset 2",
+           "--model.position_offset -1",
            "--model.relative_attention_num_buckets 2",
            "--model.relative_attention_max_distance 3",
            "--model.layernorm_epsilon 0",

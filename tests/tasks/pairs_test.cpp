@@ -170,6 +170,19 @@ TEST(PairRows, FrameTwoTexts) {
               HasSubstr("5 or more"));
 }
 
+TEST(PairRows, OfARobertaHaveTwoSeparatorsBetweenTheirTexts) {
+  const BertFrame frame{.cls = 2, .sep = 3, .pad = 0, .separators = 2};
+  PairRows rows(frame, 9);
+  const std::vector<std::int32_t> first{11, 12, 13, 14}, second{21, 22};
+  rows.add(first, second);
+  EXPECT_EQ(rows.length(0), 9);  // the first text is cut
+  std::vector<std::int32_t> ids(10, -1), types(10, -1);
+  EXPECT_EQ(rows.fill(0, ids, types), 9);
+  EXPECT_THAT(ids, ElementsAre(2, 11, 12, 13, 3, 3, 21, 22, 3, 0));
+  EXPECT_THAT(types, ElementsAre(0, 0, 0, 0, 0, 0, 1, 1, 1, 0));
+  EXPECT_THAT(error_of([&] { PairRows(frame, 5); }), HasSubstr("6 or more"));
+}
+
 TEST(PairRows, OfRaceHaveTheArticleBehindEachOption) {
   RaceExamples examples;
   parse_race(one_line(kArticle), "m1.txt", examples);

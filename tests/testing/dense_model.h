@@ -39,7 +39,7 @@ class DenseModel {
     const std::int64_t s = ids.size(1);
     auto x = at::embedding(w("embedding.word_embeddings.weight"), ids);
     if (o_.shape.learned_positions)
-      x = x + at::embedding(w("embedding.position_embeddings.weight"), positions_of(batch));
+      x = x + at::embedding(w("embedding.position_embeddings.weight"), positions_of(batch) + o_.shape.position_offset);
     if (o_.shape.token_types > 0)
       x = x + at::embedding(w("embedding.tokentype_embeddings.weight"), batch.token_types_bs);
     if (!o_.shape.residual_after_norm) x = x * mask("embedding", batch, s, training);

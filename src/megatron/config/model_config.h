@@ -34,6 +34,7 @@ struct LayerVariant {
   bool parallel_shared_norm = false;
   std::string linear_bias_in = "all";
   bool scale_embeddings = false;
+  std::int64_t position_offset = 0;
   double final_logit_softcapping = 0;
   double activation_func_clamp_value = 0;
   double glu_linear_offset = 0;
@@ -185,6 +186,10 @@ struct ModelConfig : AttentionVariant, LayerVariant, ExpertsVariant, LatentVaria
     v("position_embedding_type", position_embedding_type,
       "Position embedding; rope is rotary, relative a bias of attention by distance (t5 only).",
       "position-embedding-type", Choices({"learned_absolute", "rope", "none", "relative"}));
+    v("position_offset", position_offset,
+      "learned_absolute: rows of the position embedding before that of the first position, which nothing reads "
+      "(RoBERTa: 2).",
+      when("model.position_embedding_type", {"learned_absolute"}));
     v("relative_attention_num_buckets", relative_attention_num_buckets,
       "relative: groups of distances that share a bias.", "relative-attention-num-buckets",
       when("model.position_embedding_type", {"relative"}));

@@ -18,7 +18,7 @@ BatchOptions batch_options(const plan::ResolvedRun& run, bool pad_to_longest) {
   return {.seq_length = run.config.data.seq_length,
           .pad_to_longest = pad_to_longest,
           .unit = run.config.parallel.sp ? std::lcm(std::int64_t{8}, std::int64_t{run.config.parallel.tp}) : 8,
-          .token_types = run.shape.token_types > 0,
+          .token_types = run.shape.token_types > 1,
           .vocab = run.shape.vocab};
 }
 

@@ -23,6 +23,7 @@ StageModules::StageModules(const TransformerOptions& options, const plan::StageP
                            const parallel::ParameterStore& parameters, const comm::Group& tp)
     : max_positions_(options.rope.rotary_dim > 0 && options.rope_positions > 0 ? options.rope_positions
                                                                                : options.shape.max_positions),
+      position_offset_(options.shape.position_offset),
       output_scale_(options.shape.output_scale),
       embedding_scale_(options.shape.embedding_scale) {
   const bool split = options.sequence_parallel;
@@ -42,7 +43,7 @@ StageModules::StageModules(const TransformerOptions& options, const plan::StageP
     words.emplace(parameters.get(plan::kWordEmbedding), shape.vocab, "token id", tp,
                   VocabParallelEmbedding::Options{split});
   if (part.embedding && shape.learned_positions)
-    positions.emplace(parameters.get(kPositionEmbedding), shape.max_positions, "position id", tp,
+    positions.emplace(parameters.get(kPositionEmbedding), position_offset_ + shape.max_positions, "position id", tp,
                       VocabParallelEmbedding::Options{split});
   if (part.embedding && shape.token_types > 0)
     types.emplace(parameters.get(kTypeEmbedding), shape.token_types, "token type", tp,
@@ -86,7 +87,12 @@ StageModules::StageModules(const TransformerOptions& options, const plan::StageP
 at::Tensor StageModules::embed(const at::Tensor& tokens_sb, const at::Tensor& positions_sb, const at::Tensor& types_sb,
                                const HostIds& host) const {
   auto x = words->forward(tokens_sb, host.tokens_sb);
-  if (positions) x = x.add(positions->forward(positions_sb, host.positions_sb));
+  if (positions) {
+    const auto rows_of = [&](const at::Tensor& ids) {
+      return position_offset_ > 0 && ids.defined() ? ids.add(position_offset_) : ids;
+    };
+    x = x.add(positions->forward(rows_of(positions_sb), rows_of(host.positions_sb)));
+  }
   if (types) x = x.add(types->forward(types_sb.defined() ? types_sb : at::zeros_like(tokens_sb), host.types_sb));
   return embedding_scale_ == 1 ? x : x.mul(embedding_scale_);
 }

@@ -64,7 +64,7 @@ struct StageModules {
 
  private:
   kernels::RopeTable no_rope_;
-  std::int64_t max_positions_;
+  std::int64_t max_positions_, position_offset_;
   double output_scale_, embedding_scale_;
 };
 

@@ -65,6 +65,11 @@ void check_positions(const config::ModelConfig& model, Rules& rules) {
   rules.range<std::int64_t>("model.relative_attention_num_buckets", buckets, 4, kMaxWidth);
   rules.range<std::int64_t>("model.relative_attention_max_distance", model.relative_attention_max_distance,
                             std::clamp<std::int64_t>(buckets, 4, kMaxWidth) / 2 + 1, kMaxPositions);
+  rules.range<std::int64_t>("model.position_offset", model.position_offset, 0, kMaxPositions);
+  rules.require(model.position_offset == 0 || model.position_embedding_type == "learned_absolute",
+                "model.position_offset needs model.position_embedding_type learned_absolute.",
+                concat(model.position_offset, ", ", model.position_embedding_type),
+                "--model.position_offset 0 (the default)");
   rules.range("model.rotary_base", model.rotary_base, 1.0, 1e12);
   rules.option("model.rotary_percent", model.rotary_percent > 0 && model.rotary_percent <= 1,
                "must be above 0 and at most 1.", concat(model.rotary_percent));
@@ -180,7 +185,8 @@ void check_variants(const config::ModelConfig& model, Rules& rules) {
   const bool has_causal_kind = config::model_traits(model.architecture).causal;
   const config::AttentionVariant plain{
       .add_qkv_bias = model.add_qkv_bias, .qk_layernorm = model.qk_layernorm, .sliding_window = model.sliding_window};
-  rules.require(has_causal_kind || (model == plain && model == config::LayerVariant{}),
+  const config::LayerVariant plain_layers{.position_offset = model.position_offset};
+  rules.require(has_causal_kind || (model == plain && model == plain_layers),
                 concat("norm_position, apply_layernorm_1p, parallel_residual, parallel_shared_norm, linear_bias_in, "
                        "scale_embeddings, qk_layernorm_full, query_pre_attn_scalar, softcapping, softmax_type, "
                        "activation_func_clamp_value, glu_linear_offset, and layers without a window or positions are "

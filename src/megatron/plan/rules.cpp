@@ -482,6 +482,7 @@ ModelShape model_shape(const config::ModelConfig& model, int tp) {
                    .attention_bias = model.linear_bias_in != "mlp",
                    .mlp_bias = model.linear_bias_in != "attention",
                    .learned_positions = model.position_embedding_type == "learned_absolute",
+                   .position_offset = model.position_offset,
                    .task_head = head,
                    .num_classes = model.num_classes};
   shape.experts = experts_of(model);

@@ -13,18 +13,19 @@ BertFrame bert_frame(const text::Tokenizer& tokenizer) {
   const data::MaskingVocabulary vocabulary = data::bert_vocabulary(tokenizer);
   return {.cls = static_cast<std::int32_t>(vocabulary.cls),
           .sep = static_cast<std::int32_t>(vocabulary.sep),
-          .pad = static_cast<std::int32_t>(vocabulary.pad)};
+          .pad = static_cast<std::int32_t>(vocabulary.pad),
+          .separators = vocabulary.separators};
 }
 
 std::int32_t write_row(const BertFrame& frame, std::span<const std::int32_t> first,
                        std::span<const std::int32_t> second, std::span<std::int32_t> ids,
                        std::span<std::int32_t> types) {
-  const std::size_t length = first.size() + second.size() + BertFrame::kTokens;
+  const std::size_t length = first.size() + second.size() + static_cast<std::size_t>(frame.tokens());
   if (ids.size() < length || types.size() != ids.size()) throw std::logic_error("write_row: the row is too short");
   auto id = ids.begin();
   *id++ = frame.cls;
   id = std::copy(first.begin(), first.end(), id);
-  *id++ = frame.sep;
+  id = std::fill_n(id, frame.separators, frame.sep);
   const auto second_begins = types.begin() + (id - ids.begin());
   id = std::copy(second.begin(), second.end(), id);
   *id++ = frame.sep;
@@ -41,14 +42,15 @@ void truncate_pair(std::size_t& first, std::size_t& second, std::size_t room) {
 }
 
 PairRows::PairRows(const BertFrame& frame, int seq_length) : frame_(frame), seq_length_(seq_length) {
-  if (seq_length < BertFrame::kTokens + 2)
-    throw ConfigError(rule_got_fix("the sequence length must hold two texts and their frame: 5 or more.",
-                                   concat(seq_length), "--seq-length 128"));
+  if (seq_length < frame.tokens() + 2)
+    throw ConfigError(rule_got_fix(
+        concat("the sequence length must hold two texts and their frame: ", frame.tokens() + 2, " or more."),
+        concat(seq_length), "--seq-length 128"));
 }
 
 void PairRows::add(std::span<const std::int32_t> first, std::span<const std::int32_t> second) {
   std::size_t first_size = first.size(), second_size = second.size();
-  truncate_pair(first_size, second_size, static_cast<std::size_t>(seq_length_ - BertFrame::kTokens));
+  truncate_pair(first_size, second_size, static_cast<std::size_t>(seq_length_ - frame_.tokens()));
   tokens_.insert(tokens_.end(), first.begin(), first.begin() + static_cast<std::ptrdiff_t>(first_size));
   seconds_.push_back(tokens_.size());
   tokens_.insert(tokens_.end(), second.begin(), second.begin() + static_cast<std::ptrdiff_t>(second_size));

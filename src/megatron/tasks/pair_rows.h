@@ -12,15 +12,17 @@ namespace megatron::tasks {
 
 /// Tokens that frame what BERT reads.
 struct BertFrame {
-  static constexpr int kTokens = 3;  ///< [CLS] first [SEP] second [SEP]
   std::int32_t cls = 0, sep = 0, pad = 0;
+  int separators = 1;  ///< sep between two texts: <s> first </s></s> second </s>
+
+  int tokens() const { return 2 + separators; }  ///< [CLS] first [SEP] second [SEP]
 };
 
 /// Throws ConfigError that names the token that the tokenizer lacks.
 BertFrame bert_frame(const text::Tokenizer& tokenizer);
 
 /// Writes [CLS] first [SEP] second [SEP] and padding into `ids`, and 1 into `types` from the second text to its [SEP],
-/// elsewhere 0. Both have the same size, at least that of the texts and BertFrame::kTokens. Returns the length without
+/// elsewhere 0. Both have the same size, at least that of the texts and frame.tokens(). Returns the length without
 /// padding.
 std::int32_t write_row(const BertFrame& frame, std::span<const std::int32_t> first,
                        std::span<const std::int32_t> second, std::span<std::int32_t> ids,
@@ -44,7 +46,7 @@ class PairRows {
   int seq_length() const { return seq_length_; }
   /// Tokens of a row, with its frame.
   std::int32_t length(std::size_t row) const {
-    return static_cast<std::int32_t>(begins_[row + 1] - begins_[row]) + BertFrame::kTokens;
+    return static_cast<std::int32_t>(begins_[row + 1] - begins_[row]) + frame_.tokens();
   }
   /// Writes a row, padded to the size of `ids` and `types`, which is length(row) to any. Returns length(row).
   std::int32_t fill(std::size_t row, std::span<std::int32_t> ids, std::span<std::int32_t> types) const;

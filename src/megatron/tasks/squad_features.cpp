@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::size_t kMaxWindows = std::size_t{1} << 26;
 
-void check(const SquadFeatureOptions& options) {
+void check(const SquadFeatureOptions& options, const BertFrame& frame) {
   if (options.doc_stride < 1)
     throw ConfigError(rule_got_fix("the document stride must be 1 or more.", concat(options.doc_stride),
                                    "--doc-stride 128 (the default)"));
@@ -20,10 +20,10 @@ void check(const SquadFeatureOptions& options) {
     throw ConfigError(rule_got_fix("a question must have at least one token.", concat(options.max_query_length),
                                    "--max-query-length 64"));
   // Not the sum, which may overflow.
-  if (options.seq_length - BertFrame::kTokens - 1 < options.max_query_length)
+  if (options.seq_length - frame.tokens() - 1 < options.max_query_length)
     throw ConfigError(rule_got_fix(
-        "the sequence length must leave room for a context: at least 4 tokens more than the "
-        "longest question.",
+        concat("the sequence length must leave room for a context: at least ", frame.tokens() + 1,
+               " tokens more than the longest question."),
         concat("sequence length ", options.seq_length, ", questions of ", options.max_query_length, " tokens"),
         "--seq-length 384, or a smaller --max-query-length"));
 }
@@ -33,7 +33,7 @@ void check(const SquadFeatureOptions& options) {
 SquadFeatures::SquadFeatures(const SquadExamples& examples, const text::Tokenizer& tokenizer,
                              const SquadFeatureOptions& options, int threads)
     : examples_(&examples), options_(options), frame_(bert_frame(tokenizer)) {
-  check(options);
+  check(options, frame_);
   encode_contexts(tokenizer, threads);
   encode_questions(tokenizer, threads);
   cut_windows();
@@ -77,7 +77,7 @@ void SquadFeatures::cut_windows() {
     if (tokens > static_cast<std::size_t>(std::numeric_limits<std::int32_t>::max()))
       throw ConfigError(rule_got_fix("a context must have fewer than 2^31 tokens.", concat(tokens)));
     const std::size_t room =
-        static_cast<std::size_t>(options_.seq_length - BertFrame::kTokens) - question_ids(question).size();
+        static_cast<std::size_t>(options_.seq_length - frame_.tokens()) - question_ids(question).size();
     const std::size_t step = std::min(static_cast<std::size_t>(options_.doc_stride), room);  // so that none is left out
     for (std::size_t first = 0;; first += step) {
       const std::size_t count = std::min(room, tokens - first);

@@ -54,7 +54,8 @@ class SquadFeatures {
 
   /// Position in its row of the window's first context token; those of the others follow.
   std::int32_t context_position(std::size_t window) const {
-    return static_cast<std::int32_t>(question_ids(static_cast<std::size_t>(windows_[window].question)).size()) + 2;
+    return static_cast<std::int32_t>(question_ids(static_cast<std::size_t>(windows_[window].question)).size()) +
+           frame_.tokens() - 1;
   }
 
   /// Whether no other window of the question shows more of what surrounds the token at `position` of the row, a

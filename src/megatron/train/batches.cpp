@@ -58,7 +58,7 @@ model::Batch synthetic_batch(std::span<const std::int64_t> sample_ids, std::int6
 }
 
 model::Batch synthetic_bert_batch(std::span<const std::int64_t> sample_ids, std::int64_t seq_length, std::int64_t vocab,
-                                  std::uint64_t seed, at::ScalarType dtype, at::Device device) {
+                                  std::uint64_t seed, at::ScalarType dtype, at::Device device, bool two_types) {
   constexpr std::uint32_t kMasked = static_cast<std::uint32_t>(0.15 * 0x1p32);
   const auto samples = static_cast<std::int64_t>(sample_ids.size());
   auto batch = synthetic_batch(sample_ids, seq_length, vocab, seed, at::kCPU);
@@ -73,7 +73,7 @@ model::Batch synthetic_bert_batch(std::span<const std::int64_t> sample_ids, std:
     lengths.mutable_data_ptr<std::int32_t>()[b] = static_cast<std::int32_t>(length);
     swapped.mutable_data_ptr<std::int64_t>()[b] = random_word(pairs, sample, 2) % 2;
     for (std::int64_t i = 0; i < length; ++i) {
-      row<std::int64_t>(types, b)[static_cast<std::size_t>(i)] = i < second ? 0 : 1;
+      row<std::int64_t>(types, b)[static_cast<std::size_t>(i)] = i < second || !two_types ? 0 : 1;
       row<float>(mask, b)[static_cast<std::size_t>(i)] =
           random_word(masked, sample, static_cast<std::uint64_t>(i)) < kMasked ? 1.0f : 0.0f;
     }

@@ -19,10 +19,10 @@ namespace megatron::train {
 model::Batch synthetic_batch(std::span<const std::int64_t> sample_ids, std::int64_t seq_length, std::int64_t vocab,
                              std::uint64_t seed, at::Device device);
 
-/// The same for a BERT: token types, lengths (a quarter of the samples is padded), masked tokens (`dtype`: of the loss
-/// mask) and swapped segments are functions of the sample too.
+/// The same for a BERT: token types (all 0 unless there are `two_types`), lengths (a quarter of the samples is padded),
+/// masked tokens (`dtype`: of the loss mask) and swapped segments are functions of the sample too.
 model::Batch synthetic_bert_batch(std::span<const std::int64_t> sample_ids, std::int64_t seq_length, std::int64_t vocab,
-                                  std::uint64_t seed, at::ScalarType dtype, at::Device device);
+                                  std::uint64_t seed, at::ScalarType dtype, at::Device device, bool two_types = true);
 
 /// The same for a T5: tokens of both stacks and the encoder's lengths; of the decoder's tokens those that count begin
 /// each sample.

@@ -1,5 +1,6 @@
 #include "megatron/data/samples/masking_vocabulary.h"
 
+#include <algorithm>
 #include <initializer_list>
 #include <string>
 #include <string_view>
@@ -40,9 +41,12 @@ MaskingVocabulary vocabulary_of(const text::Tokenizer& tokenizer, const char* sa
 
 MaskingVocabulary bert_vocabulary(const text::Tokenizer& tokenizer) {
   MaskingVocabulary vocabulary = vocabulary_of(tokenizer, "BERT");
-  vocabulary.cls = need(tokenizer, "BERT", {"[CLS]"});
-  vocabulary.sep = need(tokenizer, "BERT", {"[SEP]"});
-  vocabulary.mask = need(tokenizer, "BERT", {"[MASK]"});
+  vocabulary.cls = need(tokenizer, "BERT", {"[CLS]", "<s>"});
+  vocabulary.sep = need(tokenizer, "BERT", {"[SEP]", "</s>"});
+  vocabulary.mask = need(tokenizer, "BERT", {"[MASK]", "<mask>"});
+  if (find(tokenizer, {"[CLS]"}) >= 0) return vocabulary;
+  vocabulary.separators = 2;
+  std::ranges::fill(vocabulary.continues, 0);  // a token "##" is one of its texts
   return vocabulary;
 }
 

@@ -6,10 +6,14 @@
 #include "megatron/interchange/hugging_face/hf_classes.h"
 #include "megatron/interchange/hugging_face/hf_family.h"
 #include "megatron/interchange/mapping_builder.h"
+#include "megatron/models/bert/interchange/encoders.h"
 
 // BERTs as folders of Hugging Face: with the heads of their pretraining, or with that of a task. A BERT whose blocks
 // begin with their norms (Shoeybi et al. 2019, figure 7 (b)) is transformers' MegatronBert.
 namespace megatron::models::bert {
+
+extern const interchange::HfFamily kRoberta;
+
 namespace {
 
 using namespace interchange;
@@ -21,10 +25,6 @@ constexpr const char* kMegatronBert = "megatron-bert";
 /// What the names of transformers' classes begin with for the order of norms of the 2019 paper.
 constexpr std::string_view kMegatron = "Megatron";
 
-/// A class of transformers and the head that it has (model.head).
-struct Class {
-  const char *theirs, *head;
-};
 constexpr Class kClasses[] = {{"BertForSequenceClassification", "classes"},
                               {"BertForMultipleChoice", "options"},
                               {"BertForQuestionAnswering", "span"},
@@ -32,30 +32,9 @@ constexpr Class kClasses[] = {{"BertForSequenceClassification", "classes"},
                               {"BertForPreTraining", "tokens"},
                               {"BertForMaskedLM", "tokens"}};
 
-/// `megatron`: of a MegatronBert.
-std::string head_of(const json& object, const JsonFields& fields, bool megatron) {
-  const auto named = object.find("architectures");
-  if (named == object.end() || named->is_null()) return "tokens";
-  std::string names;
-  for (const Class& known : kClasses) {
-    const std::string name = concat(megatron ? kMegatron : "", known.theirs);
-    if (*named == json::array({name})) return known.head;
-    names += concat(names.empty() ? "[\"" : "\"], [\"", name);
-  }
-  fields.refuse("architectures", names + "\"]");
-}
-
-void read_head(const json& object, JsonFields& fields, FolderConfig& folder, bool megatron) {
-  const std::string head = head_of(object, fields, megatron);
-  if (head == "classes") return read_classes(fields, folder);
-  folder.model.head = head;
-  if (head == "span" && read_labels(fields).size() != 2)
-    fields.refuse("id2label", "two names, for the first and the last token");
-}
-
 void read_bert(const json& object, JsonFields& fields, FolderConfig& folder) {
   const bool megatron = fields.text("model_type", "") == kMegatronBert;
-  read_head(object, fields, folder, megatron);
+  read_encoder_head(object, fields, folder, kClasses, megatron ? kMegatron : "");
   fields.must_be("position_embedding_type", "absolute");
   fields.must_be("tie_word_embeddings", true);
   config::ModelConfig& model = folder.model;
@@ -63,19 +42,9 @@ void read_bert(const json& object, JsonFields& fields, FolderConfig& folder) {
   model.apply_residual_connection_post_layernorm = !megatron;
   model.bert_binary_head =
       object.value("architectures", json()) != json::array({megatron ? "MegatronBertForMaskedLM" : "BertForMaskedLM"});
-  model.num_layers = fields.size("num_hidden_layers", kMaxLayers);
-  model.hidden_size = fields.size("hidden_size", kMaxWidth);
-  model.num_attention_heads = fields.size("num_attention_heads", kMaxWidth);
-  model.ffn_hidden_size = fields.size("intermediate_size", kMaxWidth);
-  model.max_position_embeddings = fields.size("max_position_embeddings", kMaxPositions);
-  model.vocab_size = fields.size("vocab_size", kMaxVocab);
-  fields.must_be("hidden_act", "gelu");  // which the head of ours always has
-  model.activation = "gelu";
-  model.layernorm_epsilon = fields.number("layer_norm_eps", 1e-12);
-  model.init_method_std = fields.number("initializer_range", 0.02);
-  model.hidden_dropout = fields.number("hidden_dropout_prob", 0.1);
-  model.attention_dropout = fields.number("attention_probs_dropout_prob", 0.1);
+  read_encoder(fields, model);
   model.num_tokentypes = fields.size("type_vocab_size", kMaxWidth, 2);
+  if (model.num_tokentypes == 1) model.bert_binary_head = false;  // no two segments
 }
 
 /// The class of transformers that has just the parts that the tensors are of, the heads of tasks aside.
@@ -91,29 +60,9 @@ void write_bert(const FolderConfig& folder, const HasTensor& theirs, json& objec
     if (model.head != "tokens" && model.head == known.head) name = known.theirs;
   const bool megatron = !model.apply_residual_connection_post_layernorm;
   object.update({{"model_type", megatron ? kMegatronBert : "bert"},
-                 {"architectures", {concat(megatron ? kMegatron : "", name)}},
-                 {"hidden_act", model.activation},
-                 {"num_hidden_layers", model.num_layers},
-                 {"hidden_size", model.hidden_size},
-                 {"num_attention_heads", model.num_attention_heads},
-                 {"intermediate_size", shape_of(model).ffn_hidden},
-                 {"max_position_embeddings", model.max_position_embeddings},
-                 {"type_vocab_size", model.num_tokentypes},
-                 {"layer_norm_eps", model.layernorm_epsilon},
-                 {"hidden_dropout_prob", model.hidden_dropout},
-                 {"attention_probs_dropout_prob", model.attention_dropout}});
+                 {"architectures", {concat(megatron ? kMegatron : "", name)}}});
+  write_encoder(model, object);
   if (model.head == "classes") write_classes(folder, object);
-}
-
-/// `before`, `between`: the norms of what attention and the MLP read.
-LayerNames layer_names(const std::string& layer, const std::string& before, const std::string& between) {
-  const std::string self = layer + "attention.self.";
-  return {{"input_layernorm", {before}},
-          {"self_attention.linear_qkv", {self + "query", self + "key", self + "value"}},
-          {"self_attention.linear_proj", {layer + "attention.output.dense"}},
-          {"pre_mlp_layernorm", {between}},
-          {"mlp.linear_fc1", {layer + "intermediate.dense"}},
-          {"mlp.linear_fc2", {layer + "output.dense"}}};
 }
 
 /// The parts of a BERT without its encoder.
@@ -129,22 +78,8 @@ struct Parts {
 /// task "task_head".
 Mapping bert_table(const ModelShape& shape, const Parts& parts, const std::string& prefix) {
   MappingBuilder build;
-  const std::string embeddings = prefix + "embeddings.";
   const std::int64_t h = shape.hidden;
-  build.whole("embedding.word_embeddings.weight", embeddings + "word_embeddings.weight", {shape.vocab, h});
-  build.whole("embedding.position_embeddings.weight", embeddings + "position_embeddings.weight",
-              {shape.max_positions, h});
-  build.whole("embedding.tokentype_embeddings.weight", embeddings + "token_type_embeddings.weight",
-              {shape.token_types, h});
-  std::string last = embeddings + "LayerNorm";  // the layer before it ends with, or the embedding
-  for (std::int64_t layer = 0; layer < shape.num_layers; ++layer) {
-    const std::string theirs = concat(prefix, "encoder.layer.", layer, ".");
-    build.layer(shape.layer(layer), parts.norms_first
-                                        ? layer_names(theirs, theirs + "attention.ln", theirs + "ln")
-                                        : layer_names(theirs, last, theirs + "attention.output.LayerNorm"));
-    last = theirs + "output.LayerNorm";
-  }
-  build.norm("encoder.final_layernorm", parts.norms_first ? prefix + "encoder.ln" : last, shape);
+  map_encoder(build, shape, prefix, parts.norms_first);
   if (parts.pooler) build.linear("pooler.dense", prefix + "pooler.dense", h, h);
   if (parts.token_head) {
     build.linear("lm_head.dense", "cls.predictions.transform.dense", h, h);
@@ -198,13 +133,8 @@ constexpr HfFamily kFamilies[] = {
              "embeddings and one key and value head a head",
      .model_types = kTypes,
      .read = read_bert,
-     .holds =
-         [](const config::ModelConfig& model, const ModelShape& shape) {
-           return model == config::AttentionVariant{} && model == config::LayerVariant{} && !shape.rms_norm &&
-                  !shape.gated && shape.linear_bias && shape.learned_positions && shape.groups() == shape.num_heads &&
-                  shape.query_rows() == shape.hidden && shape.tied_output && shape.token_types > 0 &&
-                  model.activation == "gelu";
-         },
+     .holds = [](const config::ModelConfig& model,
+                 const ModelShape& shape) { return is_encoder(model, shape) && model.position_offset == 0; },
      .write = write_bert,
      .table = table,
      .written_table = written_table,
@@ -215,9 +145,92 @@ constexpr HfFamily kFamilies[] = {
                   (folder.model.head == "span" && name.starts_with("bert.pooler.dense."));  // where answers need none
          }}};
 
+/// `before`, `between`: the norms of what attention and the MLP read.
+LayerNames layer_names(const std::string& layer, const std::string& before, const std::string& between) {
+  const std::string self = layer + "attention.self.";
+  return {{"input_layernorm", {before}},
+          {"self_attention.linear_qkv", {self + "query", self + "key", self + "value"}},
+          {"self_attention.linear_proj", {layer + "attention.output.dense"}},
+          {"pre_mlp_layernorm", {between}},
+          {"mlp.linear_fc1", {layer + "intermediate.dense"}},
+          {"mlp.linear_fc2", {layer + "output.dense"}}};
+}
+
 }  // namespace
 
-constexpr const HfFamily* kRows[] = {&kFamilies[0]};
+void read_encoder_head(const json& object, JsonFields& fields, FolderConfig& folder, std::span<const Class> classes,
+                       std::string_view before) {
+  const auto named = object.find("architectures");
+  std::string head = "tokens", names;
+  if (named != object.end() && !named->is_null()) {
+    head.clear();
+    for (const Class& known : classes) {
+      const std::string name = concat(before, known.theirs);
+      if (*named == json::array({name})) head = known.head;
+      names += concat(names.empty() ? "[\"" : "\"], [\"", name);
+    }
+  }
+  if (head.empty()) fields.refuse("architectures", names + "\"]");
+  if (head == "classes") return read_classes(fields, folder);
+  folder.model.head = head;
+  if (head == "span" && read_labels(fields).size() != 2)
+    fields.refuse("id2label", "two names, for the first and the last token");
+}
+
+void read_encoder(JsonFields& fields, config::ModelConfig& model) {
+  model.num_layers = fields.size("num_hidden_layers", kMaxLayers);
+  model.hidden_size = fields.size("hidden_size", kMaxWidth);
+  model.num_attention_heads = fields.size("num_attention_heads", kMaxWidth);
+  model.ffn_hidden_size = fields.size("intermediate_size", kMaxWidth);
+  model.max_position_embeddings = fields.size("max_position_embeddings", kMaxPositions);
+  model.vocab_size = fields.size("vocab_size", kMaxVocab);
+  fields.must_be("hidden_act", "gelu");  // which the head of ours always has
+  model.activation = "gelu";
+  model.layernorm_epsilon = fields.number("layer_norm_eps", 1e-12);
+  model.init_method_std = fields.number("initializer_range", 0.02);
+  model.hidden_dropout = fields.number("hidden_dropout_prob", 0.1);
+  model.attention_dropout = fields.number("attention_probs_dropout_prob", 0.1);
+}
+
+void write_encoder(const config::ModelConfig& model, json& object) {
+  object.update({{"hidden_act", model.activation},
+                 {"num_hidden_layers", model.num_layers},
+                 {"hidden_size", model.hidden_size},
+                 {"num_attention_heads", model.num_attention_heads},
+                 {"intermediate_size", shape_of(model).ffn_hidden},
+                 {"max_position_embeddings", model.position_offset + model.max_position_embeddings},
+                 {"type_vocab_size", model.num_tokentypes},
+                 {"layer_norm_eps", model.layernorm_epsilon},
+                 {"hidden_dropout_prob", model.hidden_dropout},
+                 {"attention_probs_dropout_prob", model.attention_dropout}});
+}
+
+void map_encoder(MappingBuilder& build, const ModelShape& shape, const std::string& prefix, bool norms_first) {
+  const std::string embeddings = prefix + "embeddings.";
+  const std::int64_t h = shape.hidden;
+  build.whole("embedding.word_embeddings.weight", embeddings + "word_embeddings.weight", {shape.vocab, h});
+  build.whole("embedding.position_embeddings.weight", embeddings + "position_embeddings.weight",
+              {shape.position_offset + shape.max_positions, h});
+  build.whole("embedding.tokentype_embeddings.weight", embeddings + "token_type_embeddings.weight",
+              {shape.token_types, h});
+  std::string last = embeddings + "LayerNorm";  // the layer before it ends with, or the embedding
+  for (std::int64_t layer = 0; layer < shape.num_layers; ++layer) {
+    const std::string theirs = concat(prefix, "encoder.layer.", layer, ".");
+    build.layer(shape.layer(layer), norms_first ? layer_names(theirs, theirs + "attention.ln", theirs + "ln")
+                                                : layer_names(theirs, last, theirs + "attention.output.LayerNorm"));
+    last = theirs + "output.LayerNorm";
+  }
+  build.norm("encoder.final_layernorm", norms_first ? prefix + "encoder.ln" : last, shape);
+}
+
+bool is_encoder(const config::ModelConfig& model, const ModelShape& shape) {
+  return model == config::AttentionVariant{} &&
+         model == config::LayerVariant{.position_offset = model.position_offset} && !shape.rms_norm && !shape.gated &&
+         shape.linear_bias && shape.learned_positions && shape.groups() == shape.num_heads &&
+         shape.query_rows() == shape.hidden && shape.tied_output && shape.token_types > 0 && model.activation == "gelu";
+}
+
+constexpr const HfFamily* kRows[] = {&kFamilies[0], &kRoberta};
 
 extern const ModelFolders kFolders;
 constinit const ModelFolders kFolders{.families = kRows};

@@ -18,7 +18,7 @@ void specify(const plan::ResolvedRun& run, data::PartSpec& spec) {
 
 model::Batch synthetic(const plan::ResolvedRun& run, std::span<const std::int64_t> sample_ids, at::Device device) {
   return train::synthetic_bert_batch(sample_ids, run.config.data.seq_length, run.shape.vocab, run.config.train.seed,
-                                     train::loss_type(run.config), device);
+                                     train::loss_type(run.config), device, run.shape.token_types > 1);
 }
 
 }  // namespace

@@ -223,7 +223,8 @@ std::int64_t layers_of_stack(const ModelShape& shape, const StagePart& part, boo
 
 void add_other_embeddings(const ModelShape& shape, SpecBuilder& build) {
   if (shape.learned_positions)
-    build.add(kPositionEmbedding, {shape.max_positions, shape.hidden}, -1, Init::Normal, shape.words_std());
+    build.add(kPositionEmbedding, {shape.position_offset + shape.max_positions, shape.hidden}, -1, Init::Normal,
+              shape.words_std());
   if (shape.token_types > 0)
     build.add("embedding.tokentype_embeddings.weight", {shape.token_types, shape.hidden}, -1, Init::Normal,
               shape.words_std());

@@ -112,6 +112,7 @@ struct ModelShape {
   bool shared_norm = false;                     ///< branches in parallel read one norm
   bool attention_bias = true, mlp_bias = true;  ///< where linear_bias: of attention's, of the MLPs'
   bool learned_positions = true;                ///< position_embeddings
+  std::int64_t position_offset = 0;             ///< rows of these before that of the first position
   // What a kind of model has besides (model_kind.h).
   bool causal = true;            ///< of one stack: tokens see those before them alone (a decoder), or all (an encoder)
   std::int64_t token_types = 0;  ///< rows of tokentype_embeddings; 0: none
