@@ -293,6 +293,50 @@ TEST_F(AttentionTest, SeesNoKeyOfThePadding) {
   });
 }
 
+/// [b, s] int32: of windows of `window` keys, the query's own among them.
+at::Tensor first_keys_of_windows(std::int64_t batch, std::int64_t queries, std::int64_t window) {
+  return (at::arange(queries, at::kInt) - (window - 1)).clamp_min(0).expand({batch, queries}).contiguous();
+}
+
+TEST_F(AttentionTest, SeesKeysAheadInWindowsOnBothSides) {
+  on_each([] {
+    for (const Shape& shape : {Shape{5, 5, 2, 3, 7}, Shape{130, 130, 2, 2, 64}, Shape{300, 300, 2, 4, 16, 2}}) {
+      for (const std::int64_t window : {1, 2, 33, 129, 1000}) {
+        AttentionOptions options{.ahead = window - 1};
+        options.first_key = first_keys_of_windows(shape.batch, shape.queries, window);
+        expect_matches_reference(shape, options);
+        expect_matches_reference(shape, options, at::kBFloat16);
+        options.key_lengths = at::randint(0, shape.keys + 1, {shape.batch}, at::kInt);
+        options.dropout = {.p = 0.2, .key = 5, .sample_ids = at::arange(shape.batch) + 3};
+        expect_matches_reference(shape, options);
+      }
+    }
+  });
+}
+
+TEST(ReferenceAttention, OfAWindowOnBothSidesIsASoftmaxOverIt) {
+  const std::int64_t s = 9, d = 4, window = 3;
+  const at::Tensor q = at::randn({s, 1, 1, d}, at::kDouble), k = at::randn({s, 1, 1, d}, at::kDouble),
+                   v = at::randn({s, 1, 1, d}, at::kDouble);
+  AttentionOptions options{.scale = 0.5, .ahead = window - 1};
+  options.first_key = first_keys_of_windows(1, s, window);
+  const at::Tensor out = reference::attention(q, k, v, options).out;
+  for (std::int64_t i = 0; i < s; ++i) {
+    std::vector<double> value(static_cast<std::size_t>(d));
+    double sum = 0;
+    for (std::int64_t j = 0; j < s; ++j) {
+      if (std::abs(i - j) >= window) continue;
+      double score = 0;
+      for (std::int64_t c = 0; c < d; ++c) score += q[i][0][0][c].item<double>() * k[j][0][0][c].item<double>();
+      sum += std::exp(0.5 * score);
+      for (std::int64_t c = 0; c < d; ++c)
+        value[static_cast<std::size_t>(c)] += std::exp(0.5 * score) * v[j][0][0][c].item<double>();
+    }
+    for (std::int64_t c = 0; c < d; ++c)
+      EXPECT_NEAR(out[i][0][0][c].item<double>(), value[static_cast<std::size_t>(c)] / sum, 1e-12);
+  }
+}
+
 TEST_F(AttentionTest, DropsTheProbabilitiesThatTheMaskNames) {
   on_each([] {
     AttentionOptions options;

@@ -350,7 +350,7 @@ void reductions(const Check& check) {
 struct AttentionCase {
   std::int64_t queries, keys, batch, groups, ratio, d;
 };
-enum class AttentionKind { Causal, Dropped, Packed, Biased, Sinks };
+enum class AttentionKind { Causal, Dropped, Packed, Biased, Sinks, Ahead };
 
 AttentionOptions options_of(const Check& check, AttentionKind kind, const AttentionCase& c) {
   AttentionOptions options;
@@ -361,6 +361,10 @@ AttentionOptions options_of(const Check& check, AttentionKind kind, const Attent
   } else if (kind == AttentionKind::Packed && c.queries == c.keys) {
     options.first_key = at::zeros({c.batch, c.queries}, at::kInt);
     options.first_key.slice(1, c.queries / 2).fill_(c.queries / 2);
+  } else if (kind == AttentionKind::Ahead) {
+    options.ahead = 3;
+    if (c.queries == c.keys)
+      options.first_key = (at::arange(c.queries, at::kInt) - 3).clamp_min(0).expand({c.batch, c.queries}).contiguous();
   } else if (kind == AttentionKind::Sinks) {
     options.sinks = check.normal_wide({c.groups * c.ratio});
   } else if (kind == AttentionKind::Biased) {
@@ -403,7 +407,7 @@ void attention(const Check& check) {
   for (const AttentionCase& c :
        {AttentionCase{1, 1, 1, 1, 1, 1}, {37, 37, 2, 2, 2, 8}, {5, 70, 1, 1, 3, 40}, {33, 33, 1, 2, 1, 72}})
     for (const AttentionKind kind : {AttentionKind::Causal, AttentionKind::Dropped, AttentionKind::Packed,
-                                     AttentionKind::Biased, AttentionKind::Sinks}) {
+                                     AttentionKind::Biased, AttentionKind::Sinks, AttentionKind::Ahead}) {
       SCOPED_TRACE(testing::Message() << c.queries << " x " << c.keys << ", kind " << static_cast<int>(kind));
       expect_attention(check, kind, c);
     }

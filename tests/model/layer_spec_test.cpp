@@ -80,7 +80,9 @@ TransformerOptions random_model(std::uint64_t seed) {
     options.shape.output_scale = 0.25;
     options.shape.attention_scale = 0.4;
   }
+  options.shape.norm_bias = seed % 4 != 3;
   options.shape.layers = random_layers(seed, options.shape);
+  options.shape.embedding_norm = options.shape.layers.front().first_after_norm;
   for (plan::LayerSpec& layer : options.shape.layers) layer.residual_after_norm = options.shape.residual_after_norm;
   options.shape.rms_norm = options.shape.layers.front().rms_norm;
   return options;
@@ -102,13 +104,13 @@ class RandomLayers : public ::testing::Test {
 std::int64_t elements_of(const plan::LayerSpec& layer, std::int64_t h) {
   const plan::SelfAttention& attention = layer.attention();
   const std::int64_t norm =
-      (layer.rms_norm ? h : 2 * h) * ((layer.norms.before ? 1 : 0) + (layer.norms.behind ? 1 : 0));
+      (layer.norms_have_bias() ? 2 * h : h) * ((layer.norms.before ? 1 : 0) + (layer.norms.behind ? 1 : 0));
   const std::int64_t q = attention.heads * attention.head_size, kv = attention.groups * attention.head_size;
   std::int64_t count = h * (q + 2 * kv) + q * h;
   if (const auto& latents = attention.latents) {
     const std::int64_t n = attention.heads, rank = latents->q_rank, query = n * (latents->nope + latents->rope);
-    count = rank > 0 ? h * rank + rank * query + (layer.rms_norm ? 1 : 2) * rank : h * query;
-    count += h * (latents->kv_rank + latents->rope) + (layer.rms_norm ? 1 : 2) * latents->kv_rank;
+    count = rank > 0 ? h * rank + rank * query + (layer.norms_have_bias() ? 2 : 1) * rank : h * query;
+    count += h * (latents->kv_rank + latents->rope) + (layer.norms_have_bias() ? 2 : 1) * latents->kv_rank;
     count += latents->kv_rank * n * (latents->nope + latents->value) + n * latents->value * h;
   }
   const auto add = [&](const plan::Mlp& mlp, std::int64_t times) {
@@ -129,14 +131,14 @@ std::int64_t elements_of(const plan::LayerSpec& layer, std::int64_t h) {
   if (attention.variant.qk_layernorm_full)
     count += q + kv;
   else if (attention.variant.qk_layernorm && !attention.latents)
-    count += (layer.rms_norm ? 2 : 4) * attention.head_size;
+    count += (layer.norms_have_bias() ? 4 : 2) * attention.head_size;
   if (layer.branches.size() == 3) {
     const auto across = std::get<plan::CrossAttention>(layer.branches[1].inner);
     const std::int64_t rows = across.heads * across.head_size;  // of queries; as many of keys and of values
     count += 4 * rows * h + (across.bias ? 3 * rows + h : 0) + norm;
   }
   const bool shared = layer.branches.back().reads == plan::Branch::Reads::NormBefore;
-  return count + 2 * norm - (shared ? (layer.rms_norm ? h : 2 * h) : 0);
+  return count + 2 * norm - (shared ? (layer.norms_have_bias() ? 2 * h : h) : 0);
 }
 
 TEST_F(RandomLayers, HaveTheParametersThatAreCounted) {
@@ -144,7 +146,7 @@ TEST_F(RandomLayers, HaveTheParametersThatAreCounted) {
     const plan::ModelShape& shape = options.shape;
     std::int64_t expected = shape.padded_vocab * shape.hidden * (shape.tied_output ? 1 : 2) +
                             (shape.learned_positions ? shape.max_positions * shape.hidden : 0) +
-                            (shape.rms_norm ? 1 : 2) * shape.hidden * (shape.encoder_decoder() ? 2 : 1) +
+                            (shape.norms_have_bias() ? 2 : 1) * shape.hidden * (shape.encoder_decoder() ? 2 : 1) +
                             2 * shape.position_buckets * shape.num_heads;
     for (const plan::LayerSpec& layer : shape.layers) expected += elements_of(layer, shape.hidden);
     EXPECT_EQ(plan::parameter_count(shape), expected);

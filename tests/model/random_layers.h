@@ -44,6 +44,8 @@ inline std::vector<plan::LayerSpec> random_layers(std::uint64_t seed, const plan
     }
     if (layer.parallel && layer.norms.before && seed % 2 == 0)
       layer.branches.back().reads = plan::Branch::Reads::NormBefore;
+    layer.first_after_norm = one_stack && !layer.residual_after_norm && l == 0 && seed % 3 == 0 && layer.norms.before &&
+                             !layer.norms.behind && !layer.parallel;
     for (plan::Branch& branch : layer.branches) {
       if (auto* attention = std::get_if<plan::SelfAttention>(&branch.inner)) {
         attention->head_size = one_of(sizes.head_sizes);

@@ -66,7 +66,8 @@ inline std::vector<Layout> option_layouts() {
   return all;
 }
 
-/// Encoders whose positions begin at another row of their embedding: a RoBERTa.
+/// Encoders: a RoBERTa, whose positions begin at another row of their embedding, and a ModernBERT, with windows on both
+/// sides in most layers and another base of positions there, normalized embeddings, and norms without bias.
 inline std::vector<Layout> encoder_layouts() {
   std::vector<Layout> all;
   const auto add = [&](const std::string& with, bool original) {
@@ -91,6 +92,12 @@ inline std::vector<Layout> encoder_layouts() {
   };
   const std::string alone = "model.bert_binary_head=false optimizer.clip_grad=0.02 ";
   add(alone + "model.num_tokentypes=1 model.position_offset=2 model.activation=gelu", true);
+  add(alone +
+          "model.num_tokentypes=0 model.activation=gelu model.gated_linear_unit=true model.add_bias_linear=false "
+          "model.masked_lm_bias=false model.norm_bias=false model.embedding_layernorm=true "
+          "model.position_embedding_type=rope model.sliding_window=3 model.window_attn_skip_freq=3 "
+          "model.window_attn_skip_first=true model.rotary_base_local=100",
+      false);
   return all;
 }
 

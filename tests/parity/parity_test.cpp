@@ -352,6 +352,10 @@ std::vector<Layout> emulated_layouts() {
   return {{.tp = 2, .dp = 2, .micro_batch = 2, .sharded = true},
           {.tp = 2, .pp = 2, .micro_batch = 2, .sp = true, .llama = 2},
           {.dp = 2, .micro_batch = 2, .bert = true},
+          {.dp = 2,
+           .micro_batch = 2,
+           .bert = true,
+           .with = "model.sliding_window=3 model.window_attn_skip_freq=2 model.norm_bias=false"},
           {.tp = 2, .micro_batch = 4, .t5 = true},
           {.cp = 2, .micro_batch = 2, .llama = 2, .exchange = "p2p", .documents = true}};
 }

@@ -235,6 +235,8 @@ const std::vector<Recipe>& recipes() {
            "--model.parallel_shared_norm",
            "--position-embedding-type rope --model.position_offset 2",
            "--model.position_offset -1",
+           "--model.embedding_layernorm --model.parallel_residual",
+           "--model.embedding_layernorm --apply-residual-connection-post-layernorm",
            "--model.relative_attention_num_buckets 2",
            "--model.relative_attention_max_distance 3",
            "--model.layernorm_epsilon 0",

@@ -42,7 +42,7 @@ class DenseModel {
       x = x + at::embedding(w("embedding.position_embeddings.weight"), positions_of(batch) + o_.shape.position_offset);
     if (o_.shape.token_types > 0)
       x = x + at::embedding(w("embedding.tokentype_embeddings.weight"), batch.token_types_bs);
-    if (!o_.shape.residual_after_norm) x = x * mask("embedding", batch, s, training);
+    if (!o_.shape.residual_after_norm && !o_.shape.embedding_norm) x = x * mask("embedding", batch, s, training);
     for (std::int64_t l = 0; l < o_.shape.num_layers; ++l)
       x = block(l == 0 ? x * first_scale() : x, l, batch, training);
     return norm(x, o_.shape.stack() + "final_layernorm");
@@ -77,7 +77,8 @@ class DenseModel {
   at::Tensor norm(const at::Tensor& x, const std::string& name) const {
     const auto factor = o_.shape.norm_1p ? 1 + w(name + ".weight") : w(name + ".weight");
     if (o_.shape.rms_norm) return x / (x * x).mean(-1, true).add(o_.layernorm_epsilon).sqrt() * factor;
-    return at::layer_norm(x, {x.size(-1)}, factor, w(name + ".bias"), o_.layernorm_epsilon);
+    const auto bias = o_.shape.norm_bias ? w(name + ".bias") : at::Tensor();
+    return at::layer_norm(x, {x.size(-1)}, factor, bias, o_.layernorm_epsilon);
   }
   at::Tensor linear(const at::Tensor& x, const std::string& name) const {
     const auto bias = w_.find(name + ".bias");
@@ -221,10 +222,11 @@ class DenseModel {
       return spec.norms.behind ? norm(y, p + name + ".post_layernorm") : y;
     };
     auto normed = before(in, "input_layernorm");
-    if (after && l == 0) normed = normed * mask("embedding", batch, s, training);
+    const bool first_after = after || spec.first_after_norm;
+    if (first_after && l == 0) normed = normed * mask("embedding", batch, s, training);
     auto y = behind(linear(attention(normed, l, batch, training), p + "self_attention.linear_proj"),
                     "self_attention.linear_proj");
-    auto x = (after ? normed : in) + y * mask(layer + "/attention output", batch, s, training);
+    auto x = (first_after ? normed : in) + y * mask(layer + "/attention output", batch, s, training);
     if (memory.defined())
       x = x + across(norm(x, p + "pre_cross_attn_layernorm"), memory, p, l, batch, training) *
                   mask(layer + "/cross attention output", batch, s, training);

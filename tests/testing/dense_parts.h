@@ -1,5 +1,6 @@
 #pragma once
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/abs.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/erf.h>
@@ -51,6 +52,14 @@ inline at::Tensor gated(const at::Tensor& u, std::int64_t width, kernels::Activa
     value = value.clamp(-form.clamp, form.clamp);
   }
   return activated(gate, form) * (value + form.offset);
+}
+
+/// [query, key] of s each: whether the query does not see the key. It sees those before it, `both_ways` all, and none
+/// that is `window` or more away; 0: any.
+inline at::Tensor unseen(std::int64_t s, std::int64_t window, bool both_ways) {
+  const auto ahead = at::arange(s).unsqueeze(0) - at::arange(s).unsqueeze(1), none = ahead > s;
+  const auto late = both_ways ? none : ahead > 0;
+  return window > 0 ? late.logical_or(ahead.abs() >= window) : late;
 }
 
 /// Summed over the sequences [b] whose label is 0 or 1, of logits [b, 2].
@@ -189,10 +198,8 @@ inline at::Tensor padding_keys(std::int64_t b, std::int64_t keys, const at::Tens
 /// What each query does not see of a layer's own keys, [b, 1, query, key]. `window` 0: none.
 inline at::Tensor hidden_keys(std::int64_t b, std::int64_t s, bool both_ways, std::int64_t window,
                               const at::Tensor& lengths_b, const at::Tensor& first_key_bs) {
-  const auto i = at::arange(s);
-  auto hidden = (i.unsqueeze(0) <= i.unsqueeze(1) - (window > 0 ? window : s)).expand({b, 1, s, s});
-  if (!both_ways) hidden = hidden.logical_or(i.unsqueeze(0) > i.unsqueeze(1));
-  if (first_key_bs.defined()) hidden = hidden.logical_or(i.lt(first_key_bs.unsqueeze(-1)).unsqueeze(1));
+  auto hidden = unseen(s, window, both_ways).expand({b, 1, s, s});
+  if (first_key_bs.defined()) hidden = hidden.logical_or(at::arange(s).lt(first_key_bs.unsqueeze(-1)).unsqueeze(1));
   return hidden.logical_or(padding_keys(b, s, lengths_b));
 }
 

@@ -6,41 +6,10 @@
 #include "megatron/config/experts_config.h"
 #include "megatron/config/meaning.h"
 #include "megatron/config/tables/model_kinds.h"
+#include "megatron/config/tables/model_variants.h"
 
 // The options of run_config.h that describe the network.
 namespace megatron::config {
-
-/// Options of attention that layers carry as one value (plan/layer.h): what reads them there finds a new one.
-struct AttentionVariant {
-  bool add_qkv_bias = false;
-  bool qk_layernorm = false;
-  bool qk_layernorm_full = false;
-  std::int64_t sliding_window = 0;
-  std::int64_t window_attn_skip_freq = 0;
-  std::int64_t no_rope_freq = 0;
-  double rotary_base_local = 0;
-  double query_pre_attn_scalar = 0;
-  double attn_logit_softcapping = 0;
-  std::string softmax_type = "vanilla";
-
-  friend bool operator==(const AttentionVariant&, const AttentionVariant&) = default;
-};
-
-/// Options of layers, and of what is before and behind them, that the first models of a kind do not have.
-struct LayerVariant {
-  std::string norm_position = "before";
-  bool apply_layernorm_1p = false;
-  bool parallel_residual = false;
-  bool parallel_shared_norm = false;
-  std::string linear_bias_in = "all";
-  bool scale_embeddings = false;
-  std::int64_t position_offset = 0;
-  double final_logit_softcapping = 0;
-  double activation_func_clamp_value = 0;
-  double glu_linear_offset = 0;
-
-  friend bool operator==(const LayerVariant&, const LayerVariant&) = default;
-};
 
 struct ModelConfig : AttentionVariant, LayerVariant, ExpertsVariant, LatentVariant {
   std::string architecture = model_kinds().front();
@@ -121,11 +90,16 @@ struct ModelConfig : AttentionVariant, LayerVariant, ExpertsVariant, LatentVaria
     v("bert_binary_head", bert_binary_head,
       "bert: samples are two segments, and a head tells their order (Megatron's --bert-no-binary-head: neither).",
       when("model.architecture", kinds_with(&ModelTraits::two_segments)));
+    v("masked_lm_bias", masked_lm_bias, "bert: give the dense layer before the output layer a bias.",
+      when("model.architecture", kinds_with(&ModelTraits::two_segments)));
     v("head", head,
       "What follows the last layer: tokens is the output layer, the others are heads that `megatron finetune` trains.",
       Choices({"tokens", "classes", "options", "span"}));
     v("num_classes", num_classes, "Number of classes of head classes.", when("model.head", {"classes"}));
     v("normalization", normalization, "Normalization layer.", "normalization", Choices({"LayerNorm", "RMSNorm"}));
+    v("norm_bias", norm_bias, "Give each LayerNorm a bias.", when("model.normalization", {"LayerNorm"}));
+    v("embedding_layernorm", embedding_layernorm,
+      "Normalize embeddings before the first layer, whose attention then has no norm of its own (ModernBERT).");
     v("apply_residual_connection_post_layernorm", apply_residual_connection_post_layernorm,
       "The residual connection begins after each norm: BERT's original order; else before it.",
       "apply-residual-connection-post-layernorm");
@@ -166,10 +140,14 @@ struct ModelConfig : AttentionVariant, LayerVariant, ExpertsVariant, LatentVaria
       "With qk_layernorm: normalize all heads of the queries together, and all of the keys (OLMo 2).",
       when("model.qk_layernorm"));
     v("sliding_window", sliding_window,
-      "Tokens that each token sees, itself and those before it (Mistral); 0: all of them.");
+      "Tokens that each token sees, itself and those before it (Mistral), in an encoder as many behind it too; 0: all "
+      "of them.");
     v("window_attn_skip_freq", window_attn_skip_freq,
       "Every so many layers one sees all tokens, the last of each group; 0: all layers have the window.",
       "window-attn-skip-freq", unless("model.sliding_window", {"0"}));
+    v("window_attn_skip_first", window_attn_skip_first,
+      "With window_attn_skip_freq: the first of each group sees all tokens (ModernBERT).",
+      unless("model.window_attn_skip_freq", {"0"}));
     v("query_pre_attn_scalar", query_pre_attn_scalar,
       "Attention scores are divided by its root; 0: by that of the features per head.");
     v("attn_logit_softcapping", attn_logit_softcapping,

@@ -26,7 +26,7 @@ void MappingBuilder::whole(const std::string& ours, const std::string& theirs, S
 
 void MappingBuilder::norm(const std::string& ours, const std::string& theirs, const plan::ModelShape& shape) {
   whole(ours + ".weight", theirs + ".weight", {shape.hidden});
-  if (!shape.rms_norm) whole(ours + ".bias", theirs + ".bias", {shape.hidden});
+  if (shape.norms_have_bias()) whole(ours + ".bias", theirs + ".bias", {shape.hidden});
 }
 
 void MappingBuilder::linear(const std::string& ours, const std::string& theirs, std::int64_t out, std::int64_t in) {
@@ -38,7 +38,7 @@ void MappingBuilder::layer(const plan::LayerSpec& layer, const LayerNames& names
   const auto norm = [&](const std::string& ours, std::int64_t features) {
     const std::string theirs = named(names, ours).at(0);
     whole(layer.prefix + ours + ".weight", theirs + ".weight", {features});
-    if (!layer.rms_norm) whole(layer.prefix + ours + ".bias", theirs + ".bias", {features});
+    if (layer.norms_have_bias()) whole(layer.prefix + ours + ".bias", theirs + ".bias", {features});
   };
   for (std::size_t b = 0; b < layer.branches.size(); ++b) {
     const plan::Branch& branch = layer.branches[b];

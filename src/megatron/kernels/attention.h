@@ -10,9 +10,10 @@
 namespace megatron::kernels {
 
 struct AttentionOptions {
-  double scale = 0;     ///< softmax(scale q k^T); 0: 1/sqrt(d)
-  double soft_cap = 0;  ///< scaled scores x are soft_cap tanh(x / soft_cap); 0: x. Not with a bias
-  bool causal = true;   ///< query i sees keys <= i + (keys - queries): a cache before the queries is seen whole
+  double scale = 0;        ///< softmax(scale q k^T); 0: 1/sqrt(d)
+  double soft_cap = 0;     ///< scaled scores x are soft_cap tanh(x / soft_cap); 0: x. Not with a bias
+  bool causal = true;      ///< query i sees keys <= i + (keys - queries): a cache before the queries is seen whole
+  std::int64_t ahead = 0;  ///< where causal, each query sees so many keys more
   at::Tensor first_key =
       {};  ///< optional [b, s] int32: query i sees keys >= first_key[b, i] (documents packed in a sample)
   at::Tensor key_lengths =

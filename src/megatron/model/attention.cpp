@@ -130,7 +130,12 @@ kernels::AttentionOptions attention_options(const plan::SelfAttention& attention
   options.scale = attention.scale;
   options.soft_cap = attention.variant.attn_logit_softcapping;
   options.causal = attention.causal;
-  options.first_key = first_keys(rows, attention.variant.sliding_window);
+  const std::int64_t window = attention.variant.sliding_window;
+  options.first_key = first_keys(rows, window);
+  if (!attention.causal && window > 0 && window < rows.s) {
+    options.causal = true;
+    options.ahead = window - 1;
+  }
   return options;
 }
 

@@ -36,19 +36,19 @@ at::Tensor first_token(const at::Tensor& hidden, const comm::Group& sequence) {
 }  // namespace
 
 parallel::ColumnParallelLinear whole_linear(const parallel::ParameterStore& parameters, const std::string& prefix,
-                                            bool skip_bias_add) {
+                                            bool skip_bias_add, bool bias) {
   return {parameters.get(prefix + ".weight"),
-          parameters.get(prefix + ".bias"),
+          bias ? parameters.get(prefix + ".bias") : nullptr,
           comm::Group(),
           {.gather_output = false, .skip_bias_add = skip_bias_add, .sequence_parallel = false}};
 }
 
-BertHeads::BertHeads(const parallel::ParameterStore& parameters, bool sentence_head, double epsilon, bool rms_norm,
+BertHeads::BertHeads(const parallel::ParameterStore& parameters, const plan::ModelShape& shape, double epsilon,
                      const comm::Group& tp, bool sequence_parallel)
-    : dense_(whole_linear(parameters, "lm_head.dense", /*skip_bias_add=*/true)),
-      norm_(norm_of(parameters, "lm_head.layer_norm.", epsilon, rms_norm)),
+    : dense_(whole_linear(parameters, "lm_head.dense", /*skip_bias_add=*/true, shape.masked_lm_bias)),
+      norm_(norm_of(parameters, "lm_head.layer_norm.", {epsilon, shape})),
       sequence_(sequence_parallel ? tp : comm::Group()) {
-  if (!sentence_head) return;
+  if (!shape.sentence_head) return;
   pooler_ = whole_linear(parameters, "pooler.dense");
   sentence_ = whole_linear(parameters, "binary_head");
 }

@@ -9,13 +9,14 @@
 #include "megatron/model/operators.h"
 #include "megatron/parallel/linear.h"
 #include "megatron/parallel/parameter.h"
+#include "megatron/plan/parameters/parameters.h"
 
 // s sequence, b microbatch, h hidden.
 namespace megatron::model {
 
-/// A linear layer that is whole on each rank, with its bias.
+/// A linear layer that is whole on each rank, with its bias where it has one.
 parallel::ColumnParallelLinear whole_linear(const parallel::ParameterStore& parameters, const std::string& prefix,
-                                            bool skip_bias_add = false);
+                                            bool skip_bias_add = false, bool bias = true);
 
 /// What a BERT (Devlin et al. 2018) has behind its encoder, besides the output layer: the transformation of each
 /// token's state and, on the first token's, the head that tells the order of two segments. Their matrices are whole on
@@ -23,7 +24,7 @@ parallel::ColumnParallelLinear whole_linear(const parallel::ParameterStore& para
 class BertHeads {
  public:
   /// Finds its parameters by Megatron-Core's names: lm_head, pooler and binary_head.
-  BertHeads(const parallel::ParameterStore& parameters, bool sentence_head, double epsilon, bool rms_norm,
+  BertHeads(const parallel::ParameterStore& parameters, const plan::ModelShape& shape, double epsilon,
             const comm::Group& tp, bool sequence_parallel);
 
   /// What the output layer takes: norm(gelu(dense(hidden))), shaped as hidden. GELU is the exact one, whatever the

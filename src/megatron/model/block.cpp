@@ -85,7 +85,7 @@ BranchModules branch_of(const parallel::ParameterStore& parameters, const plan::
   const plan::Branch& spec = layer.branches[index];
   const bool split = options.sequence_parallel;
   const auto norm = [&](const std::string& name) {
-    return norm_of(parameters, layer.prefix + name + ".", options.epsilon, layer.rms_norm, layer.norm_1p);
+    return norm_of(parameters, layer.prefix + name + ".", {options.epsilon, layer});
   };
   if (const auto* experts = std::get_if<plan::Experts>(&spec.inner))
     return {.spec = spec,
@@ -174,7 +174,7 @@ class RowSteps {
       x_ = normalized(bias ? add_bias(x_, bias) : x_, *branch.out_norm).y;
       bias = nullptr;
     }
-    at::Tensor carried = block_.residual_after_norm() ? stream_.y : stream_.residual;
+    at::Tensor carried = block_.residual_after_norm(index) ? stream_.y : stream_.residual;
     // Where attention gave the last rows alone, the others end here.
     const std::int64_t ended = carried.size(0) - x_.size(0);
     if (ended > 0) carried = carried.narrow(0, ended, x_.size(0));
@@ -215,9 +215,12 @@ class RowSteps {
 
 }  // namespace
 
-Norm norm_of(const parallel::ParameterStore& parameters, const std::string& prefix, double epsilon, bool rms,
-             bool one_plus) {
-  return {parameters.get(prefix + "weight"), bias_of(parameters, prefix, !rms), epsilon, one_plus};
+Norm norm_of(const parallel::ParameterStore& parameters, const std::string& prefix, const NormKind& kind) {
+  Norm norm{parameters.get(prefix + "weight"), bias_of(parameters, prefix, !kind.rms && kind.bias), kind.epsilon,
+            kind.one_plus};
+  if (!kind.rms && !kind.bias)
+    norm.no_bias = at::zeros(norm.weight->spec.local_shape(), parameters.options().dtype(parameters.dtype()));
+  return norm;
 }
 
 at::Tensor normalized_queries_and_keys(const at::Tensor& qkv, const BranchModules& branch, const comm::Group& tp) {
@@ -237,7 +240,11 @@ at::Tensor normalized_queries_and_keys(const at::Tensor& qkv, const BranchModule
 
 Block::Block(const parallel::ParameterStore& parameters, const plan::LayerSpec& layer, const Options& options,
              const comm::Group& tp)
-    : options_(options), tp_(tp), residual_after_norm_(layer.residual_after_norm), parallel_(layer.parallel) {
+    : options_(options),
+      tp_(tp),
+      residual_after_norm_(layer.residual_after_norm),
+      first_after_norm_(layer.first_after_norm),
+      parallel_(layer.parallel) {
   for (std::size_t i = 0; i < layer.branches.size(); ++i)
     branches_.push_back(branch_of(parameters, layer, i, options, tp));
 }

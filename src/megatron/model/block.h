@@ -14,6 +14,7 @@
 #include "megatron/parallel/linear.h"
 #include "megatron/parallel/parameter.h"
 #include "megatron/plan/layer.h"
+#include "megatron/plan/parameters/parameters.h"
 
 namespace megatron::model {
 
@@ -88,7 +89,10 @@ class Block {
   const Norm& input_norm() const { return branches_.front().norm; }
   const comm::Group& tp() const { return tp_; }
   const Options& options() const { return options_; }
-  bool residual_after_norm() const { return residual_after_norm_; }
+  /// Whether what branch `index` gives is added to the norm that it read, rather than to the stream.
+  bool residual_after_norm(std::size_t index) const {
+    return residual_after_norm_ || (first_after_norm_ && index == 0);
+  }
   /// Whether the branch that follows number `index` reads the stream as it was before that one.
   bool reads_same_stream(std::size_t index) const { return parallel_ && index + 1 < branches_.size(); }
   /// Whether it reads the same norm of it too.
@@ -118,12 +122,22 @@ class Block {
   std::vector<BranchModules> branches_;
   Options options_;
   comm::Group tp_;
-  bool residual_after_norm_, parallel_;
+  bool residual_after_norm_, first_after_norm_, parallel_;
 };
 
-/// The norm whose parameters are `prefix`weight and, but for RMSNorm, `prefix`bias.
-Norm norm_of(const parallel::ParameterStore& parameters, const std::string& prefix, double epsilon, bool rms,
-             bool one_plus = false);
+/// What the norms of a model have in common: of a plan::LayerSpec, or of a plan::ModelShape.
+struct NormKind {
+  double epsilon = 1e-5;
+  bool rms = false, bias = true, one_plus = false;  ///< bias: of a layer normalization
+
+  NormKind(double added, const plan::LayerSpec& layer)
+      : epsilon(added), rms(layer.rms_norm), bias(layer.norm_bias), one_plus(layer.norm_1p) {}
+  NormKind(double added, const plan::ModelShape& shape)
+      : epsilon(added), rms(shape.rms_norm), bias(shape.norm_bias), one_plus(shape.norm_1p) {}
+};
+
+/// The norm whose parameters are `prefix`weight and, where it has a bias, `prefix`bias.
+Norm norm_of(const parallel::ParameterStore& parameters, const std::string& prefix, const NormKind& kind);
 
 /// The projection with its queries and keys normalized as the branch has it; in qkv's memory. Collective over `tp`
 /// where that is over all heads.

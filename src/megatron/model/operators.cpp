@@ -2,6 +2,7 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/stack.h>
+#include <ATen/ops/zeros_like.h>
 
 #include <initializer_list>
 #include <stdexcept>
@@ -33,8 +34,9 @@ std::vector<at::Tensor> inputs(std::vector<at::Tensor> tensors,
 }
 
 kernels::NormOutput norm_forward(const at::Tensor& x, const Norm& norm) {
-  return norm.bias ? kernels::layer_norm(x, norm.factor(), norm.bias->arrived(), norm.epsilon)
-                   : kernels::rms_norm(x, norm.factor(), norm.epsilon);
+  const at::Tensor offset = norm.offset();
+  return offset.defined() ? kernels::layer_norm(x, norm.factor(), offset, norm.epsilon)
+                          : kernels::rms_norm(x, norm.factor(), norm.epsilon);
 }
 
 /// Gradient of the stream x before a norm, from those of its two continuations {residual, y}; writes the norm's own.
@@ -46,9 +48,11 @@ at::Tensor norm_backward(const Norm& norm, const Gradients& grads, const at::Ten
   if (norm.bias && bias.beta() != weight.beta())
     throw std::logic_error(norm.weight->spec.name + " and its bias have not got the same contributions");
   const at::Tensor value = norm.one_plus ? norm.factor() : norm.weight->arrived();
-  auto dx = norm.bias ? kernels::layer_norm_backward(dy, x, mean, rstd, value, weight.target(), bias.target(),
-                                                     weight.beta(), past)
-                      : kernels::rms_norm_backward(dy, x, rstd, value, weight.target(), weight.beta(), past);
+  const bool centered = norm.bias || norm.no_bias.defined();
+  const at::Tensor dbias = norm.bias ? bias.target() : centered ? at::zeros_like(norm.no_bias) : at::Tensor();
+  auto dx = centered
+                ? kernels::layer_norm_backward(dy, x, mean, rstd, value, weight.target(), dbias, weight.beta(), past)
+                : kernels::rms_norm_backward(dy, x, rstd, value, weight.target(), weight.beta(), past);
   weight.written();
   bias.written();
   return dx;
@@ -85,6 +89,8 @@ at::Tensor Norm::factor() const {
   const at::Tensor value = weight->arrived().detach();
   return one_plus ? value.add(1) : value;
 }
+
+at::Tensor Norm::offset() const { return bias ? bias->arrived().detach() : no_bias; }
 
 Normed normalized(const at::Tensor& x_sbh, const Norm& norm) {
   if (!norm.weight) return as_it_is(x_sbh);
@@ -210,10 +216,10 @@ Normed add_norm(const at::Tensor& x_sbh, const parallel::ParameterPtr& bias, con
                 const kernels::Dropout& dropout, const Norm& norm) {
   if (!norm.weight) return as_it_is(add_residual(x_sbh, bias, residual_sbh, dropout));
   const auto out = without_autograd([&] {
-    const auto x = x_sbh.detach(), added = value_of(bias), weight = norm.factor();
-    return norm.bias ? kernels::bias_dropout_add_norm(x, added, residual_sbh, dropout, weight, value_of(norm.bias),
-                                                      norm.epsilon)
-                     : kernels::bias_dropout_add_rms_norm(x, added, residual_sbh, dropout, weight, norm.epsilon);
+    const auto x = x_sbh.detach(), added = value_of(bias), weight = norm.factor(), offset = norm.offset();
+    return offset.defined()
+               ? kernels::bias_dropout_add_norm(x, added, residual_sbh, dropout, weight, offset, norm.epsilon)
+               : kernels::bias_dropout_add_rms_norm(x, added, residual_sbh, dropout, weight, norm.epsilon);
   });
   const auto sum = out.sum.detach();
   auto backward = [sum, bias, dropout, norm, mean = out.mean, rstd = out.rstd](const Gradients& grads) -> Gradients {

@@ -21,10 +21,13 @@ namespace megatron::model {
 struct Norm {
   parallel::ParameterPtr weight, bias;
   double epsilon = 1e-5;
-  bool one_plus = false;  ///< multiplies by 1 + weight
+  bool one_plus = false;    ///< multiplies by 1 + weight
+  at::Tensor no_bias = {};  ///< of a layer normalization without bias: zeros shaped as one
 
   /// What it multiplies by, without graph.
   at::Tensor factor() const;
+  /// What a layer normalization adds, without graph; undefined: it is an RMSNorm.
+  at::Tensor offset() const;
 };
 
 /// The residual stream and its norm, which continue together: so the gradient that flows past the norm is added inside

@@ -59,7 +59,7 @@ StageModules::StageModules(const TransformerOptions& options, const plan::StageP
   for (std::int64_t l = part.first_layer; l < part.first_layer + part.num_layers; ++l) {
     blocks.emplace_back(parameters, shape.layer(l), block, tp);
     if (l + 1 == shape.encoder_layers)
-      encoder_norm = norm_of(parameters, "encoder.final_layernorm.", options.layernorm_epsilon, shape.rms_norm);
+      encoder_norm = norm_of(parameters, "encoder.final_layernorm.", {options.layernorm_epsilon, shape});
     if (shape.position_buckets == 0) continue;
     auto& bias = shape.in_encoder(l) ? encoder_bias : decoder_bias;
     if (!bias)
@@ -67,14 +67,12 @@ StageModules::StageModules(const TransformerOptions& options, const plan::StageP
                    shape.position_max_distance);
   }
   if (!part.output) return;
-  final_norm =
-      norm_of(parameters, shape.stack() + "final_layernorm.", options.layernorm_epsilon, shape.rms_norm, shape.norm_1p);
+  final_norm = norm_of(parameters, shape.stack() + "final_layernorm.", {options.layernorm_epsilon, shape});
   if (!shape.predicts_tokens()) {
     task_head.emplace(parameters, shape, tp, split);
     return;
   }
-  if (shape.masked_lm_head)
-    heads.emplace(parameters, shape.sentence_head, options.layernorm_epsilon, shape.rms_norm, tp, split);
+  if (shape.masked_lm_head) heads.emplace(parameters, shape, options.layernorm_epsilon, tp, split);
   output.emplace(parameters.get(shape.tied_output ? plan::kWordEmbedding : plan::kOutputMatrix), tp,
                  parallel::VocabParallelOutput::Options{.vocab = shape.vocab,
                                                         .soft_cap = shape.logit_soft_cap,

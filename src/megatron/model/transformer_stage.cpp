@@ -86,8 +86,9 @@ struct TransformerStage::Impl {
 
   /// Whether the embedding's dropout is that of its norm, which belongs to the first layer.
   bool drops_after_norm(const Pass& pass) const {
-    // In the original order it follows the norm, which is the first layer's.
-    return options.shape.residual_after_norm && pass.training && options.hidden_dropout > 0;
+    // In the original order it follows the norm, which is the first layer's; so does that of normalized embeddings.
+    const bool after = options.shape.residual_after_norm || options.shape.embedding_norm;
+    return after && pass.training && options.hidden_dropout > 0;
   }
   /// Whether each rank keeps its part of the inputs of layers that are recomputed.
   bool splits_inputs() const {

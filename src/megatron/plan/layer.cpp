@@ -260,11 +260,11 @@ Kept Branch::weight_inputs(int tp, const Recomputed& again) const {
 }
 
 double seen_share(const SelfAttention& attention, std::int64_t length) {
-  if (!attention.causal) return 1;
+  const double sides = attention.causal ? 1 : 2;
   const std::int64_t window = attention.variant.sliding_window;
-  if (window == 0 || window >= length) return 0.5;
+  if (window == 0 || window >= length) return sides / 2;
   const double part = static_cast<double>(window) / static_cast<double>(length);
-  return part - part * part / 2;
+  return sides * (part - part * part / 2);
 }
 
 bool LayerSpec::cross_attention() const {

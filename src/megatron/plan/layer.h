@@ -143,7 +143,7 @@ struct Experts {
   Mlp shared() const { return {.width = shared_width, .gated = expert.gated}; }
 };
 
-/// The share of the square of queries and keys of one sequence that is seen: of a causal one the half.
+/// The share of the square of queries and keys of one sequence that is seen: of a causal one the half; windows less.
 double seen_share(const SelfAttention& attention, std::int64_t length);
 
 /// What backward computes again rather than having it kept (train.recompute_modules, train.recompute_gelu).
@@ -190,8 +190,10 @@ struct NormPlaces {
 struct LayerSpec {
   std::string prefix;  ///< of the parameters' names: "decoder.layers.3."
   std::int64_t hidden = 0;
-  bool rms_norm = false;             ///< norms have no bias
+  bool rms_norm = false;             ///< else LayerNorm
+  bool norm_bias = true;             ///< of a LayerNorm; an RMSNorm has none
   bool residual_after_norm = false;  ///< norm(x) + branch(norm(x)): the order of Devlin et al. 2018
+  bool first_after_norm = false;     ///< of the first branch alone, whose norm is then that of the embeddings
   NormPlaces norms = {};
   bool norm_1p = false;  ///< norms multiply by 1 + weight
   /// x + first(norm(x)) + second(norm(x)): of two branches, each with a norm of its own (Black et al. 2022).
@@ -205,6 +207,7 @@ struct LayerSpec {
   const Mlp& mlp() const { return std::get<Mlp>(branches.back().inner); }
   const Experts* experts() const { return std::get_if<Experts>(&branches.back().inner); }  ///< null: an MLP
   bool cross_attention() const;
+  bool norms_have_bias() const { return !rms_norm && norm_bias; }
   /// Whether branch `index` has a norm of the stream: of what it reads.
   bool norm_before(std::size_t index) const {
     return norms.before && branches.at(index).reads == Branch::Reads::OwnNorm;

@@ -30,9 +30,9 @@ void check_attention(const config::ModelConfig& model, Rules& rules) {
                 concat("model.num_attention_heads x model.kv_channels must be at most ", kMaxWidth, "."),
                 concat(heads, " x ", model.kv_channels), "--kv-channels 0 (the default)");
   rules.range<std::int64_t>("model.sliding_window", model.sliding_window, 0, kMaxPositions);
-  rules.require(model.sliding_window == 0 || config::model_traits(model.architecture).causal,
-                concat("model.sliding_window is for tokens that see those before them: model.architecture ",
-                       config::names_with(&config::ModelTraits::causal, " or "), "."),
+  rules.require(model.sliding_window == 0 || !config::model_traits(model.architecture).encoder_decoder,
+                concat("model.sliding_window is for models of one stack: not model.architecture ",
+                       config::names_with(&config::ModelTraits::encoder_decoder, " or "), "."),
                 concat("sliding_window ", model.sliding_window, ", ", model.architecture),
                 "--model.sliding_window 0 (the default)");
   rules.range<std::int64_t>("model.num_query_groups", model.num_query_groups, 0, kMaxWidth);
@@ -183,22 +183,44 @@ void check_variants(const config::ModelConfig& model, Rules& rules) {
                 concat("parallel_residual ", model.parallel_residual, ", norm_position ", model.norm_position),
                 "--model.parallel_shared_norm false (the default)");
   const bool has_causal_kind = config::model_traits(model.architecture).causal;
-  const config::AttentionVariant plain{
-      .add_qkv_bias = model.add_qkv_bias, .qk_layernorm = model.qk_layernorm, .sliding_window = model.sliding_window};
-  const config::LayerVariant plain_layers{.position_offset = model.position_offset};
-  rules.require(has_causal_kind || (model == plain && model == plain_layers),
-                concat("norm_position, apply_layernorm_1p, parallel_residual, parallel_shared_norm, linear_bias_in, "
-                       "scale_embeddings, qk_layernorm_full, query_pre_attn_scalar, softcapping, softmax_type, "
-                       "activation_func_clamp_value, glu_linear_offset, and layers without a window or positions are "
-                       "for model.architecture ",
-                       config::names_with(&config::ModelTraits::causal), "."),
-                model.architecture,
-                "--model.norm_position before --model.apply_layernorm_1p false --model.parallel_residual false "
-                "--model.parallel_shared_norm false --model.linear_bias_in all --model.scale_embeddings false "
-                "--model.qk_layernorm_full false "
-                "--model.query_pre_attn_scalar 0 --model.attn_logit_softcapping 0 --model.final_logit_softcapping 0 "
-                "--model.window_attn_skip_freq 0 --model.no_rope_freq 0 --model.rotary_base_local 0 "
-                "--model.softmax_type vanilla --model.activation_func_clamp_value 0 --model.glu_linear_offset 0");
+  rules.require(
+      !model.embedding_layernorm || (model.norm_position == "before" && !model.parallel_residual &&
+                                     model.num_experts == 0 && !model.apply_residual_connection_post_layernorm),
+      "model.embedding_layernorm needs norms before branches that follow one another, without experts.",
+      concat("norm_position ", model.norm_position, ", parallel_residual ", model.parallel_residual, ", num_experts ",
+             model.num_experts, ", apply_residual_connection_post_layernorm ",
+             model.apply_residual_connection_post_layernorm),
+      "--model.embedding_layernorm false (the default)");
+  // An encoder may have what a ModernBERT has.
+  const bool two_stacks = config::model_traits(model.architecture).encoder_decoder;
+  const config::AttentionVariant plain{.add_qkv_bias = model.add_qkv_bias,
+                                       .qk_layernorm = model.qk_layernorm,
+                                       .sliding_window = model.sliding_window,
+                                       .window_attn_skip_freq = two_stacks ? 0 : model.window_attn_skip_freq,
+                                       .window_attn_skip_first = !two_stacks && model.window_attn_skip_first,
+                                       .rotary_base_local = two_stacks ? 0 : model.rotary_base_local};
+  const config::LayerVariant plain_layers{.position_offset = model.position_offset,
+                                          .norm_bias = two_stacks || model.norm_bias,
+                                          .embedding_layernorm = !two_stacks && model.embedding_layernorm,
+                                          .masked_lm_bias = two_stacks || model.masked_lm_bias};
+  rules.require(
+      has_causal_kind || (model == plain && model == plain_layers),
+      concat("norm_position, apply_layernorm_1p, parallel_residual, parallel_shared_norm, linear_bias_in, "
+             "scale_embeddings, qk_layernorm_full, query_pre_attn_scalar, softcapping, softmax_type, "
+             "activation_func_clamp_value, glu_linear_offset, and layers without positions are for "
+             "model.architecture ",
+             config::names_with(&config::ModelTraits::causal),
+             "; layers without a window, rotary_base_local, norm_bias, embedding_layernorm and masked_lm_bias are not "
+             "for ",
+             config::names_with(&config::ModelTraits::encoder_decoder), "."),
+      model.architecture,
+      "--model.norm_position before --model.apply_layernorm_1p false --model.parallel_residual false "
+      "--model.parallel_shared_norm false --model.linear_bias_in all --model.scale_embeddings false "
+      "--model.qk_layernorm_full false --model.query_pre_attn_scalar 0 --model.attn_logit_softcapping 0 "
+      "--model.final_logit_softcapping 0 --model.window_attn_skip_freq 0 --model.window_attn_skip_first false "
+      "--model.no_rope_freq 0 --model.rotary_base_local 0 --model.softmax_type vanilla "
+      "--model.activation_func_clamp_value 0 --model.glu_linear_offset 0 --model.norm_bias true "
+      "--model.embedding_layernorm false --model.masked_lm_bias true");
   rules.require(!model.use_mup || model.query_pre_attn_scalar == 0,
                 "model.use_mup scales attention itself, which excludes model.query_pre_attn_scalar.",
                 concat(model.query_pre_attn_scalar), "--model.query_pre_attn_scalar 0");

@@ -36,7 +36,7 @@ void truncate_pair(std::size_t& first, std::size_t& second, std::size_t room);
 class PairRows {
  public:
   /// Rows of [CLS] first [SEP] second [SEP] with at most `seq_length` tokens. Throws ConfigError where it is less
-  /// than 5.
+  /// than the frame and a token of each text.
   PairRows(const BertFrame& frame, int seq_length);
 
   /// Adds a row; texts that are too long are cut (truncate_pair).

@@ -318,8 +318,8 @@ class TrainingRun {
         for (std::int64_t i = 0; i < ids.numel(); ++i) tokens.push_back(static_cast<std::int32_t>(id[i]));
       };
       add(batch.tokens_bs);
-      if (run_.shape.predicts_tokens() && run_.shape.causal &&
-          !run_.shape.encoder_decoder())  // the last is a label alone
+      const bool next_tokens = run_.shape.predicts_tokens() && run_.shape.causal && !run_.shape.encoder_decoder();
+      if (next_tokens)  // the last one is a label alone
         tokens.push_back(
             static_cast<std::int32_t>(batch.labels_bs.const_data_ptr<std::int64_t>()[batch.labels_bs.numel() - 1]));
       const auto length = static_cast<std::int32_t>(tokens.size());

@@ -18,7 +18,7 @@ bool takes_flash(const at::Tensor& q, const at::Tensor& k, const AttentionOption
   const AttentionCall call{.capability = at::cuda::getCurrentDeviceProperties()->major,
                            .sixteen_bits = q.scalar_type() == at::kBFloat16 || q.scalar_type() == at::kHalf,
                            .dropout = options.dropout.p > 0,
-                           .first_key = options.first_key.defined(),
+                           .first_key = options.first_key.defined() || options.ahead > 0,
                            .key_lengths = options.key_lengths.defined(),
                            .bias = options.bias.defined(),
                            .soft_cap = options.soft_cap > 0,

@@ -105,7 +105,7 @@ struct AttentionKeyGradient {
 
   /// The first tile of queries that see keys of a tile.
   static MEGATRON_BOTH std::int64_t first_tile(const Args& a, std::int64_t key_tile) {
-    const std::int64_t first = a.causal ? key_tile * kTile - (a.keys - a.queries) : 0;
+    const std::int64_t first = a.causal ? key_tile * kTile - (a.keys - a.queries) - a.ahead : 0;
     return first > 0 ? first / kTile : 0;
   }
   static MEGATRON_BOTH int repeats(const Args& a, std::int64_t block) {

@@ -27,6 +27,7 @@ struct AttentionArgs {
   std::int64_t queries = 0, keys = 0, batch = 0, groups = 0, ratio = 1, d = 0;  ///< ratio query heads a group
   C scale = 1;
   bool causal = false;
+  std::int64_t ahead = 0;
   const std::int32_t *first_key = nullptr, *key_lengths = nullptr;  ///< [b, queries], [b]
   const C* bias = nullptr;                                          ///< [n, queries + keys - 1]
   C *logsumexp = nullptr, *delta = nullptr, *dbias = nullptr;       ///< [b, n, queries] twice, and as bias
@@ -38,7 +39,7 @@ struct AttentionArgs {
     return (b * heads() + n) * queries + i;
   }
   MEGATRON_BOTH bool sees(std::int64_t b, std::int64_t i, std::int64_t j) const {
-    if (i >= queries || j >= keys || (causal && j > i + (keys - queries))) return false;
+    if (i >= queries || j >= keys || (causal && j > i + (keys - queries) + ahead)) return false;
     if (first_key != nullptr && j < first_key[b * queries + i]) return false;
     return key_lengths == nullptr || j < key_lengths[b];
   }
@@ -55,7 +56,7 @@ struct AttentionArgs {
   MEGATRON_BOTH std::int64_t key_tiles() const { return (keys + kTile - 1) / kTile; }
   /// Tiles of keys that some query of a tile sees.
   MEGATRON_BOTH int seen_tiles(std::int64_t query_tile) const {
-    const std::int64_t last = (query_tile + 1) * kTile - 1 + keys - queries;
+    const std::int64_t last = (query_tile + 1) * kTile - 1 + keys - queries + ahead;
     const std::int64_t tiles = !causal ? key_tiles() : last < 0 ? 0 : last / kTile + 1;
     return static_cast<int>(tiles < key_tiles() ? tiles : key_tiles());
   }

@@ -91,7 +91,7 @@ at::Tensor scores(const at::Tensor& q, const at::Tensor& k, const AttentionOptio
     s_bgrqk.add_(by_distance(options.bias.to(s_bgrqk.scalar_type()), queries, keys).view(s_bgrqk.sizes().slice(1)));
   const at::Tensor key = at::arange(keys, q.options().dtype(at::kLong));
   if (options.causal) {
-    const at::Tensor last = at::arange(queries, key.options()) + (keys - queries);
+    const at::Tensor last = at::arange(queries, key.options()) + (keys - queries + options.ahead);
     s_bgrqk.masked_fill_(key.unsqueeze(0) > last.unsqueeze(1), kMinusInfinity);
   }
   if (options.first_key.defined()) {

@@ -160,7 +160,7 @@ void TokenSteps::normalize(const Norm& norm) {
     normed_.copy_(stream_);
     return;
   }
-  kernels::norm_rows(normed_, stream_, norm.factor(), arrived_or_none(norm.bias, none_), norm.epsilon);
+  kernels::norm_rows(normed_, stream_, norm.factor(), norm.offset(), norm.epsilon);
 }
 
 void TokenSteps::project(const parallel::ColumnParallelLinear& linear) {
@@ -212,12 +212,12 @@ void TokenSteps::leave(const BranchModules& branch, std::size_t index, const Nor
   const at::Tensor& bias = arrived_or_none(branch.out.bias(), none_);
   if (branch.out_norm) {
     if (bias.defined()) kernels::add_to_rows(branch_, bias);
-    kernels::norm_rows(sized(given_, branch_.size(1)), branch_, branch.out_norm->factor(),
-                       arrived_or_none(branch.out_norm->bias, none_), branch.out_norm->epsilon);
+    kernels::norm_rows(sized(given_, branch_.size(1)), branch_, branch.out_norm->factor(), branch.out_norm->offset(),
+                       branch.out_norm->epsilon);
     std::swap(branch_, given_);
   }
   kernels::add_residual_to_rows(branch_, branch.out_norm ? none_ : bias,
-                                block_->residual_after_norm() ? normed_ : stream_);
+                                block_->residual_after_norm(index) ? normed_ : stream_);
   const bool same_stream = block_->reads_same_stream(index);
   if (same_stream && !block_->shares_norm(index)) normalize(*next);  // of the stream as it was
   std::swap(branch_, stream_);

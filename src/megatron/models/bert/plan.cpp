@@ -17,6 +17,7 @@ void describe(const config::ModelConfig& model, plan::ModelShape& shape) {
   shape.token_types = model.num_tokentypes;
   shape.sentence_head = shape.predicts_tokens() && model.bert_binary_head;
   shape.masked_lm_head = shape.pooled_tasks = true;
+  shape.masked_lm_bias = model.masked_lm_bias;
 }
 
 }  // namespace

@@ -79,20 +79,20 @@ class SpecBuilder {
   }
 
   void norm(const std::string& prefix, const ModelShape& shape) {
-    norm(prefix, shape.hidden, shape.rms_norm, shape.norm_1p);
+    norm(prefix, shape.hidden, shape.norms_have_bias(), shape.norm_1p);
   }
-  void norm(const std::string& prefix, std::int64_t size, bool rms, bool one_plus) {
+  void norm(const std::string& prefix, std::int64_t size, bool bias, bool one_plus) {
     add(prefix + ".weight", {size}, -1, one_plus ? Init::Zero : Init::One);
-    if (!rms) add(prefix + ".bias", {size}, -1, Init::Zero);
+    if (bias) add(prefix + ".bias", {size}, -1, Init::Zero);
   }
   /// A norm over all heads, of which a rank has `pieces`.
   void full_norm(const std::string& prefix, std::int64_t size, bool one_plus, const Pieces& pieces) {
     add(prefix + ".weight", {size}, 0, one_plus ? Init::Zero : Init::One).pieces = pieces;
   }
   /// A norm that each head passes.
-  void head_norm(const std::string& prefix, std::int64_t size, bool rms, bool one_plus) {
+  void head_norm(const std::string& prefix, std::int64_t size, bool bias, bool one_plus) {
     const std::size_t before = specs_.size();
-    norm(prefix, size, rms, one_plus);
+    norm(prefix, size, bias, one_plus);
     for (std::size_t i = before; i < specs_.size(); ++i) {
       specs_[i].sequence_partial = false;
       specs_[i].heads_partial = true;
@@ -146,7 +146,8 @@ void add_layer(const LayerSpec& layer, SpecBuilder& build) {
   const int tp = build.tp(), rank = build.tp_rank();
   for (std::size_t b = 0; b < layer.branches.size(); ++b) {
     const Branch& branch = layer.branches[b];
-    if (layer.norm_before(b)) build.norm(layer.prefix + branch.norm(), layer.hidden, layer.rms_norm, layer.norm_1p);
+    if (layer.norm_before(b))
+      build.norm(layer.prefix + branch.norm(), layer.hidden, layer.norms_have_bias(), layer.norm_1p);
     for (const Linear& linear : branch.linears(layer.hidden)) {
       if (linear.expert >= 0 && !build.experts().has(linear.expert, layer.experts()->count)) continue;
       build.of_expert(linear.expert >= 0);
@@ -182,7 +183,7 @@ void add_layer(const LayerSpec& layer, SpecBuilder& build) {
               norm, i == 0 ? layer.attention().query_rows() : layer.attention().key_rows(), layer.norm_1p,
               i == 0 ? even_pieces(layer.attention().query_rows(), tp, rank) : key_pieces(layer.attention(), tp, rank));
         else
-          build.head_norm(norm, linear.head_size, layer.rms_norm, layer.norm_1p);
+          build.head_norm(norm, linear.head_size, layer.norms_have_bias(), layer.norm_1p);
       }
     }
     if (const auto* const attention = std::get_if<SelfAttention>(&branch.inner);
@@ -190,7 +191,8 @@ void add_layer(const LayerSpec& layer, SpecBuilder& build) {
       build.add(layer.prefix + SelfAttention::kSinks, {attention->heads}, 0, Init::Normal, layer.init_std);
     if (const auto* const experts = std::get_if<Experts>(&branch.inner); experts != nullptr && experts->router.bias)
       build.add(layer.prefix + Experts::kBias, {experts->count}, -1, Init::Zero).sequence_partial = false;
-    if (layer.norms.behind) build.norm(layer.prefix + branch.out_norm(), layer.hidden, layer.rms_norm, layer.norm_1p);
+    if (layer.norms.behind)
+      build.norm(layer.prefix + branch.out_norm(), layer.hidden, layer.norms_have_bias(), layer.norm_1p);
   }
 }
 
@@ -201,7 +203,7 @@ void add_masked_lm_head(const ModelShape& shape, SpecBuilder& build) {
     build.whole_linear("pooler.dense", h, h, shape.init_std, /*whole_sequence=*/true);
     build.whole_linear("binary_head", 2, h, shape.init_std, /*whole_sequence=*/true);
   }
-  build.whole_linear("lm_head.dense", h, h, shape.init_std, /*whole_sequence=*/false);
+  build.whole_linear("lm_head.dense", h, h, shape.init_std, /*whole_sequence=*/false, shape.masked_lm_bias);
   build.norm("lm_head.layer_norm", shape);
 }
 
@@ -313,16 +315,20 @@ LayerSpec ModelShape::layer(std::int64_t number) const {
   LayerSpec layer{.prefix = layer_prefix(number),
                   .hidden = hidden,
                   .rms_norm = rms_norm,
+                  .norm_bias = norm_bias,
                   .residual_after_norm = residual_after_norm,
+                  .first_after_norm = embedding_norm && number == 0,
                   .norms = norms,
                   .norm_1p = norm_1p,
                   .parallel = parallel,
                   .init_std = init_std,
                   .output_init_std = init_std / std::sqrt(2.0 * static_cast<double>(of_stack)),
                   .decoder = encoder_decoder() && !encoder};
-  const auto skips = [number](std::int64_t freq) { return freq > 0 && (number + 1) % freq == 0; };
+  const auto skips = [number](std::int64_t freq, bool first = false) {
+    return freq > 0 && (number + (first ? 0 : 1)) % freq == 0;
+  };
   config::AttentionVariant own = attention;
-  if (skips(attention.window_attn_skip_freq)) own.sliding_window = 0;
+  if (skips(attention.window_attn_skip_freq, attention.window_attn_skip_first)) own.sliding_window = 0;
   layer.branches.push_back({SelfAttention{.heads = num_heads,
                                           .groups = groups(),
                                           .head_size = head(),

@@ -101,11 +101,13 @@ struct ModelShape {
   // What the layers are; at first GPT-2's.
   std::int64_t num_groups = 0;  ///< key and value heads, each for num_heads / num_groups queries'; 0: num_heads
   std::int64_t head_size = 0;   ///< 0: hidden / num_heads
-  bool rms_norm = false;        ///< norms have no bias
+  bool rms_norm = false;        ///< else LayerNorm
+  bool norm_bias = true;        ///< of a LayerNorm; an RMSNorm has none
   bool gated = false;           ///< linear_fc1 is [gate; up], 2 ffn_hidden rows
   bool linear_bias = true;      ///< of every linear layer of the blocks
   config::AttentionVariant attention = {};
   bool residual_after_norm = false;  ///< the order of Devlin et al. 2018 (LayerSpec)
+  bool embedding_norm = false;       ///< embeddings pass the first layer's first norm, before the stream begins
   // As of a LayerSpec.
   NormPlaces norms = {};
   bool norm_1p = false, parallel = false;
@@ -120,7 +122,8 @@ struct ModelShape {
   /// A dense layer and a norm come before the output layer, which has a bias; the loss is of masked tokens alone
   /// (Devlin et al. 2018).
   bool masked_lm_head = false;
-  bool pooled_tasks = false;  ///< heads of tasks have biases and read the pooled first token; else the last token
+  bool masked_lm_bias = true;  ///< of that dense layer
+  bool pooled_tasks = false;   ///< heads of tasks have biases and read the pooled first token; else the last token
 
   // Of a model for a task.
   Head task_head = Head::Tokens;
@@ -167,6 +170,7 @@ struct ModelShape {
   static std::string position_table(bool encoder) {
     return std::string(encoder ? "encoder" : "decoder") + "_relative_pos_emb.relative_attention_bias.weight";
   }
+  bool norms_have_bias() const { return !rms_norm && norm_bias; }
   std::int64_t groups() const { return num_groups > 0 ? num_groups : num_heads; }
   std::int64_t head() const { return head_size > 0 ? head_size : hidden / num_heads; }
   std::int64_t query_rows() const { return num_heads * head(); }  ///< width of the attention's output

@@ -32,7 +32,7 @@ struct KeyRange {
 inline KeyRange visible(const AttentionProblem& p, std::size_t b, std::size_t query) {
   const std::size_t keys =
       p.key_lengths == nullptr ? p.keys : std::min(p.keys, static_cast<std::size_t>(std::max(p.key_lengths[b], 0)));
-  const std::size_t last = query + p.keys + 1;  // one past, shifted by `queries` to stay unsigned
+  const std::size_t last = query + p.keys + 1 + p.ahead;  // one past, shifted by `queries` to stay unsigned
   const std::size_t end = !p.causal ? keys : last > p.queries ? std::min(keys, last - p.queries) : 0;
   const std::int32_t first = p.first_key != nullptr ? std::max(p.first_key[b * p.queries + query], 0) : 0;
   return {std::min(static_cast<std::size_t>(first), end), end};

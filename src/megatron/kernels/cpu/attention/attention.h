@@ -36,6 +36,7 @@ struct AttentionProblem {
   float scale;                                              ///< positive
   float soft_cap;                                           ///< of scaled scores; 0: none
   bool causal;
+  std::size_t ahead;                ///< where causal: keys that a query sees besides
   const std::int32_t* first_key;    ///< [batch, queries], or null
   const std::int32_t* key_lengths;  ///< [batch], or null
   Heads q, k, v;

@@ -66,6 +66,7 @@ Prepared prepare(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, 
   p.scale = static_cast<float>(options.scale != 0 ? options.scale : 1.0 / std::sqrt(static_cast<double>(p.size)));
   p.soft_cap = static_cast<float>(options.soft_cap);
   p.causal = options.causal;
+  p.ahead = static_cast<std::size_t>(options.ahead);
   p.q = heads_of(q, groups);
   p.k = heads_of(k, groups);
   p.v = heads_of(v, groups);

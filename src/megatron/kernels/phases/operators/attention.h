@@ -93,6 +93,7 @@ struct AttentionOperators {
       args.logsumexp = pointer<C>(forward.logsumexp);
       args.scale = static_cast<C>(options.scale != 0 ? options.scale : 1.0 / std::sqrt(static_cast<double>(args.d)));
       args.causal = options.causal;
+      args.ahead = options.ahead;
       args.mask = mask_.mask;
       args.mask_queries = options.dropout.positions_or(args.queries);
       args.mask.position_offset = options.head_offset * args.mask_queries + options.dropout.position_offset;
