@@ -47,6 +47,11 @@ json roberta(const char* type = "roberta", const char* model_class = "RobertaFor
   return object;
 }
 
+json modernbert() {
+  json object = with(sizes("modernbert", ""), {{"architectures", {"ModernBertForMaskedLM"}}, {"num_hidden_layers", 7}});
+  return object;
+}
+
 json gemma2() { return with(sizes("gemma2", "Gemma2"), {{"num_key_value_heads", 2}, {"head_dim", 24}}); }
 
 json gemma3() {
@@ -101,6 +106,11 @@ TEST(HuggingFaceFamilies, AreWrittenAsTheyWereRead) {
       with(with(sizes("phi3", "Phi3"), grouped),
            {{"original_max_position_embeddings", 32},
             {"rope_scaling", with(longrope()["rope_scaling"], {{"factor", 2.0}, {"attention_factor", 1.25}})}}),
+      modernbert(),
+      with(modernbert(),
+           {{"norm_bias", true}, {"classifier_bias", true}, {"attention_bias", true}, {"mlp_bias", true}}),
+      with(modernbert(), {{"global_attn_every_n_layers", 1}, {"global_rope_theta", 5e4}}),
+      with(modernbert(), {{"global_attn_every_n_layers", 9}, {"local_attention", 12}, {"local_rope_theta", 3e3}}),
       roberta(),
       roberta("xlm-roberta", "XLMRobertaModel"),
       with(roberta("roberta", "RobertaForSequenceClassification"),
@@ -169,6 +179,14 @@ TEST(HuggingFaceFamilies, HaveTransformersDefaults) {
   EXPECT_TRUE(neox.parallel_residual);
   EXPECT_TRUE(neox.untie_embeddings_and_output_weights);
   EXPECT_EQ(read(sizes("smollm3", "SmolLM3")).no_rope_freq, 4);
+  const auto modern = read(modernbert());
+  EXPECT_EQ(modern.sliding_window, 65);
+  EXPECT_EQ(modern.window_attn_skip_freq, 3);
+  EXPECT_EQ(modern.rotary_base, 160000);
+  EXPECT_EQ(modern.rotary_base_local, 10000);
+  EXPECT_EQ(modern.layernorm_epsilon, 1e-5);
+  EXPECT_TRUE(modern.window_attn_skip_first && modern.embedding_layernorm && modern.gated_linear_unit);
+  EXPECT_FALSE(modern.norm_bias || modern.masked_lm_bias || modern.add_bias_linear || modern.bert_binary_head);
   EXPECT_EQ(read(roberta()).position_offset, 4);
   EXPECT_EQ(read(roberta()).max_position_embeddings, 124);
   EXPECT_FALSE(read(roberta()).bert_binary_head);
@@ -283,6 +301,19 @@ TEST(HuggingFaceFamilies, RefuseWhatIsNotComputedByName) {
     folder["rope_scaling"][field] = value;
     expect_refused([&] { read(folder); }, {"config.json", std::string("rope_scaling.") + field});
   }
+  expect_refused_by_name(modernbert(), "mlp_bias", true);
+  expect_refused_by_name(modernbert(), "decoder_bias", false);
+  expect_refused_by_name(modernbert(), "hidden_activation", "silu");
+  expect_refused_by_name(modernbert(), "local_attention", 1);
+  expect_refused_by_name(modernbert(), "mlp_dropout", 0.1);
+  expect_refused_by_name(modernbert(), "layer_types", {"full_attention"});
+  expect_refused_by_name(modernbert(), "architectures", {"ModernBertForSequenceClassification"});
+  expect_refused_by_name(modernbert(), "rope_parameters", {{"sliding_attention", {{"rope_type", "linear"}}}});
+  expect_refused_by_name(modernbert(), "rope_parameters", {{"rope_type", "default"}});
+  json uneven = modernbert();
+  for (int layer = 0; layer < 7; ++layer)
+    uneven["layer_types"].push_back(layer == 0 || layer == 2 || layer == 5 ? "full_attention" : "sliding_attention");
+  expect_refused([&] { read(uneven); }, {"layer_types"});
   expect_refused_by_name(roberta(), "type_vocab_size", 2);
   expect_refused_by_name(roberta(), "pad_token_id", -1);
   expect_refused_by_name(roberta(), "pad_token_id", 1e30);

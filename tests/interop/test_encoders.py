@@ -97,8 +97,8 @@ class Encoders(unittest.TestCase):
             self.assertTrue(torch.equal(tensor, b[key]), key)
 
     def step(self, folder, out, seed, *options, code=0):
-        return run("train", self.path / "recipe.toml", "--data-path", self.data, "--tokenizer", self.tokenizer, "--load",
-                   folder, "--use-checkpoint-args", "--train.out", self.path / out, "--train.seed", seed,
+        return run("train", self.path / "recipe.toml", "--data-path", self.data, "--tokenizer", self.tokenizer,
+                   "--load", folder, "--use-checkpoint-args", "--train.out", self.path / out, "--train.seed", seed,
                    "--hidden-dropout", 0, "--attention-dropout", 0, *options, code=code)
 
     def masked_sample(self, name, folder):
@@ -107,8 +107,8 @@ class Encoders(unittest.TestCase):
         text = [self.cls_id, *self.encoded(LINE), self.sep]
         masked = round(len(text) * 0.15)
         for seed in range(40, 60):
-            self.step(folder, f"{name}-{seed}", seed, "--guard.on_spike", "stop", "--guard.inject_faults", "spike@1",
-                      "--guard.spike_window", 1, code=1)
+            self.step(folder, f"{name}-{seed}", seed, "--guard.on_nan", "stop", "--guard.inject_faults", "nan:1",
+                      code=1)
             batch = next((self.path / f"{name}-{seed}/batches").glob("*.bin")).with_suffix("")
             ids = json.loads(run("data", "cat", batch, "--range", "0", "--json"))["sequences"][0]["ids"]
             self.assertEqual(len(ids), LENGTH)
@@ -152,6 +152,27 @@ class Encoders(unittest.TestCase):
     def test_masked_tokens_of_a_roberta(self):
         torch.manual_seed(5)
         self.check_masked("roberta", transformers.RobertaForMaskedLM(self.roberta()))
+
+    def modern(self, **more):
+        return transformers.ModernBertConfig(
+            vocab_size=320, hidden_size=32, num_hidden_layers=5, num_attention_heads=4, intermediate_size=48,
+            max_position_embeddings=64, pad_token_id=self.pad, bos_token_id=self.cls_id, eos_token_id=self.sep,
+            cls_token_id=self.cls_id, sep_token_id=self.sep, local_attention=8, **more)
+
+    def test_masked_tokens_of_a_modernbert(self):
+        torch.manual_seed(8)
+        rope = {kind: dict(rope_type="default", rope_theta=base)
+                for kind, base in (("full_attention", 1000.0), ("sliding_attention", 50.0))}
+        self.check_masked("modern", transformers.ModernBertForMaskedLM(self.modern(rope_parameters=rope)))
+
+    def test_masked_tokens_of_a_modernbert_with_biases(self):
+        torch.manual_seed(9)
+        self.check_masked("modern-biased", transformers.ModernBertForMaskedLM(self.modern(
+            norm_bias=True, attention_bias=True, mlp_bias=True, classifier_bias=True)))
+
+    def test_weights_of_a_modernbert_without_head(self):
+        torch.manual_seed(10)
+        self.check_weights("modern-bare", self.save("modern-bare", transformers.ModernBertModel(self.modern())))
 
     def test_weights_of_a_roberta_with_other_heads(self):
         torch.manual_seed(6)

@@ -58,6 +58,7 @@ TEST(Recipes, AreOfTheSizesInTheirNames) {
                                                                      {"bert_tiny", {2.6, 2.8}},
                                                                      {"bert_336m", {336, 338}},
                                                                      {"roberta_base", {124, 125.5}},
+                                                                     {"modernbert_base", {149, 150}},
                                                                      {"bert_1.3b", {1270, 1290}},
                                                                      {"bert_3.9b", {3850, 3900}},
                                                                      {"t5_tiny", {3.8, 3.95}},

@@ -12,7 +12,7 @@
 // begin with their norms (Shoeybi et al. 2019, figure 7 (b)) is transformers' MegatronBert.
 namespace megatron::models::bert {
 
-extern const interchange::HfFamily kRoberta;
+extern const interchange::HfFamily kRoberta, kModernBert;
 
 namespace {
 
@@ -230,7 +230,7 @@ bool is_encoder(const config::ModelConfig& model, const ModelShape& shape) {
          shape.query_rows() == shape.hidden && shape.tied_output && shape.token_types > 0 && model.activation == "gelu";
 }
 
-constexpr const HfFamily* kRows[] = {&kFamilies[0], &kRoberta};
+constexpr const HfFamily* kRows[] = {&kFamilies[0], &kRoberta, &kModernBert};
 
 extern const ModelFolders kFolders;
 constinit const ModelFolders kFolders{.families = kRows};
