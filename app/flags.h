@@ -1,7 +1,10 @@
 #pragma once
 #include <algorithm>
+#include <charconv>
 #include <string>
+#include <system_error>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "megatron/base/error.h"
@@ -33,6 +36,19 @@ using config::kTokenizerTypeHelp;
 inline void no_words(const std::vector<std::string>& words) {
   if (!words.empty())
     throw ConfigError(rule_got_fix("this job takes options alone.", words[0], concat("leave '", words[0], "' out")));
+}
+
+/// Bytes that the option `flag` says: "80GB", "1.5e9", "64GiB". Throws ConfigError.
+inline double bytes_of(const std::string& flag, const std::string& text) {
+  double number = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  const std::string unit(end, text.data() + text.size());
+  double factor = 0;
+  for (const auto& [name, bytes] : {std::pair("", 1.0), {"GB", 1e9}, {"GiB", 0x1p30}, {"MB", 1e6}, {"MiB", 0x1p20}})
+    if (unit == name) factor = bytes;
+  if (error != std::errc() || factor == 0 || !(number > 0) || number * factor > 1e18)
+    throw ConfigError(rule_got_fix(flag + " must be bytes, as 80GB or 64GiB.", text, flag + " 80GB"));
+  return number * factor;
 }
 
 /// Threads that the option `name` asks for; 0: one a core. Throws ConfigError outside 0 … 1024.

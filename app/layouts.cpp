@@ -1,9 +1,9 @@
 #include "app/layouts.h"
 
 #include <algorithm>
-#include <charconv>
 
 #include "app/config_file.h"
+#include "app/flags.h"
 #include "megatron/base/error.h"
 #include "megatron/base/files/file.h"
 #include "megatron/base/progress.h"
@@ -13,18 +13,6 @@ namespace megatron::app {
 namespace {
 
 constexpr int kMaxEvaluated = 600, kMinLayouts = 10;
-
-double bytes_of(const std::string& text) {
-  double number = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  const std::string unit(end, text.data() + text.size());
-  double factor = 0;
-  for (const auto& [name, bytes] : {std::pair("", 1.0), {"GB", 1e9}, {"GiB", 0x1p30}, {"MB", 1e6}, {"MiB", 0x1p20}})
-    if (unit == name) factor = bytes;
-  if (error != std::errc() || factor == 0 || !(number > 0))
-    throw ConfigError(rule_got_fix("--fit must be bytes, as 80GB or 64GiB.", text, "--fit 80GB"));
-  return number * factor;
-}
 
 plan::Facts facts_of(const config::RunConfig& recipe) {
   if (recipe.data.tokenizer.empty()) return {};
@@ -38,7 +26,7 @@ plan::Facts facts_of(const config::RunConfig& recipe) {
 RanksMachine machine_of(const std::string& hardware, const std::string& fit) {
   const std::string file = config_file(hardware, "configs/hardware", "--hardware");
   RanksMachine machine{plan::parse_hardware(read_file(file, std::uint64_t{1} << 20), file)};
-  machine.capacity_bytes = fit.empty() ? machine.hardware.memory.capacity_bytes() : bytes_of(fit);
+  machine.capacity_bytes = fit.empty() ? machine.hardware.memory.capacity_bytes() : bytes_of("--fit", fit);
   return machine;
 }
 

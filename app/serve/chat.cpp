@@ -16,10 +16,12 @@
 #include "app/jobs.h"
 #include "app/print.h"
 #include "megatron/base/error.h"
+#include "megatron/base/machine/machine_memory.h"
 #include "megatron/base/text/printable.h"
 #include "megatron/config/options.h"
 #include "megatron/generate/serving/engine.h"
 #include "megatron/kernels/runtime.h"
+#include "megatron/plan/cost/kv_cache.h"
 #include "megatron/run/ranks.h"
 #include "megatron/run/trained_model.h"
 #include "megatron/serve/answer_text.h"
@@ -136,13 +138,13 @@ class Lines {
 class Conversation {
  public:
   Conversation(const ChatFlags& flags, const run::TrainedModel& model, const text::ChatTemplate& chat,
-               generate::SlotModel& slots)
+               std::int64_t context, generate::SlotModel& slots)
       : flags_(flags),
         model_(model),
         chat_(chat),
         lines_(slots),
-        context_(model.run.shape.max_positions),
-        engine_(slots, queue_, metrics_, {.slots = 1, .cache_tokens = 2 * context_}) {
+        context_(context),
+        engine_(slots, queue_, metrics_, {.slots = 1}) {
     serve::declare_metrics(metrics_);
     begin(flags.system);
   }
@@ -227,6 +229,15 @@ void Conversation::run() {
   }
 }
 
+/// Room for the conversation and for one before it, in at most a quarter of the free memory.
+plan::CachePool conversation_pool(const plan::ResolvedRun& run) {
+  const plan::CachePool two = plan::cache_pool_of_tokens(run, 2 * run.shape.max_positions);
+  const auto memory = machine_memory();
+  if (!memory || two.bytes <= static_cast<std::int64_t>(memory->bytes / 4)) return two;
+  const plan::CachePool share = plan::cache_pool_of_bytes(run, static_cast<std::int64_t>(memory->bytes / 4));
+  return share.blocks > 0 ? share : plan::cache_pool_of_tokens(run, 1);
+}
+
 int run_chat(const Args& args) {
   ChatFlags flags;
   const auto rest = config::parse_command_line(flags, args, kUsage);
@@ -239,6 +250,7 @@ int run_chat(const Args& args) {
                                    "--max-new-tokens 512"));
   const run::TrainedModel model = run::open_trained_model(flags, "chat");
   const text::ChatTemplate chat = chat_template_of(flags);
+  const plan::CachePool cache = conversation_pool(model.run);
   kernels::install_caching_allocator();
   std::signal(SIGINT, [](int) {
     if (interrupted.exchange(true)) std::_Exit(130);  // a second time, while nothing is written
@@ -250,12 +262,12 @@ int run_chat(const Args& args) {
         const generate::StagedModel staged(
             model::CachedGpt(rank.options, rank.part, rank.parameters, rank.context.tensor()), rank.context.pipeline(),
             rank.tensor());
-        generate::RankSlots slots(staged, world, device);
+        generate::RankSlots slots(staged, world, device, cache.blocks);
         if (world.rank() > 0) {
           slots.follow();
           return kDone;
         }
-        Conversation(flags, model, chat, slots).run();
+        Conversation(flags, model, chat, std::min(model.run.shape.max_positions, cache.tokens()), slots).run();
         slots.stop();
         return kDone;
       },

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "app/flags.h"
 #include "app/generate/chat_template.h"
 #include "app/jobs.h"
 #include "app/print.h"
@@ -17,6 +18,7 @@
 #include "megatron/base/error.h"
 #include "megatron/base/files/file.h"
 #include "megatron/base/machine/machine_memory.h"
+#include "megatron/base/progress.h"
 #include "megatron/base/stack_frames.h"
 #include "megatron/base/text/printable.h"
 #include "megatron/config/options.h"
@@ -25,6 +27,7 @@
 #include "megatron/generate/serving/engine.h"
 #include "megatron/interchange/hugging_face/pooling.h"
 #include "megatron/kernels/runtime.h"
+#include "megatron/plan/cost/kv_cache.h"
 #include "megatron/run/memory_check.h"
 #include "megatron/run/ranks.h"
 #include "megatron/run/stop.h"
@@ -51,6 +54,7 @@ struct ServeFlags : run::ModelFlags {
   bool without_token = false;
   std::string model_name;
   std::int64_t max_texts = 16, cache_tokens = 0, max_context = 0, max_tokens = 0, prefill_tokens = 256;
+  std::string cache_memory;
   bool prefix_cache = true;
   std::int64_t max_queue = 256, max_connections = 512, max_body_bytes = 1 << 20;
   double request_timeout_s = 600, drain_s = 30;
@@ -64,16 +68,17 @@ struct ServeFlags : run::ModelFlags {
     v("without_token", without_token, "Let other machines ask without a token.");
     v("model_name", model_name, "Name of the model in requests; empty: the folder's.", config::Common());
     v("max_texts", max_texts, "Maximum number of texts that are written at once.", config::Common());
-    v("cache_tokens", cache_tokens,
-      "Positions of all caches of keys and values; 0: max_texts times the context, in at most a quarter of the free "
-      "memory; must be given with --device cuda.",
+    v("cache_memory", cache_memory,
+      "Memory for the keys and values of all texts on all ranks together, as 2GB, in blocks of 64 tokens; empty: "
+      "max_texts times the context, in at most a quarter of the free memory; must be given with --device cuda.",
       config::Common());
+    v("cache_tokens", cache_tokens, "The same as a number of tokens; 0: as --cache-memory says.");
     v("max_context", max_context, "Maximum tokens of a prompt and its answer; 0: the model's context.");
     v("max_tokens", max_tokens, "Maximum tokens of an answer; 0: what the context leaves.");
     v("prefill_tokens", prefill_tokens,
-      "Tokens of a prompt that are read between two steps of the texts under way; prompts share caches by pieces of as "
-      "many.");
-    v("prefix_cache", prefix_cache, "Keep caches of texts that have ended for prompts that begin alike.");
+      "Tokens of a prompt that are read between two steps of the texts under way; prompts that begin alike share keys "
+      "and values in units of as many, or the least multiple of it and 64.");
+    v("prefix_cache", prefix_cache, "Share keys and values of prompts that begin alike, and keep them when texts end.");
     v("max_queue", max_queue, "Maximum number of texts that wait; half of them may be one client's.");
     v("max_connections", max_connections, "Maximum number of open connections.");
     v("max_body_bytes", max_body_bytes, "Maximum size of a request's body in bytes.");
@@ -97,6 +102,8 @@ ServeFlags flags_of(const Args& args) {
   count("--port must be 0 to 65535.", flags.port, 0, 65535, "--port 8000");
   count("--max-texts must be 1 to 1024.", flags.max_texts, 1, 1024, "--max-texts 16");
   count("--cache-tokens must be 0 or above.", flags.cache_tokens, 0, std::int64_t{1} << 40, "--cache-tokens 0");
+  need(flags.cache_tokens == 0 || flags.cache_memory.empty(), "--cache-memory and --cache-tokens say the same.",
+       concat(flags.cache_memory, " and ", flags.cache_tokens), concat("--cache-memory ", flags.cache_memory).c_str());
   count("--max-context must be 0 or above.", flags.max_context, 0, std::int64_t{1} << 40, "--max-context 0");
   count("--max-tokens must be 0 or above.", flags.max_tokens, 0, std::int64_t{1} << 40, "--max-tokens 0");
   count("--prefill-tokens must be 16 to 65536.", flags.prefill_tokens, 16, 65536, "--prefill-tokens 256");
@@ -150,7 +157,8 @@ struct Plan {
   run::TrainedModel model;
   std::vector<std::string> tokens = {};
   std::optional<text::ChatTemplate> chat = {};
-  std::int64_t context = 0, cache_tokens = 0;
+  std::int64_t context = 0;
+  plan::CachePool cache = {};
   std::optional<interchange::TextPooling> pooling = {};  ///< of an encoder, which makes vectors and writes no texts
 };
 
@@ -160,30 +168,39 @@ std::string name_of(const ServeFlags& flags) {
   return path.has_filename() ? path.filename().string() : path.parent_path().filename().string();
 }
 
-/// Positions of all caches, and whether they fit into memory.
-void plan_cache(Plan& plan) {
-  const plan::ModelShape& shape = plan.model.run.shape;
-  const auto element = static_cast<std::int64_t>(c10::elementSize(train::scalar_type(plan.model.run.config)));
-  const std::int64_t row_bytes = generate::numbers_of_row(shape) * element;
-  plan.cache_tokens = plan.flags.cache_tokens;
-  if (plan.cache_tokens == 0 && plan.model.run.config.parallel.device == "cuda")
-    throw ConfigError(
-        rule_got_fix("serve: --device cuda needs --cache-tokens: the default is a share of the host's memory.",
-                     "--cache-tokens 0", concat("--cache-tokens ", plan.flags.max_texts * plan.context)));
-  if (plan.cache_tokens == 0) {
-    const auto memory = machine_memory();
-    const std::int64_t share =
-        memory ? static_cast<std::int64_t>(memory->bytes / 4) / row_bytes : std::int64_t{1} << 20;
-    plan.cache_tokens = std::max(std::min(plan.flags.max_texts * plan.context, share), plan.context);
+/// Blocks for the keys and values of all texts.
+plan::CachePool cache_pool(const ServeFlags& flags, const plan::ResolvedRun& run, std::int64_t context) {
+  if (flags.cache_tokens > 0) return plan::cache_pool_of_tokens(run, flags.cache_tokens);
+  if (!flags.cache_memory.empty()) {
+    const plan::CachePool pool =
+        plan::cache_pool_of_bytes(run, static_cast<std::int64_t>(bytes_of("--cache-memory", flags.cache_memory)));
+    if (pool.blocks > 0) return pool;
+    const auto one = static_cast<double>(plan::cache_pool_of_tokens(run, 1).bytes);
+    throw ConfigError(rule_got_fix(concat("serve: --cache-memory must hold a block of ", plan::kCacheBlockTokens,
+                                          " tokens, ", human_bytes(one), "."),
+                                   flags.cache_memory, "--cache-memory 1GB"));
   }
-  plan.context = std::min(plan.context, plan.cache_tokens);
-  const std::int64_t logits = plan.flags.max_texts * generate::logits_bytes_of(shape);
-  // While a cache grows, its old one is there too.
-  const std::int64_t most = plan.cache_tokens + plan.context;
-  run::check_memory(plan.model.run, comm::place_from(comm::process_environment()), plan.model.holding(),
-                    {.bytes = most * row_bytes + logits,
+  if (run.config.parallel.device == "cuda")
+    throw ConfigError(
+        rule_got_fix("serve: --device cuda needs --cache-memory: the default is a share of the host's memory.", "none",
+                     "--cache-memory 8GB"));
+  const plan::CachePool all = plan::cache_pool_of_tokens(run, flags.max_texts * context);
+  const auto memory = machine_memory();
+  if (!memory || all.bytes <= static_cast<std::int64_t>(memory->bytes / 4)) return all;
+  const plan::CachePool share = plan::cache_pool_of_bytes(run, static_cast<std::int64_t>(memory->bytes / 4));
+  return share.tokens() >= context ? share : plan::cache_pool_of_tokens(run, context);
+}
+
+/// Keys and values of the texts, and whether they fit into memory.
+void plan_cache(Plan& plan) {
+  const plan::ResolvedRun& run = plan.model.run;
+  plan.cache = cache_pool(plan.flags, run, plan.context);
+  plan.context = std::min(plan.context, plan.cache.tokens());
+  const std::int64_t logits = plan.flags.max_texts * generate::logits_bytes_of(run.shape);
+  run::check_memory(run, comm::place_from(comm::process_environment()), plan.model.holding(),
+                    {.bytes = plan.cache.bytes + logits,
                      .what = "keys and values of the texts under way",
-                     .fix = concat("--cache-tokens ", std::max<std::int64_t>(1, plan.cache_tokens / 4))});
+                     .fix = concat("--cache-tokens ", std::max<std::int64_t>(1, plan.cache.tokens() / 4))});
 }
 
 Plan planned_encoder(const ServeFlags& flags, std::vector<std::string> tokens) {
@@ -287,7 +304,6 @@ void serve_texts(const Plan& plan, generate::RankSlots& slots) {
   answer_requests(plan, [&](Front& front) {
     generate::Engine engine(slots, front.queue, front.metrics,
                             {.slots = plan.flags.max_texts,
-                             .cache_tokens = plan.cache_tokens,
                              .read_tokens = plan.flags.prefill_tokens,
                              .keep_prefixes = plan.flags.prefix_cache,
                              .drain_s = plan.flags.drain_s});
@@ -319,7 +335,7 @@ int run_serve(const Args& args) {
         const generate::StagedModel model(
             model::CachedGpt(rank.options, rank.part, rank.parameters, rank.context.tensor()), rank.context.pipeline(),
             rank.tensor());
-        generate::RankSlots slots(model, world, device);
+        generate::RankSlots slots(model, world, device, plan.cache.blocks);
         if (world.rank() == 0)
           serve_texts(plan, slots);
         else

@@ -134,6 +134,9 @@ class Supervise(unittest.TestCase):
         self.assertTrue(harmed.events("hung"), "a rank that was stopped is known by nothing else")
         self.assertGreaterEqual(len(harmed.events("rolled_back")), 2)
         self.assertEqual(harmed.events()[-1]["event"], "done")
+        figures, name = (harmed.folder / "metrics.prom").read_text(), f'{{run="{harmed.folder}"}}'
+        self.assertIn(f"megatron_train_restarts_total{name} {len(harmed.events('restart'))}\n", figures)
+        self.assertRegex(figures, rf"megatron_train_rollbacks_total{re.escape(name)} [2-9]")
         told = [json.loads(line) for line in (harmed.folder / "dump.jsonl").read_text().splitlines()]
         self.assertGreaterEqual(len({entry["rank"] for entry in told}), 3, "all but the one that was stopped")
         for entry in told:
@@ -273,7 +276,13 @@ class Supervise(unittest.TestCase):
         self.assertIn("█", text)
         beat = json.loads((supervised.folder / "heartbeat.json").read_text())
         self.assertEqual(beat["phase"], "interrupted")
-        self.assertRegex((supervised.folder / "metrics.prom").read_text(), r"megatron_train_loss \d")
+        told = (supervised.folder / "metrics.prom").read_text()
+        series = dict(line.rsplit(" ", 1) for line in told.splitlines() if not line.startswith("#"))
+        name = f'{{run="{supervised.folder}"'
+        self.assertGreater(float(series["megatron_train_loss" + name + "}"]), 0)
+        self.assertEqual(series["megatron_train_ended" + name + ',how="interrupted"}'], "1")
+        self.assertEqual(series["megatron_train_restarts_total" + name + "}"], "0")
+        self.assertEqual(series["megatron_train_skipped_steps_total" + name + "}"], "0")
 
     def test_a_dump_tells_who_is_behind(self):
         supervised = self.supervised("run", ["--max-restarts", 0, "--hang-s", 2, "--dump-s", 1],

@@ -483,6 +483,61 @@ TEST_F(AttentionTest, GivesTheSameBitsOnAnyNumberOfThreads) {
   });
 }
 
+/// Keys or values [k, 1, g, d] in blocks of a pool [blocks, rows, g, d] whose other rows are NaN.
+at::Tensor in_blocks(const at::Tensor& x, const std::vector<std::int64_t>& blocks, std::int64_t rows) {
+  const at::Tensor pool = at::full({9, x.size(2), rows, x.size(3)}, std::nan(""), x.options()).transpose(1, 2);
+  for (std::int64_t k = 0; k < x.size(0); ++k)
+    pool[blocks[static_cast<std::size_t>(k / rows)]][k % rows].copy_(x[k][0]);
+  return pool;
+}
+
+TEST_F(AttentionTest, OverBlocksGivesTheBitsOfKeysSideBySide) {
+  on_each([] {
+    struct Case {
+      Shape shape;
+      std::int64_t rows, window;
+      double soft_cap;
+      bool sinks, bias;
+    };
+    for (const Case& one : std::vector<Case>{{{1, 300, 1, 6, 64, 2}, 64, 0, 0, false, false},
+                                             {{1, 257, 1, 4, 20}, 64, 100, 30, true, false},
+                                             {{8, 320, 1, 6, 64, 2}, 64, 70, 0, true, false},
+                                             {{3, 130, 1, 4, 36, 4}, 128, 0, 20, false, false},
+                                             {{40, 300, 1, 6, 64, 2}, 64, 0, 0, true, false},
+                                             {{200, 500, 1, 4, 48, 1}, 64, 129, 15, false, false},
+                                             {{100, 100, 1, 2, 72}, 128, 0, 0, false, false},
+                                             {{50, 90, 1, 4, 16}, 64, 0, 0, false, true},
+                                             {{5, 50, 1, 4, 16, 2}, 16, 0, 0, false, false}})
+      for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf, at::kDouble}) {
+        const Shape& s = one.shape;
+        const Heads c = heads_of(s, dtype, true);
+        const std::vector<std::int64_t> blocks = {7, 2, 5, 0, 8, 3, 1, 6};
+        AttentionOptions options;
+        options.soft_cap = one.soft_cap;
+        if (one.window > 0)
+          options.first_key =
+              at::arange(s.keys - s.queries, s.keys, at::kInt).sub(one.window - 1).clamp_min(0).unsqueeze(0);
+        const auto wider = dtype == at::kDouble ? at::kDouble : at::kFloat;
+        if (one.sinks) options.sinks = at::randn({s.heads}, wider);
+        if (one.bias) options.bias = at::randn({s.heads, s.queries + s.keys - 1}, wider);
+        const at::Tensor k = in_blocks(c.k, blocks, one.rows), v = in_blocks(c.v, blocks, one.rows);
+        const std::int64_t used = (s.keys + one.rows - 1) / one.rows;
+        const at::Tensor table = at::tensor(blocks, at::kLong).narrow(0, 0, used);
+        const AttentionOutput got = attention_over_blocks(c.q, k, v, table, s.keys, options),
+                              want = attention(c.q, c.k, c.v, options);
+        const AttentionOutput plain = reference::attention_over_blocks(c.q, k, v, table, s.keys, options);
+        const double rounded = dtype == at::kDouble ? 1e-14 : dtype == at::kFloat ? 1e-6 : 1e-2;
+        EXPECT_LT(relative_error(plain.out, reference::attention(c.q, c.k, c.v, options).out), rounded);
+        if (dtype == at::kDouble || one.rows < 64) {  // by the reference, whose products mind how matrices lie
+          EXPECT_LT(relative_error(got.out, want.out), rounded);
+          continue;
+        }
+        EXPECT_TRUE(got.out.equal(want.out)) << s.queries << " over " << s.keys << ", " << dtype;
+        EXPECT_TRUE(got.logsumexp.equal(want.logsumexp)) << s.queries << " over " << s.keys << ", " << dtype;
+      }
+  });
+}
+
 TEST(AttentionReference, AgreesWithScaledDotProductAttention) {
   const at::Tensor q = at::randn({9, 2, 3, 5}, at::kDouble), k = at::randn({9, 2, 3, 5}, at::kDouble);
   const at::Tensor v = at::randn({9, 2, 3, 5}, at::kDouble);

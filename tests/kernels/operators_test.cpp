@@ -96,6 +96,13 @@ const std::map<std::string, Case>& cases() {
          const AttentionOutput out = o.attention(q, k, v, {.dropout = dropout()});
          return Outputs{out.out, out.logsumexp};
        }},
+      {"attention_over_blocks",
+       [](auto& o, auto t) {
+         const at::Tensor q = data({kS, 1, 2, 2, 8}, t, 1), k = data({4, 64, 2, 8}, t, 2),
+                          v = data({4, 64, 2, 8}, t, 3), blocks = at::arange(3, at::kLong).mul(2).remainder(3);
+         const AttentionOutput out = o.attention_over_blocks(q, k, v, blocks, 150, {});
+         return Outputs{out.out, out.logsumexp};
+       }},
       {"attention_backward",
        [](auto& o, auto t) {
          const at::Tensor q = data({kS, kB, 2, 2, 8}, t, 1), k = data({kS, kB, 2, 8}, t, 2),

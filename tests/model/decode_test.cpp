@@ -7,6 +7,7 @@
 
 #include "megatron/base/error.h"
 #include "megatron/comm/threads/local_backend.h"
+#include "megatron/plan/cost/kv_cache.h"
 #include "tests/kernels/isa.h"
 #include "tests/model/small_model.h"
 
@@ -153,19 +154,23 @@ std::vector<at::Tensor> alone(const CachedGpt& gpt, const at::Tensor& tokens_bs,
   return logits;
 }
 
-/// A GPT whose first layer sees a window alone.
-TransformerOptions windowed() {
-  auto options = small();
-  options.shape.attention.sliding_window = 2;
-  return options;
-}
-
-TEST(CachedGpt, SequencesWithACacheEachGetTheBitsThatTheyGetAlone) {
+/// Decoders of every kind of attention.
+std::vector<std::pair<std::string, TransformerOptions>> decoders() {
   auto models = megatron::testing::variants();
   std::erase_if(models,
                 [](const auto& model) { return !model.second.shape.causal || model.second.shape.encoder_decoder(); });
   models.emplace_back("gpt2", small());
-  models.emplace_back("window", windowed());
+  models.emplace_back("window", small());
+  models.back().second.shape.attention.sliding_window = 2;
+  models.emplace_back("sinks", small());
+  models.back().second.shape.attention.softmax_type = "learnable";
+  models.emplace_back("soft cap", small());
+  models.back().second.shape.attention.attn_logit_softcapping = 2;
+  return models;
+}
+
+TEST(CachedGpt, SequencesInAPoolGetTheBitsThatTheyGetAlone) {
+  const auto models = decoders();
   const auto tokens = random_batch(10).tokens_bs.repeat({9, 1});  // more than one product of few rows takes at once
   for (const auto& [name, options] : models)
     for (const auto dtype : {at::kFloat, at::kBFloat16, at::kDouble})
@@ -174,18 +179,19 @@ TEST(CachedGpt, SequencesWithACacheEachGetTheBitsThatTheyGetAlone) {
           const auto store = make_store(options.shape, t, tp.rank(), random_weights(options.shape, 4), dtype);
           const CachedGpt gpt(options, store, tp);
           constexpr std::int64_t kSteps = 3;
-          std::vector<KvCache> caches;
-          std::vector<KvCache*> all;
+          const KvPool pool = gpt.make_pool(tokens.size(0));
+          std::vector<PagedCache> caches;
+          std::vector<PagedCache*> all;
           std::vector<std::int64_t> starts;
           std::vector<std::vector<at::Tensor>> expected;
           for (std::int64_t b = 0; b < tokens.size(0); ++b) {
             const std::int64_t row = b % 4;  // prompts of 1 to 4 tokens
             starts.push_back(row + 1);
             expected.push_back(alone(gpt, tokens, row, kSteps));
-            caches.push_back(gpt.make_cache(1, row + 1 + kSteps));
+            caches.push_back({.pool = &pool, .blocks = {tokens.size(0) - 1 - b}});
             gpt.forward(tokens.narrow(0, row, 1).narrow(1, 0, row + 1), caches.back());
           }
-          for (KvCache& cache : caches) all.push_back(&cache);
+          for (PagedCache& cache : caches) all.push_back(&cache);
           for (std::int64_t i = 0; i < kSteps; ++i) {
             std::vector<std::int64_t> next;
             for (std::size_t b = 0; b < all.size(); ++b)
@@ -200,7 +206,62 @@ TEST(CachedGpt, SequencesWithACacheEachGetTheBitsThatTheyGetAlone) {
                 EXPECT_TRUE(got.equal(want)) << name << ", " << dtype << ", tp " << t << ", " << b << ", " << i;
             }
           }
+          all.front()->length = all.front()->capacity();
           EXPECT_THROW(gpt.step(at::zeros({18}, at::kLong), all), std::logic_error);
+        });
+}
+
+/// The model with room for several blocks of positions, its attention's window as wide.
+TransformerOptions lengthened(TransformerOptions options) {
+  options.shape.max_positions = 200;
+  if (options.shape.attention.sliding_window > 0) options.shape.attention.sliding_window = 100;
+  return options;
+}
+
+// Of pieces that begin and end anywhere in a block, and of a prefix that two sequences have in common.
+TEST(CachedGpt, ReadsAndWritesOverManyBlocksAsOverRowsSideBySide) {
+  const auto tokens = random_batch(10, 1, 200).tokens_bs;
+  for (const auto& [name, model] : decoders())
+    for (const auto dtype : {at::kFloat, at::kBFloat16, at::kDouble})
+      for (const int t : {1, 2})
+        comm::run_ranks(t, [&](comm::Group tp) {
+          const auto options = lengthened(model);
+          const auto store = make_store(options.shape, t, tp.rank(), random_weights(options.shape, 4), dtype);
+          const CachedGpt gpt(options, store, tp);
+          auto cache = gpt.make_cache(1, 200);
+          const KvPool pool = gpt.make_pool(6);
+          PagedCache paged{.pool = &pool, .blocks = {4, 1, 5, 0}};
+          const auto expect = [&](std::int64_t s, const at::Tensor& got, const at::Tensor& want) {
+            EXPECT_TRUE(dtype == at::kDouble ? got.allclose(want, 0, 1e-12) : got.equal(want))
+                << name << ", " << dtype << ", tp " << t << ", " << s << " to " << cache.length;
+          };
+          for (const std::int64_t s : {64, 5, 1, 60, 1, 40}) {
+            const auto piece = tokens.narrow(1, cache.length, s);
+            expect(s, gpt.forward(piece, paged), gpt.forward(piece, cache));
+          }
+          PagedCache other{.pool = &pool, .blocks = {4, 2, 3}, .length = 64};
+          auto alone = gpt.make_cache(1, 200);
+          gpt.forward(tokens.narrow(1, 0, 64), alone);
+          const auto rest = tokens.narrow(1, 100, 70);
+          expect(70, gpt.forward(rest, other), gpt.forward(rest, alone));
+          const auto piece = tokens.narrow(1, cache.length, 20);
+          expect(20, gpt.forward(piece, paged), gpt.forward(piece, cache));
+          EXPECT_THROW(gpt.forward(tokens.narrow(1, 0, 70), paged), std::logic_error);
+        });
+}
+
+TEST(CachedGpt, TakesForAPoolWhatIsPlanned) {
+  for (const auto& [name, options] : decoders())
+    for (const int t : {1, 2})
+      for (const auto& part : plan::parts_of_layers({1, 1}))
+        comm::run_ranks(t, [&](comm::Group tp) {
+          const auto store = make_store(options.shape, t, tp.rank(), random_weights(options.shape, 4), at::kHalf);
+          const KvPool pool = CachedGpt(options, part, store, tp).make_pool(3);
+          std::int64_t bytes = 0;
+          for (const auto* tensors : {&pool.keys, &pool.values})
+            for (const at::Tensor& tensor : *tensors) bytes += static_cast<std::int64_t>(tensor.nbytes());
+          const std::int64_t tokens = 3 * plan::kCacheBlockTokens;
+          EXPECT_EQ(bytes, tokens * plan::cache_token_bytes(options.shape, part, t, 2)) << name << ", tp " << t;
         });
 }
 
@@ -212,7 +273,8 @@ TEST(CachedGpt, GivesTheLogitsAfterEveryToken) {
   batch.tokens_bs = tokens;
   const auto whole = TransformerStage(options, store, {}).logits(batch)[0];
   const CachedGpt gpt(options, store, {});
-  auto cache = gpt.make_cache(1, 7);
+  const KvPool pool = gpt.make_pool(1);
+  PagedCache cache{.pool = &pool, .blocks = {0}};
   EXPECT_NEAR_TENSOR(gpt.forward_all(tokens.narrow(1, 0, 5), cache), whole.narrow(0, 0, 5), 1e-12);
   EXPECT_NEAR_TENSOR(gpt.forward_all(tokens.narrow(1, 5, 1), cache), whole.narrow(0, 5, 1), 1e-12);
 }

@@ -122,18 +122,19 @@ TEST(QuantizedGpt, SequencesWithACacheEachGetTheBitsThatTheyGetAlone) {
     for (const auto dtype : {at::kFloat, at::kBFloat16}) {
       const auto store = blocks_store(options.shape, 1, 0, random_weights(options.shape, 4), dtype, GgufType::Q4_1);
       const CachedGpt gpt(options, store, {});
-      std::vector<KvCache> caches;
-      std::vector<KvCache*> all;
+      const KvPool pool = gpt.make_pool(tokens.size(0));
+      std::vector<PagedCache> caches;
+      std::vector<PagedCache*> all;
       std::vector<at::Tensor> expected;
       for (std::int64_t b = 0; b < tokens.size(0); ++b) {  // more than are computed at once
-        const auto read = [&](KvCache& cache) { gpt.forward(tokens.narrow(0, b, 1).narrow(1, 0, 1 + b % 4), cache); };
+        const auto read = [&](auto& cache) { gpt.forward(tokens.narrow(0, b, 1).narrow(1, 0, 1 + b % 4), cache); };
         auto alone = gpt.make_cache(1, 7);
         read(alone);
         expected.push_back(gpt.forward(tokens.narrow(0, b, 1).narrow(1, 6, 1), alone));
-        caches.push_back(gpt.make_cache(1, 7));
+        caches.push_back({.pool = &pool, .blocks = {b}});
         read(caches.back());
       }
-      for (KvCache& cache : caches) all.push_back(&cache);
+      for (PagedCache& cache : caches) all.push_back(&cache);
       EXPECT_TRUE(at::equal(gpt.step(tokens.select(1, 6).contiguous(), all), at::cat(expected))) << dtype;
     }
 }

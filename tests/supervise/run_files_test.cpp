@@ -50,6 +50,17 @@ TEST_F(RunFiles, ALineThatIsTooLongIsLeftOut) {
   EXPECT_EQ(tail.next().lines, (std::vector<std::string>{"one", "two"}));
 }
 
+TEST_F(RunFiles, RestartsAreThoseThatASupervisorHasTold) {
+  EXPECT_EQ(restarts_told(file("events.jsonl")), 0);
+  EventLog supervisor(file("events.jsonl"), "supervisor"), run(file("events.jsonl"), "run");
+  supervisor.write("started", {{"attempt", 0}});
+  supervisor.write("restart", {{"attempt", 1}});
+  run.write("restart", {{"attempt", 9}});
+  append("events.jsonl", "not JSON\n[1]\n{\"event\":\"restart\"}\n{\"source\":1,\"event\":{}}\n");
+  supervisor.write("restart", {{"attempt", 2}});
+  EXPECT_EQ(restarts_told(file("events.jsonl")), 2);
+}
+
 TEST_F(RunFiles, CurvesFollowARunThatGoesBack) {
   RunCurves curves(folder_.path());
   write(

@@ -41,6 +41,7 @@ class Activity {
   struct Figures {
     double loss = 0, grad_norm = 0, learning_rate = 0, tokens_per_s = 0, step_ms = 0;
     std::int64_t consumed_samples = 0, memory_bytes = 0;
+    std::int64_t skipped_steps = 0, rollbacks = 0;  ///< of the whole run so far
   };
 
   void begin_phase(const std::string& phase, std::int64_t iteration);

@@ -34,12 +34,17 @@ at::Tensor StagedModel::forward(const at::Tensor& tokens_bs, model::KvCache& cac
   return through_stages(tokens_bs, s, b, b, [&](const at::Tensor& x) { return stage_.forward(x, cache); });
 }
 
-at::Tensor StagedModel::forward_all(const at::Tensor& tokens_1s, model::KvCache& cache) const {
+at::Tensor StagedModel::forward(const at::Tensor& tokens_1s, model::PagedCache& cache) const {
+  return through_stages(tokens_1s, tokens_1s.size(1), 1, 1,
+                        [&](const at::Tensor& x) { return stage_.forward(x, cache); });
+}
+
+at::Tensor StagedModel::forward_all(const at::Tensor& tokens_1s, model::PagedCache& cache) const {
   const std::int64_t s = tokens_1s.size(1);
   return through_stages(tokens_1s, s, 1, s, [&](const at::Tensor& x) { return stage_.forward_all(x, cache); });
 }
 
-at::Tensor StagedModel::step(const at::Tensor& tokens_b, std::span<model::KvCache* const> caches) const {
+at::Tensor StagedModel::step(const at::Tensor& tokens_b, std::span<model::PagedCache* const> caches) const {
   const std::int64_t b = tokens_b.size(0);
   return through_stages(tokens_b, 1, b, b, [&](const at::Tensor& x) { return stage_.step(x, caches); });
 }

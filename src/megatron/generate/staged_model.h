@@ -27,10 +27,14 @@ class StagedModel {
   /// them, the same on every rank. Collective over tp and pp: a message of [s, b, h] from stage to stage, and the
   /// logits from the last to all.
   at::Tensor forward(const at::Tensor& tokens_bs, model::KvCache& cache) const;
-  /// As forward() of one sequence, but -> logits [s, vocab], those after each of its tokens.
-  at::Tensor forward_all(const at::Tensor& tokens_1s, model::KvCache& cache) const;
-  /// One more token [b] int64 of each of b sequences that have a cache each (CachedGpt::step) -> logits [b, vocab].
-  at::Tensor step(const at::Tensor& tokens_b, std::span<model::KvCache* const> caches) const;
+  /// Blocks of this rank for the keys and values of many sequences.
+  model::KvPool make_pool(std::int64_t blocks) const { return stage_.make_pool(blocks); }
+  /// forward() of one sequence in a pool.
+  at::Tensor forward(const at::Tensor& tokens_1s, model::PagedCache& cache) const;
+  /// The same, but -> logits [s, vocab], those after each of its tokens.
+  at::Tensor forward_all(const at::Tensor& tokens_1s, model::PagedCache& cache) const;
+  /// One more token [b] int64 of each of b sequences in a pool (CachedGpt::step) -> logits [b, vocab].
+  at::Tensor step(const at::Tensor& tokens_b, std::span<model::PagedCache* const> caches) const;
 
  private:
   /// What `compute` makes of `tokens`, stage after stage: between them [s, b, h], at last logits [rows, vocab].

@@ -1,6 +1,8 @@
 #pragma once
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
+
 #include "megatron/kernels/dropout.h"
 
 // s queries, k keys, b batch, n query heads of this rank in g groups that share a key and value head (Ainslie et al.
@@ -37,6 +39,13 @@ struct AttentionOutput {
 /// Exact attention without storing the scores (Dao et al. 2022): blocks of keys, skipped where causally hidden.
 AttentionOutput attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                           const AttentionOptions& options);
+
+/// attention() of one sequence whose keys and values lie in blocks of a pool, k and v [blocks of the pool, r, g, d] of
+/// any strides with the last dimension contiguous: its key i is row i mod r of block blocks[i / r]. q [s, 1, …];
+/// `blocks` int64 of enough for `keys`, contiguous, on the device of k. Gives the bits that attention() gives for the
+/// keys side by side. On the CPU blocks are read where they lie where r is a power of two of 64 or more.
+AttentionOutput attention_over_blocks(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                      const at::Tensor& blocks, std::int64_t keys, const AttentionOptions& options);
 
 /// Writes dq, dk, dv (views shaped as q, k, v; overwritten). Probabilities are computed again block by block. `dbias`:
 /// where there is a bias its gradient, shaped as it and overwritten; else undefined.

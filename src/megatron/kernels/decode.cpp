@@ -2,6 +2,7 @@
 
 #include <ATen/ops/empty.h>
 
+#include <bit>
 #include <cmath>
 #include <cstddef>
 #include <cstring>
@@ -61,7 +62,21 @@ cpu::MutableHeads rows_of(const at::Tensor& cache) {
   const std::int64_t size = cache.element_size();
   return {bytes(cache), cache.stride(0) * size, cache.stride(1) * size, cache.stride(2) * size, 0};
 }
-cpu::Heads read_only(const cpu::MutableHeads& x) { return {x.data, x.position, x.batch, x.group, x.member}; }
+/// Keys or values of a pool [blocks, r, g, d], those of one sequence in `blocks`.
+cpu::MutableHeads rows_of(const at::Tensor& pool, std::span<const std::int64_t> blocks) {
+  const std::int64_t size = pool.element_size();
+  return {.data = bytes(pool),
+          .position = pool.stride(1) * size,
+          .batch = 0,
+          .group = pool.stride(2) * size,
+          .member = 0,
+          .blocks = blocks.data(),
+          .block = pool.stride(0) * size,
+          .block_shift = static_cast<unsigned>(std::countr_zero(static_cast<std::size_t>(pool.size(1))))};
+}
+cpu::Heads read_only(const cpu::MutableHeads& x) {
+  return {x.data, x.position, x.batch, x.group, x.member, x.blocks, x.block, x.block_shift};
+}
 
 /// Where a step of some sequences reads and writes.
 struct StepMemory {
@@ -170,30 +185,30 @@ void attend_to_cache(const at::Tensor& out, const at::Tensor& qkv, const at::Ten
          scratch.mutable_data_ptr<float>());
 }
 
-at::Tensor scratch_of_caches(const CacheStep& step) {
+at::Tensor scratch_of_blocks(const CacheStep& step) {
   CacheStep one = step;
   one.batch = 1;
   return at::empty({cpu::num_threads(), attention_scratch(one).numel()}, at::kFloat);
 }
 
-void attend_to_caches(const at::Tensor& out, const at::Tensor& qkv, std::span<const SequenceCache> caches,
-                      const CacheStep& step, const at::Tensor& scratch) {
+void attend_to_blocks(const at::Tensor& out, const at::Tensor& qkv, const at::Tensor& keys, const at::Tensor& values,
+                      std::span<const SequenceBlocks> sequences, const CacheStep& step, const at::Tensor& scratch) {
   const std::int64_t out_row = out.stride(0) * out.element_size(), qkv_row = qkv.stride(0) * qkv.element_size();
   const std::int64_t* positions = positions_of(step);
   const auto one = [&](std::int64_t i, int thread) {
-    const SequenceCache& cache = caches[static_cast<std::size_t>(i)];
+    const SequenceBlocks& sequence = sequences[static_cast<std::size_t>(i)];
     CacheStep own = step;
     own.batch = 1;
-    own.length = cache.length;
+    own.length = sequence.length;
     cpu::AttentionProblem p = problem_of(qkv, own);
-    const auto first = static_cast<std::int32_t>(cache.first_key);
+    const auto first = static_cast<std::int32_t>(sequence.first_key);
     if (first > 0) p.first_key = &first;
     attend(p,
-           {bytes(out) + i * out_row, bytes(qkv) + i * qkv_row, rows_of(cache.keys), rows_of(cache.values),
-            positions != nullptr ? positions + i : nullptr},
+           {bytes(out) + i * out_row, bytes(qkv) + i * qkv_row, rows_of(keys, sequence.blocks),
+            rows_of(values, sequence.blocks), positions != nullptr ? positions + i : nullptr},
            own, scratch.mutable_data_ptr<float>() + thread * scratch.stride(0));
   };
-  const auto count = static_cast<std::int64_t>(caches.size());
+  const auto count = static_cast<std::int64_t>(sequences.size());
   if (count >= cpu::num_threads()) return cpu::for_each_block(count, one);
   for (std::int64_t i = 0; i < count; ++i) one(i, 0);  // each over all threads
 }

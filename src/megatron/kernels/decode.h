@@ -48,19 +48,20 @@ at::Tensor attention_scratch(const CacheStep& step);
 void attend_to_cache(const at::Tensor& out, const at::Tensor& qkv, const at::Tensor& keys, const at::Tensor& values,
                      const CacheStep& step, const at::Tensor& scratch);
 
-/// One of several sequences that have a cache each: keys and values [capacity, 1, g, d] of the layer.
-struct SequenceCache {
-  at::Tensor keys, values;
-  std::int64_t length = 0;     ///< rows that are filled
-  std::int64_t first_key = 0;  ///< the first row that the new token sees
+/// One of several sequences whose keys and values are in blocks of a pool (attention_over_blocks).
+struct SequenceBlocks {
+  std::span<const std::int64_t> blocks;  ///< room for one token more than it has
+  std::int64_t length = 0;               ///< tokens whose keys and values are there
+  std::int64_t first_key = 0;            ///< the first one that the new token sees
 };
 
-/// Scratch of attend_to_caches() where the longest of the caches has step.length rows.
-at::Tensor scratch_of_caches(const CacheStep& step);
+/// Scratch of attend_to_blocks() where the longest of the sequences has step.length tokens.
+at::Tensor scratch_of_blocks(const CacheStep& step);
 
-/// attend_to_cache() of sequence i over caches[i], to the bit: what one gets does not depend on the others. Of `step`
-/// the first keys and the length are those of the caches.
-void attend_to_caches(const at::Tensor& out, const at::Tensor& qkv, std::span<const SequenceCache> caches,
-                      const CacheStep& step, const at::Tensor& scratch);
+/// attend_to_cache() of each sequence over its own blocks of keys and values [blocks of the pool, r, g, d], r a power
+/// of two of 64 or more, to the bit: what one gets does not depend on the others. Of `step` the first keys and the
+/// length are those of the sequences.
+void attend_to_blocks(const at::Tensor& out, const at::Tensor& qkv, const at::Tensor& keys, const at::Tensor& values,
+                      std::span<const SequenceBlocks> sequences, const CacheStep& step, const at::Tensor& scratch);
 
 }  // namespace megatron::kernels

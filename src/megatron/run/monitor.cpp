@@ -242,7 +242,7 @@ class RunMonitor::Impl {
                          {"loss", std::isfinite(now.figures.loss) ? Json(now.figures.loss) : Json()},
                          {"tokens_per_s", now.figures.tokens_per_s},
                          {"consumed_samples", now.figures.consumed_samples}};
-    set_metrics(now, unix_s);
+    set_metrics(now, unix_s, last);
     write([&] {
       supervise::replace_file(options_.out / "heartbeat.json", object.dump() + "\n");
       supervise::replace_file(options_.out / "metrics.prom", metrics_.text());
@@ -250,33 +250,45 @@ class RunMonitor::Impl {
   }
 
   void declare() {
-    metrics_.declare("megatron_train_iteration", "gauge", "Iteration under way.");
-    metrics_.declare("megatron_train_iterations", "gauge", "Iterations of the run.");
-    metrics_.declare("megatron_train_ranks", "gauge", "Ranks of the run.");
-    metrics_.declare("megatron_train_consumed_samples", "gauge", "Samples that the run has trained on.");
-    metrics_.declare("megatron_train_loss", "gauge", "Loss of the last step.");
-    metrics_.declare("megatron_train_grad_norm", "gauge", "Norm of the last step's gradient before clipping.");
-    metrics_.declare("megatron_train_learning_rate", "gauge", "Learning rate of the last step.");
-    metrics_.declare("megatron_train_tokens_per_second", "gauge", "Tokens per second in the last step.");
-    metrics_.declare("megatron_train_step_seconds", "gauge", "Time of the last step.");
-    metrics_.declare("megatron_train_memory_bytes", "gauge", "Memory that the first rank holds.");
-    metrics_.declare("megatron_train_idle_seconds", "gauge", "Since the first rank has begun or ended an operation.");
-    metrics_.declare("megatron_train_heartbeat_seconds", "gauge", "When this was written, in seconds since 1970.");
+    const auto gauge = [&](const char* name, const char* help) { metrics_.declare(name, "gauge", help); };
+    gauge("megatron_train_iteration", "Iteration under way.");
+    gauge("megatron_train_iterations", "Iterations of the run.");
+    gauge("megatron_train_ranks", "Ranks of the run.");
+    gauge("megatron_train_consumed_samples", "Samples that the run has trained on.");
+    gauge("megatron_train_loss", "Loss of the last step.");
+    gauge("megatron_train_grad_norm", "Norm of the last step's gradient before clipping.");
+    gauge("megatron_train_learning_rate", "Learning rate of the last step.");
+    gauge("megatron_train_tokens_per_second", "Tokens per second in the last step.");
+    gauge("megatron_train_step_seconds", "Time of the last step.");
+    gauge("megatron_train_memory_bytes", "Memory that the first rank holds.");
+    gauge("megatron_train_idle_seconds", "Since the first rank has begun or ended an operation.");
+    gauge("megatron_train_heartbeat_seconds", "When this was written, in seconds since 1970.");
+    gauge("megatron_train_ended", "1 once the run has ended, with how.");
+    metrics_.declare("megatron_train_skipped_steps_total", "counter", "Steps without an update.");
+    metrics_.declare("megatron_train_rollbacks_total", "counter", "Times that the run went back to a checkpoint.");
+    metrics_.declare("megatron_train_restarts_total", "counter", "Times that the run was started again.");
   }
 
-  void set_metrics(const Last& now, double unix_s) {
-    metrics_.set("megatron_train_iteration", static_cast<double>(now.state.iteration));
-    metrics_.set("megatron_train_iterations", static_cast<double>(options_.train_iters));
-    metrics_.set("megatron_train_ranks", options_.world_size);
-    metrics_.set("megatron_train_consumed_samples", static_cast<double>(now.figures.consumed_samples));
-    metrics_.set("megatron_train_loss", now.figures.loss);
-    metrics_.set("megatron_train_grad_norm", now.figures.grad_norm);
-    metrics_.set("megatron_train_learning_rate", now.figures.learning_rate);
-    metrics_.set("megatron_train_tokens_per_second", now.figures.tokens_per_s);
-    metrics_.set("megatron_train_step_seconds", now.figures.step_ms / 1000);
-    metrics_.set("megatron_train_memory_bytes", static_cast<double>(now.figures.memory_bytes));
-    metrics_.set("megatron_train_idle_seconds", seconds_since(now.state.since));
-    metrics_.set("megatron_train_heartbeat_seconds", unix_s);
+  void set_metrics(const Last& now, double unix_s, bool last) {
+    // Files of several runs in one folder of the node exporter may not have a series in common.
+    const serve::Metrics::Labels run = {{"run", options_.out.string()}};
+    const auto set = [&](const char* name, auto value) { metrics_.set(name, static_cast<double>(value), run); };
+    set("megatron_train_iteration", now.state.iteration);
+    set("megatron_train_iterations", options_.train_iters);
+    set("megatron_train_ranks", options_.world_size);
+    set("megatron_train_consumed_samples", now.figures.consumed_samples);
+    set("megatron_train_loss", now.figures.loss);
+    set("megatron_train_grad_norm", now.figures.grad_norm);
+    set("megatron_train_learning_rate", now.figures.learning_rate);
+    set("megatron_train_tokens_per_second", now.figures.tokens_per_s);
+    set("megatron_train_step_seconds", now.figures.step_ms / 1000);
+    set("megatron_train_memory_bytes", now.figures.memory_bytes);
+    set("megatron_train_idle_seconds", seconds_since(now.state.since));
+    set("megatron_train_heartbeat_seconds", unix_s);
+    set("megatron_train_skipped_steps_total", now.figures.skipped_steps);
+    set("megatron_train_rollbacks_total", now.figures.rollbacks);
+    set("megatron_train_restarts_total", options_.restarts);
+    if (last) metrics_.set("megatron_train_ended", 1, {run.front(), {"how", how_ended_}});
   }
 
   /// What cannot be written ends no run: it is said once.

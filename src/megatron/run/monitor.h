@@ -22,6 +22,7 @@ class RunMonitor {
     bool listens = false;  ///< to SIGUSR2; one monitor of a process at a time
     std::int64_t train_iters = 0;
     int world_size = 1;
+    int restarts = 0;  ///< of the run before this start
   };
   explicit RunMonitor(const Options& options);
   ~RunMonitor();

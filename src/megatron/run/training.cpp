@@ -1,6 +1,7 @@
 #include "megatron/run/training.h"
 
 #include <cstdio>
+#include <cstdlib>
 #include <filesystem>
 #include <stdexcept>
 #include <utility>
@@ -22,6 +23,7 @@
 #include "megatron/run/monitor.h"
 #include "megatron/run/ranks.h"
 #include "megatron/run/stop.h"
+#include "megatron/supervise/run_files.h"
 #include "megatron/train/inputs.h"
 #include "megatron/train/iteration.h"
 #include "megatron/train/resume/run_folders.h"
@@ -194,6 +196,9 @@ int train(const TrainingJob& job, const TrainingOptions& options) {
   const auto slurm = variables.find("SLURM_JOB_ID");
   const std::string job_id = slurm == variables.end() ? "" : slurm->second;
   const config::RunConfig& config = run.config;
+  const auto torchrun = variables.find("TORCHELASTIC_RESTART_COUNT");
+  const int by_launcher =
+      torchrun == variables.end() ? 0 : static_cast<int>(std::strtol(torchrun->second.c_str(), nullptr, 10));
   std::optional<RunMonitor> monitor;
   if (!starts)
     monitor.emplace(RunMonitor::Options{
@@ -202,7 +207,8 @@ int train(const TrainingJob& job, const TrainingOptions& options) {
         .hang_dump_s = config.guard.hang_dump_s > 0 ? config.guard.hang_dump_s : config.parallel.timeout_s / 2,
         .listens = options.stop_on_signals,
         .train_iters = config.train.train_iters,
-        .world_size = run.grid.world_size()});
+        .world_size = run.grid.world_size(),
+        .restarts = supervise::restarts_told(std::filesystem::path(config.train.out) / "events.jsonl") + by_launcher});
   return run_on_ranks(run, place, [&](const comm::Group& ranks, at::Device device) {
     try {
       RunMonitor::Watched watched(*monitor, ranks.rank());

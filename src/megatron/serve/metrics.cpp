@@ -94,8 +94,8 @@ void declare_metrics(Metrics& metrics) {
   metrics.declare("megatron_texts_total", "counter", "Texts by how they ended.");
   metrics.declare("megatron_queued_texts", "gauge", "Texts that wait for a slot.");
   metrics.declare("megatron_active_texts", "gauge", "Texts under way.");
-  metrics.declare("megatron_cache_tokens", "gauge",
-                  "Positions of all caches, those kept for prompts that begin alike included.");
+  metrics.declare("megatron_cache_blocks", "gauge",
+                  "Blocks of keys and values: used by texts, kept for prompts that begin alike, and free.");
   metrics.declare("megatron_connections", "gauge", "Open connections.");
   metrics.declare("megatron_step_seconds", "histogram", "Time of one step, which writes a token of each active text.",
                   seconds);

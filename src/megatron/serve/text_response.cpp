@@ -64,7 +64,8 @@ void TextResponse::Choice::on_cached(std::int64_t tokens) {
 bool TextResponse::Choice::on_token(const ScoredToken& token) {
   std::string text = echoed() + text_.push(token.id);
   const bool ends = std::ranges::count(options().ends, token.id) > 0;
-  if (options().logprobs && !ends) scores_.push_back(token);
+  // A completion's tokens are all of them; those who score continuations leave the last one out (lm-eval).
+  if (options().logprobs && !(ends && options().head.chat)) scores_.push_back(token);
   {
     const std::lock_guard lock(response_->mutex_);
     ++response_->usage_.completion;

@@ -121,6 +121,18 @@ LineTail::Lines LineTail::next() {
   return result;
 }
 
+int restarts_told(const fs::path& events) {
+  int restarts = 0;
+  for (const std::string& line : LineTail(events).next().lines) {
+    const auto object = try_parse_json(line);
+    if (!object || !object->is_object()) continue;
+    const auto source = object->find("source"), event = object->find("event");
+    const bool told = source != object->end() && event != object->end();
+    restarts += told && *source == "supervisor" && *event == "restart" ? 1 : 0;
+  }
+  return restarts;
+}
+
 RunCurves::RunCurves(const fs::path& out) : tail_(fs::is_regular_file(out) ? out : out / "metrics.jsonl") {}
 
 void RunCurves::update() {

@@ -22,6 +22,9 @@ struct Heartbeat {
 };
 std::optional<Heartbeat> read_heartbeat(const std::filesystem::path& path);
 
+/// How often a supervisor has started the run of this events.jsonl again.
+int restarts_told(const std::filesystem::path& events);
+
 /// One step of metrics.jsonl. Not a number where the file has none.
 struct StepPoint {
   std::int64_t iteration = 0;

@@ -218,7 +218,9 @@ class TrainingRun {
                                .tokens_per_s = last.tokens_per_s,
                                .step_ms = last.step_ms,
                                .consumed_samples = last.consumed_samples,
-                               .memory_bytes = last.memory_bytes});
+                               .memory_bytes = last.memory_bytes,
+                               .skipped_steps = state_.skipped_iterations,
+                               .rollbacks = state_.rollbacks});
   }
 
   // An event of the run: the first rank tells it.

@@ -8,6 +8,7 @@
 #include <cmath>
 #include <exception>
 #include <limits>
+#include <numeric>
 #include <stdexcept>
 #include <utility>
 
@@ -22,7 +23,7 @@ using serve::ScoredToken;
 using serve::TextTask;
 
 constexpr std::int64_t kScoredTokens = 64;  // of a prompt whose logits are held at once
-constexpr std::int64_t kFirstTokens = 128;  // of an answer that a cache has room for at first
+constexpr std::int64_t kFirstTokens = 128;  // of an answer that a text has blocks for at first
 
 double seconds_between(serve::Clock::time_point from, serve::Clock::time_point to) {
   return std::chrono::duration<double>(to - from).count();
@@ -90,28 +91,29 @@ ScoredToken next_token(std::span<const double> logits, const TextTask& task, con
 }
 
 Engine::Engine(SlotModel& model, serve::TaskQueue& queue, serve::Metrics& metrics, EngineOptions options, Now now)
-    : model_(model), queue_(queue), metrics_(metrics), options_(options), now_(std::move(now)) {
-  // Caches that are kept have slots too.
-  for (std::int64_t slot = 4 * options_.slots; slot-- > 0;) free_slots_.push_back(slot);
+    : model_(model),
+      queue_(queue),
+      metrics_(metrics),
+      options_(options),
+      now_(std::move(now)),
+      pool_(model.blocks(), model.block_tokens(), std::lcm(options.read_tokens, model.block_tokens())) {
+  for (std::int64_t slot = options_.slots; slot-- > 0;) free_slots_.push_back(slot);
 }
 
-void Engine::drop_slot(std::int64_t slot, std::int64_t capacity) {
-  model_.free(slot);
-  free_slots_.push_back(slot);
-  used_tokens_ -= capacity;
+void Engine::leave(Text& text) {
+  if (text.slot < 0) return;
+  if (text.begun) model_.free(text.slot);
+  free_slots_.push_back(std::exchange(text.slot, -1));
+  const std::int64_t shared = text.prefix == nullptr ? 0 : text.prefix->units() * pool_.unit_blocks();
+  pool_.give_back(std::span(text.blocks).subspan(static_cast<std::size_t>(shared)));
+  pool_.release(std::exchange(text.prefix, nullptr));
+  text.blocks.clear();
+  text.begun = false;
 }
 
 void Engine::end(Place text) {
   metrics_.observe("megatron_text_seconds", seconds_between(text->task.arrived, now_()));
-  const std::int64_t piece = options_.read_tokens, whole = text->read / piece * piece;
-  text->begun = false;  // it is not a prefix of itself
-  if (text->slot >= 0 && options_.keep_prefixes && whole > 0 && !text->task.prompt_logprobs &&
-      longest_prefix(text->task.prompt, whole).rows < whole) {
-    text->task.prompt.resize(static_cast<std::size_t>(whole));
-    kept_.push_back({text->slot, text->capacity, std::move(text->task.prompt)});
-  } else if (text->slot >= 0) {
-    drop_slot(text->slot, text->capacity);
-  }
+  leave(*text);
   texts_.erase(text);
 }
 
@@ -134,82 +136,98 @@ void Engine::drop_stale() {
   }
 }
 
-Engine::Shared Engine::longest_prefix(const std::vector<std::int64_t>& prompt, std::int64_t most) const {
-  Shared best;
-  if (!options_.keep_prefixes) return best;
-  const std::int64_t piece = options_.read_tokens;
-  const auto look = [&](const std::vector<std::int64_t>& tokens, std::int64_t count, std::int64_t slot) {
-    const std::int64_t whole = std::min(most, count) / piece * piece;
-    if (whole <= best.rows) return;
-    const auto differ = std::mismatch(prompt.begin(), prompt.begin() + whole, tokens.begin()).first;
-    const std::int64_t rows = (differ - prompt.begin()) / piece * piece;
-    if (rows > best.rows) best = {slot, rows};
-  };
-  for (const Text& text : texts_)
-    if (text.begun && !text.task.prompt_logprobs) look(text.task.prompt, text.read, text.slot);
-  for (const Kept& kept : kept_) look(kept.tokens, std::ssize(kept.tokens), kept.slot);
-  return best;
+std::int64_t Engine::first_blocks(const TextTask& task, std::int64_t written) const {
+  return pool_.blocks_of(std::ssize(task.prompt) + std::min(task.max_tokens, written + kFirstTokens));
 }
 
-bool Engine::make_room(std::int64_t tokens) {
-  std::int64_t in_use = 0;
-  for (const Text& text : texts_) in_use += text.slot >= 0 ? text.capacity : 0;
-  if (in_use + tokens > options_.cache_tokens) return false;
-  while (!kept_.empty() && (used_tokens_ + tokens > options_.cache_tokens || free_slots_.empty())) {
-    drop_slot(kept_.front().slot, kept_.front().capacity);
-    kept_.pop_front();
+BlockPool::Prefix* Engine::prefix_of(const TextTask& task) {
+  if (!options_.keep_prefixes || task.prompt_logprobs || task.prompt.empty()) return nullptr;
+  return pool_.find(std::span(task.prompt).first(task.prompt.size() - 1));
+}
+
+bool Engine::fits(const TextTask& task) {
+  BlockPool::Prefix* const prefix = prefix_of(task);
+  pool_.hold(prefix);  // what is kept of it does not go for the rest
+  const std::int64_t shared = prefix == nullptr ? 0 : prefix->units() * pool_.unit_blocks();
+  const bool holds = pool_.has(first_blocks(task, 0) - shared);
+  pool_.release(prefix);
+  return holds;
+}
+
+void Engine::share(Text& text) {
+  BlockPool::Prefix* const found = prefix_of(text.task);
+  const auto blocks_in = [&](const BlockPool::Prefix* prefix) {
+    return prefix == nullptr ? 0 : static_cast<std::ptrdiff_t>(prefix->units() * pool_.unit_blocks());
+  };
+  const std::ptrdiff_t old = blocks_in(text.prefix), shared = blocks_in(found);
+  if (shared <= old) return;
+  pool_.hold(found);
+  const auto first = text.blocks.begin();
+  if (!text.blocks.empty()) {
+    pool_.give_back({first + old, first + shared});
+    text.blocks.erase(first, first + shared);
   }
-  return true;
+  const std::vector<std::int64_t> blocks = found->blocks();
+  text.blocks.insert(text.blocks.begin(), blocks.begin(), blocks.end());
+  pool_.release(std::exchange(text.prefix, found));
 }
 
 bool Engine::seat(Text& text) {
-  const TextTask& task = text.task;
-  const std::int64_t prompt = std::ssize(task.prompt), written = std::ssize(text.written);
-  const std::int64_t capacity = prompt + std::min(task.max_tokens, written + kFirstTokens);
-  if (!make_room(capacity)) return false;
+  share(text);
+  const std::int64_t more = first_blocks(text.task, std::ssize(text.written)) - std::ssize(text.blocks);
+  if (!pool_.has(more)) {
+    text.blocks.clear();
+    pool_.release(std::exchange(text.prefix, nullptr));
+    return false;
+  }
+  const std::vector<std::int64_t> blocks = pool_.take(more);
+  text.blocks.insert(text.blocks.end(), blocks.begin(), blocks.end());
   text.slot = free_slots_.back();
   free_slots_.pop_back();
-  text.capacity = capacity;
-  used_tokens_ += capacity;
   return true;
 }
 
 void Engine::begin(Text& text) {
-  // The last token is always read: its logits are asked for.
-  const auto& prompt = text.task.prompt;
-  const Shared shared = text.task.prompt_logprobs ? Shared() : longest_prefix(prompt, std::ssize(prompt) - 1);
-  if (const auto used = std::ranges::find(kept_, shared.slot, &Kept::slot); used != kept_.end())
-    kept_.splice(kept_.end(), kept_, used);  // the last to go
-  model_.begin(text.slot, text.capacity, shared.slot, shared.rows);
+  share(text);  // more than when it was seated, where a text before it was read in between
   text.begun = true;
-  text.read = shared.rows;
-  metrics_.add("megatron_cached_tokens_total", static_cast<double>(shared.rows));
-  if (text.written.empty()) text.task.listener->on_cached(shared.rows);
+  text.read = text.prefix == nullptr ? 0 : text.prefix->units() * pool_.unit_tokens();
+  model_.begin(text.slot, text.blocks, text.read);
+  metrics_.add("megatron_cached_tokens_total", static_cast<double>(text.read));
+  if (text.written.empty()) text.task.listener->on_cached(text.read);
+}
+
+void Engine::offer(Text& text) {
+  if (!options_.keep_prefixes || text.task.prompt_logprobs) return;
+  const std::span<const std::int64_t> prompt = text.task.prompt, blocks = text.blocks;
+  while (true) {
+    const std::int64_t units = text.prefix == nullptr ? 0 : text.prefix->units();
+    const std::int64_t first = units * pool_.unit_tokens(), first_block = units * pool_.unit_blocks();
+    if (first + pool_.unit_tokens() > text.read) return;
+    BlockPool::Prefix* const longer = pool_.add(
+        text.prefix, prompt.subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(pool_.unit_tokens())),
+        blocks.subspan(static_cast<std::size_t>(first_block), static_cast<std::size_t>(pool_.unit_blocks())));
+    if (longer == nullptr) return;  // another text has read the same meanwhile
+    text.prefix = longer;
+  }
 }
 
 void Engine::unseat(Text& text) {
-  drop_slot(text.slot, text.capacity);
-  text.slot = -1;
-  text.begun = false;
-  text.read = text.fed = text.capacity = 0;
+  leave(text);
+  text.read = text.fed = 0;
   text.prompt_scores.clear();
 }
 
 bool Engine::grow(Place text) {
-  const std::int64_t rows = text->read + text->fed;
-  if (rows < text->capacity) return true;
-  const std::int64_t capacity = std::min(std::ssize(text->task.prompt) + text->task.max_tokens, rows + rows / 2 + 1);
-  while (!make_room(capacity - text->capacity)) {
+  if (text->read + text->fed < std::ssize(text->blocks) * model_.block_tokens()) return true;
+  while (!pool_.has(1)) {
     const auto last = std::find_if(texts_.rbegin(), texts_.rend(), [](const Text& one) { return one.slot >= 0; });
     const bool itself = &*last == &*text;
     unseat(*last);
     if (itself) return false;
   }
-  const std::int64_t slot = free_slots_.back();
-  free_slots_.pop_back();
-  model_.begin(slot, capacity, text->slot, rows);
-  used_tokens_ += capacity;
-  drop_slot(std::exchange(text->slot, slot), std::exchange(text->capacity, capacity));
+  const std::vector<std::int64_t> more = pool_.take(1);
+  text->blocks.push_back(more.front());
+  model_.extend(text->slot, more);
   return true;
 }
 
@@ -217,14 +235,19 @@ void Engine::admit() {
   for (Text& text : texts_)
     if (text.slot < 0 && !seat(text)) return;
   while (std::ssize(texts_) < options_.slots) {
-    std::int64_t in_use = 0;
-    for (const Text& text : texts_) in_use += text.capacity;
-    auto task = queue_.take_if([&](const TextTask& next) {
-      return in_use + std::ssize(next.prompt) + std::min(next.max_tokens, kFirstTokens) <= options_.cache_tokens;
-    });
+    const auto most_blocks = [&](const TextTask& task) {
+      return pool_.blocks_of(std::ssize(task.prompt) + task.max_tokens);
+    };
+    auto task = queue_.take_if([&](const TextTask& next) { return most_blocks(next) > pool_.size() || fits(next); });
     if (!task) return;
     Draws draws(task->seed, task->prompt, task->copy);
     texts_.push_back({.task = std::move(*task), .draws = draws});
+    if (const std::int64_t most = most_blocks(texts_.back().task); most > pool_.size()) {
+      fail(std::prev(texts_.end()), 400,
+           concat("the text may take ", most * model_.block_tokens(),
+                  " tokens, and this server has keys and values of ", pool_.size() * model_.block_tokens()));
+      continue;
+    }
     if (!seat(texts_.back())) return;
   }
 }
@@ -255,6 +278,7 @@ bool Engine::read_piece() {
   metrics_.add("megatron_prompt_tokens_total", static_cast<double>(piece.size()));
   if (all) score_prompt(*text, piece, logits);
   text->read += std::ssize(piece);
+  offer(*text);
   if (text->read < std::ssize(prompt) || !text->written.empty()) return true;
   if (all) text->task.listener->on_prompt(std::move(text->prompt_scores));
   if (text->task.max_tokens == 0) {
@@ -347,7 +371,12 @@ bool Engine::write_tokens() {
 void Engine::report() {
   metrics_.set("megatron_queued_texts", static_cast<double>(queue_.size()));
   metrics_.set("megatron_active_texts", static_cast<double>(texts_.size()));
-  metrics_.set("megatron_cache_tokens", static_cast<double>(used_tokens_));
+  const auto blocks = [&](const char* state, std::int64_t count) {
+    metrics_.set("megatron_cache_blocks", static_cast<double>(count), {{"state", state}});
+  };
+  blocks("used", pool_.size() - pool_.free() - pool_.kept());
+  blocks("kept", pool_.kept());
+  blocks("free", pool_.free());
 }
 
 bool Engine::step() {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "megatron/generate/sampler.h"
+#include "megatron/generate/serving/block_pool.h"
 #include "megatron/generate/serving/slot_model.h"
 #include "megatron/serve/metrics.h"
 #include "megatron/serve/task.h"
@@ -17,18 +18,16 @@ namespace megatron::generate {
 
 struct EngineOptions {
   std::int64_t slots = 16;  ///< texts that are written at once
-  /// Positions of all their caches, and of those that are kept. While a text's cache grows, its old one is there
-  /// besides: at most one context more.
-  std::int64_t cache_tokens = 8192;
-  /// Tokens of a prompt that are read at once; texts under way get a token each in between. Also the length of the
-  /// pieces by which prompts share what was read of them.
+  /// Tokens of a prompt that are read at once; texts under way get a token each in between. Prompts that begin alike
+  /// share what was read of them in units of as many, or the least multiple of it that is whole blocks.
   std::int64_t read_tokens = 256;
-  bool keep_prefixes = true;  ///< caches of texts that have ended serve prompts that begin alike
+  bool keep_prefixes = true;  ///< prompts share what was read of them, while it is used and until its blocks are needed
   double drain_s = 30;        ///< once stopped, texts under way may take as long
 };
 
 /// Writes the texts of a queue, many at once (continuous batching): before each step texts that have ended leave, and
-/// others come in where slots and cache are free. What is drawn for a text is a function of its task alone.
+/// others come in where slots and blocks of keys and values are free. What is drawn for a text is a function of its
+/// task alone. A text that needs more blocks than there are is refused with 400.
 class Engine {
  public:
   using Now = std::function<serve::Clock::time_point()>;
@@ -45,39 +44,40 @@ class Engine {
   struct Text {
     serve::TextTask task = {};
     Draws draws;
-    std::int64_t slot = -1, capacity = 0;  ///< -1: it waits for room
-    bool begun = false;                    ///< whether the slot has a cache
-    std::int64_t read = 0;                 ///< tokens of the prompt that the slot has
-    std::int64_t fed = 0;                  ///< tokens written that it has
+    std::int64_t slot = -1;                 ///< -1: it waits for room
+    std::vector<std::int64_t> blocks = {};  ///< in the order of its tokens
+    BlockPool::Prefix* prefix = nullptr;    ///< which has the first of them
+    bool begun = false;                     ///< whether the model knows them
+    std::int64_t read = 0;                  ///< tokens of the prompt that are in them
+    std::int64_t fed = 0;                   ///< tokens written that are
     std::vector<std::int64_t> written = {};
     std::map<std::int64_t, std::int64_t> counts = {};  ///< of the tokens written, where penalties ask for them
     std::vector<serve::ScoredToken> prompt_scores = {};
   };
-  /// A slot whose text has ended: its first tokens, whole pieces.
-  struct Kept {
-    std::int64_t slot = 0, capacity = 0;
-    std::vector<std::int64_t> tokens = {};
-  };
-  struct Shared {
-    std::int64_t slot = -1, rows = 0;
-  };
-
   using Place = std::list<Text>::iterator;
 
   void drop_stale();
   void admit();
-  /// Whether as many more positions may be taken; caches that are kept go for them, the one used longest ago first.
-  bool make_room(std::int64_t tokens);
-  /// A slot, where one is free; its cache begins with the first piece of the prompt that is read.
+  /// Blocks that a text begins with.
+  std::int64_t first_blocks(const serve::TextTask& task, std::int64_t written) const;
+  /// The longest prefix that the prompt may use; null: none. Its last token is always read: its logits are asked for.
+  BlockPool::Prefix* prefix_of(const serve::TextTask& task);
+  /// Whether the blocks of a text that waits are there.
+  bool fits(const serve::TextTask& task);
+  /// The longest prefix there is takes the place of the text's first blocks.
+  void share(Text& text);
+  /// A slot and blocks, where they are free.
   bool seat(Text& text);
   void begin(Text& text);
   /// Room for one more token, for which the texts that came last give theirs; false where it has to give its own.
   bool grow(Place text);
-  /// Takes its slot: what it has written is read again later, token by token, so that it continues with the same bits.
+  /// Takes its blocks: what it has written is read again later, token by token, so that it continues with the same
+  /// bits.
   void unseat(Text& text);
-  void drop_slot(std::int64_t slot, std::int64_t capacity);
-  /// Of the caches there are, the one that has most of the first `most` tokens, in whole pieces.
-  Shared longest_prefix(const std::vector<std::int64_t>& prompt, std::int64_t most) const;
+  /// Slot and blocks are free again; what others may use of them is kept.
+  void leave(Text& text);
+  /// What was read of the prompt is there for others, in whole units.
+  void offer(Text& text);
   bool read_piece();
   bool write_tokens();
   void score_prompt(Text& text, std::span<const std::int64_t> piece, const at::Tensor& logits) const;
@@ -92,10 +92,9 @@ class Engine {
   serve::Metrics& metrics_;
   EngineOptions options_;
   Now now_;
+  BlockPool pool_;
   std::list<Text> texts_;  ///< in the order in which they came
-  std::list<Kept> kept_;   ///< the one used last is the last
   std::vector<std::int64_t> free_slots_;
-  std::int64_t used_tokens_ = 0;  ///< positions of all caches
   double rate_ = 0;
   std::optional<serve::Clock::time_point> stopped_at_;
 };

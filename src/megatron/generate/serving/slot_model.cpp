@@ -6,10 +6,17 @@
 #include <utility>
 #include <vector>
 
+#include "megatron/plan/cost/kv_cache.h"
+
 namespace megatron::generate {
 namespace {
 
 constexpr std::int64_t kHeader = 4;
+
+// Ranks on several machines have planned with the memory of their own.
+std::int64_t least_of_ranks(const comm::Group& world, std::int64_t blocks) {
+  return -static_cast<std::int64_t>(world.all_reduce_scalars({-static_cast<double>(blocks)}, comm::ReduceOp::Max)[0]);
+}
 
 }  // namespace
 
@@ -43,21 +50,23 @@ at::Tensor RankSlots::run(const Command& command) {
     return at::tensor(rest, at::kLong).to(device_);
   };
   switch (command.call) {
-    case Call::Begin: {
-      const std::int64_t from = command.values.at(0), rows = command.values.at(1);
-      model::KvCache cache = model_.make_cache(1, command.b);
-      if (rows > 0) cache.take_rows(caches_.at(from), rows);
-      caches_.insert_or_assign(command.a, std::move(cache));
+    case Call::Begin:
+      caches_.insert_or_assign(command.a,
+                               model::PagedCache{.pool = &pool_, .blocks = command.values, .length = command.b});
+      return {};
+    case Call::Extend: {
+      auto& blocks = caches_.at(command.a).blocks;
+      blocks.insert(blocks.end(), command.values.begin(), command.values.end());
       return {};
     }
     case Call::Read: {
       const auto tokens = ids(0).unsqueeze(0);
-      model::KvCache& cache = caches_.at(command.a);
+      model::PagedCache& cache = caches_.at(command.a);
       return command.b != 0 ? model_.forward_all(tokens, cache) : model_.forward(tokens, cache);
     }
     case Call::Write: {
       const std::size_t count = command.values.size() / 2;
-      std::vector<model::KvCache*> caches;
+      std::vector<model::PagedCache*> caches;
       for (std::size_t i = 0; i < count; ++i) caches.push_back(&caches_.at(command.values[i]));
       return model_.step(ids(count), caches);
     }
@@ -77,8 +86,21 @@ at::Tensor RankSlots::lead(const Command& command) {
   return logits.defined() ? logits.to(at::kCPU, at::kDouble).contiguous() : logits;
 }
 
-void RankSlots::begin(std::int64_t slot, std::int64_t capacity, std::int64_t from, std::int64_t rows) {
-  lead({Call::Begin, slot, capacity, {from, rows}});
+RankSlots::RankSlots(const StagedModel& model, comm::Group world, at::Device device, std::int64_t blocks)
+    : model_(model),
+      world_(std::move(world)),
+      device_(device),
+      blocks_(least_of_ranks(world_, blocks)),
+      pool_(model.make_pool(blocks_)) {}
+
+std::int64_t RankSlots::block_tokens() const { return plan::kCacheBlockTokens; }
+
+void RankSlots::begin(std::int64_t slot, std::span<const std::int64_t> blocks, std::int64_t length) {
+  lead({Call::Begin, slot, length, {blocks.begin(), blocks.end()}});
+}
+
+void RankSlots::extend(std::int64_t slot, std::span<const std::int64_t> blocks) {
+  lead({Call::Extend, slot, 0, {blocks.begin(), blocks.end()}});
 }
 
 at::Tensor RankSlots::read(std::int64_t slot, std::span<const std::int64_t> tokens, bool all) {

@@ -12,13 +12,18 @@
 
 namespace megatron::generate {
 
-/// A model that writes several texts, each in a slot with a cache of its own: what one gets does not depend on the
-/// others (CachedGpt::step). Logits are float64 on the CPU.
+/// A model that writes several texts, each in a slot with blocks of keys and values: what one gets does not depend on
+/// the others (CachedGpt::step). Logits are float64 on the CPU.
 class SlotModel {
  public:
   virtual ~SlotModel() = default;
-  /// Gives a free slot room for `capacity` tokens. The first `rows` are those of the slot `from`, where rows > 0.
-  virtual void begin(std::int64_t slot, std::int64_t capacity, std::int64_t from, std::int64_t rows) = 0;
+  /// How many blocks there are for all slots, and tokens in each.
+  virtual std::int64_t blocks() const = 0;
+  virtual std::int64_t block_tokens() const = 0;
+  /// Gives a free slot these blocks, in the order of its tokens, of which they have the first `length`.
+  virtual void begin(std::int64_t slot, std::span<const std::int64_t> blocks, std::int64_t length) = 0;
+  /// Gives a slot blocks that follow those it has.
+  virtual void extend(std::int64_t slot, std::span<const std::int64_t> blocks) = 0;
   /// Reads tokens that follow what the slot has -> logits [1, vocab] after the last; `all`: [tokens, vocab] after each.
   virtual at::Tensor read(std::int64_t slot, std::span<const std::int64_t> tokens, bool all) = 0;
   /// Reads one token in each of several slots -> logits [slots, vocab].
@@ -31,11 +36,14 @@ class SlotModel {
 /// The slots of a model that some ranks hold together. Its first rank calls the members; the others follow() them.
 class RankSlots : public SlotModel {
  public:
-  /// `world`: all ranks, whose parts of the model `model` is. The model must outlive this.
-  RankSlots(const StagedModel& model, comm::Group world, at::Device device)
-      : model_(model), world_(std::move(world)), device_(device) {}
+  /// `world`: all ranks, whose parts of the model `model` is. The model must outlive this. Takes the memory of
+  /// `blocks`, or as few as another rank asks for. Collective over `world`.
+  RankSlots(const StagedModel& model, comm::Group world, at::Device device, std::int64_t blocks);
 
-  void begin(std::int64_t slot, std::int64_t capacity, std::int64_t from, std::int64_t rows) override;
+  std::int64_t blocks() const override { return blocks_; }
+  std::int64_t block_tokens() const override;
+  void begin(std::int64_t slot, std::span<const std::int64_t> blocks, std::int64_t length) override;
+  void extend(std::int64_t slot, std::span<const std::int64_t> blocks) override;
   at::Tensor read(std::int64_t slot, std::span<const std::int64_t> tokens, bool all) override;
   at::Tensor write(std::span<const std::int64_t> slots, std::span<const std::int64_t> tokens) override;
   void free(std::int64_t slot) override;
@@ -46,7 +54,7 @@ class RankSlots : public SlotModel {
   void stop();
 
  private:
-  enum class Call : std::int64_t { Begin, Read, Write, Free, Idle, Stop };
+  enum class Call : std::int64_t { Begin, Extend, Read, Write, Free, Idle, Stop };
   /// What a rank is to do.
   struct Command {
     Call call;
@@ -61,7 +69,9 @@ class RankSlots : public SlotModel {
   const StagedModel& model_;
   comm::Group world_;
   at::Device device_;
-  std::map<std::int64_t, model::KvCache> caches_;
+  std::int64_t blocks_;
+  model::KvPool pool_;
+  std::map<std::int64_t, model::PagedCache> caches_;
 };
 
 }  // namespace megatron::generate

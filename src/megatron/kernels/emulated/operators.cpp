@@ -5,6 +5,7 @@
 #include "megatron/kernels/cpu/operators.h"
 #include "megatron/kernels/emulated/driver.h"
 #include "megatron/kernels/phases/operators/table.h"
+#include "megatron/kernels/reference.h"
 
 namespace megatron::kernels {
 namespace {
@@ -19,6 +20,7 @@ std::uint32_t emulated::launch_order() { return order; }
 const Operators& emulated_operators() {
   static const Operators table = [] {
     Operators all = phases::operators_of<emulated::HostDriver>();
+    all.attention_over_blocks = reference::attention_over_blocks;
     all.linear = cpu::linear;
     all.linear_input_gradient = cpu::linear_input_gradient;
     all.linear_weight_gradient = cpu::linear_weight_gradient;

@@ -11,6 +11,7 @@
 
 #include "megatron/kernels/reference.h"
 #include "megatron/kernels/reference/precision.h"
+#include "megatron/kernels/runtime.h"
 
 // Stores the whole score matrix [b, g, n/g, q, k]: small shapes, other dtypes and other devices.
 namespace megatron::kernels {
@@ -132,6 +133,16 @@ AttentionOutput attention(const at::Tensor& q, const at::Tensor& k, const at::Te
   const at::Tensor out_sbgrd = at::matmul(p_bgrqk, keys_first(v)).permute({3, 0, 1, 2, 4});
   result.out = out_sbgrd.flatten(2, 3).to(q.scalar_type()).contiguous();
   return result;
+}
+
+// Gathers them; a device's own attention then is faster than this file's.
+AttentionOutput attention_over_blocks(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                      const at::Tensor& blocks, std::int64_t keys, const AttentionOptions& options) {
+  const auto side_by_side = [&](const at::Tensor& x) {
+    return x.index_select(0, blocks).flatten(0, 1).narrow(0, 0, keys).unsqueeze(1);
+  };
+  const bool plain = q.is_cpu() && !emulates_cuda();
+  return (plain ? reference::attention : on(q).attention)(q, side_by_side(k), side_by_side(v), options);
 }
 
 void attention_backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,

@@ -20,6 +20,7 @@
 #include "megatron/model/latent_attention.h"
 #include "megatron/model/stage_modules.h"
 #include "megatron/parallel/backward.h"
+#include "megatron/plan/cost/kv_cache.h"
 
 // s sequence, b batch, h hidden, n heads of this rank, d head size.
 namespace megatron::model {
@@ -52,17 +53,6 @@ bool has_latents(const BranchModules& branch) {
   return std::get<plan::SelfAttention>(branch.spec.inner).latents.has_value();
 }
 
-/// What a cache keeps of a token and layer: groups of keys, and of values, of so many features. Of latents one key, in
-/// which the value is.
-struct CacheSizes {
-  std::int64_t groups, key, value;
-};
-CacheSizes cache_sizes(const BranchModules& branch) {
-  const auto& latents = std::get<plan::SelfAttention>(branch.spec.inner).latents;
-  if (latents) return {1, latents->cached(), 0};
-  return {branch.groups, branch.head_size, branch.head_size};
-}
-
 }  // namespace
 
 void KvCache::keep(const at::Tensor& rows) {
@@ -71,14 +61,7 @@ void KvCache::keep(const at::Tensor& rows) {
   if (padding.defined()) padding = padding.index_select(0, rows);
 }
 
-void KvCache::take_rows(const KvCache& from, std::int64_t rows) {
-  if (rows > from.length || rows > capacity) throw std::logic_error("a cache has not as many rows");
-  for (std::size_t i = 0; i < keys.size(); ++i) {
-    keys[i].narrow(0, 0, rows).copy_(from.keys[i].narrow(0, 0, rows));
-    values[i].narrow(0, 0, rows).copy_(from.values[i].narrow(0, 0, rows));
-  }
-  length = rows;
-}
+std::int64_t PagedCache::capacity() const { return std::ssize(blocks) * plan::kCacheBlockTokens; }
 
 struct CachedGpt::Impl {
   TransformerOptions options;
@@ -98,17 +81,25 @@ struct CachedGpt::Impl {
     if (options.sequence_parallel) throw std::logic_error("decoding is not sequence parallel: one token cannot divide");
   }
 
+  plan::CacheWidths widths(const Block& block) const {
+    return plan::cache_widths(std::get<plan::SelfAttention>(block.attention().spec.inner), tp.size());
+  }
   /// Attention of the new tokens over the rows of the cache and over themselves, which are added to it.
   Attend attention(KvCache& cache, std::size_t layer, const Places& place) const;
+  /// The same of each sequence over its own blocks.
+  Attend attention_in_blocks(std::span<PagedCache* const> caches, std::size_t layer,
+                             const at::Tensor& position_sb) const;
   /// The blocks on tokens that follow the cache's rows.
   Normed run(const at::Tensor& in, KvCache& cache) const;
-  at::Tensor forward(const at::Tensor& in, KvCache& cache) const;
-  at::Tensor forward_all(const at::Tensor& in, KvCache& cache) const;
-  /// Attention of one token of each sequence over its own cache.
-  Attend attention_of_each(std::span<KvCache* const> caches, std::size_t layer, const at::Tensor& position_1b) const;
+  /// The same of `s` tokens of each sequence; one of each, or several of one.
+  Normed run(const at::Tensor& in, std::int64_t s, std::span<PagedCache* const> caches) const;
+  Normed run(const at::Tensor& in, PagedCache& cache) const;
+  /// What a stage gives of the last token alone.
+  at::Tensor last(const Normed& stream) const;
+  at::Tensor forward_all(const at::Tensor& in, PagedCache& cache) const;
   /// Sequences that step() may take at once so that none has an influence on another.
   std::int64_t most_sequences() const;
-  at::Tensor step(const at::Tensor& in, std::span<KvCache* const> caches) const;
+  at::Tensor step(const at::Tensor& in, std::span<PagedCache* const> caches) const;
 };
 
 Attend CachedGpt::Impl::attention(KvCache& cache, std::size_t layer, const Places& place) const {
@@ -155,61 +146,102 @@ Normed CachedGpt::Impl::run(const at::Tensor& in, KvCache& cache) const {
   return stream;
 }
 
-at::Tensor CachedGpt::Impl::forward(const at::Tensor& in, KvCache& cache) const {
-  const Normed stream = run(in, cache);
+at::Tensor CachedGpt::Impl::last(const Normed& stream) const {
   return part.output ? modules.output->logits(modules.for_output(stream.y[stream.y.size(0) - 1])) : stream.residual;
 }
 
-at::Tensor CachedGpt::Impl::forward_all(const at::Tensor& in, KvCache& cache) const {
+at::Tensor CachedGpt::Impl::forward_all(const at::Tensor& in, PagedCache& cache) const {
   const Normed stream = run(in, cache);
   if (!part.output) return stream.residual;
   const auto y = modules.for_output(stream.y.select(1, 0));
   const std::int64_t s = y.size(0);
-  const auto last = modules.output->logits(y.narrow(0, s - 1, 1));  // of one row, as forward() computes it
-  return s == 1 ? last : at::cat({modules.output->logits(y.narrow(0, 0, s - 1)), last});
+  const auto of_last = modules.output->logits(y.narrow(0, s - 1, 1));  // of one row, as forward() computes it
+  return s == 1 ? of_last : at::cat({modules.output->logits(y.narrow(0, 0, s - 1)), of_last});
 }
 
-Attend CachedGpt::Impl::attention_of_each(std::span<KvCache* const> caches, std::size_t layer,
-                                          const at::Tensor& position_1b) const {
-  const kernels::RopeTable& rope =
-      modules.rope_of(std::get<plan::SelfAttention>(modules.blocks[layer].attention().spec.inner));
-  const Rotary rotary{rope, rope.cos.defined() ? position_1b.t() : at::Tensor()};
+namespace {
+
+/// Keys or values [s, g, d] of the tokens that come after those of a sequence, into its blocks of `pool`.
+void write_rows(const at::Tensor& pool, const PagedCache& cache, const at::Tensor& rows_sgd) {
+  const std::int64_t s = rows_sgd.size(0), size = pool.size(1);
+  for (std::int64_t row = 0, count = 0; row < s; row += count) {
+    const std::int64_t at = cache.length + row, first = at % size;
+    count = std::min(size - first, s - row);
+    pool.select(0, cache.blocks[static_cast<std::size_t>(at / size)])
+        .narrow(0, first, count)
+        .copy_(rows_sgd.narrow(0, row, count));
+  }
+}
+
+/// Queries [s, 1, …] of the tokens of a sequence that its blocks of `keys` and `values` have had written last.
+at::Tensor attended(const at::Tensor& q, const PagedCache& cache, const at::Tensor& keys, const at::Tensor& values,
+                    const BranchModules& branch) {
+  const std::int64_t s = q.size(0), seen = cache.length + s, used = (seen + keys.size(1) - 1) / keys.size(1);
+  const auto blocks = at::tensor(at::ArrayRef(cache.blocks.data(), static_cast<std::size_t>(used)), at::kLong);
+  const auto options = attention_options(branch, {.begin = cache.length, .s = s, .b = 1, .device = q.device()});
+  return kernels::attention_over_blocks(q, keys, values, blocks.to(q.device()), seen, options).out;
+}
+
+}  // namespace
+
+Attend CachedGpt::Impl::attention_in_blocks(std::span<PagedCache* const> caches, std::size_t layer,
+                                            const at::Tensor& position_sb) const {
   const BranchModules& branch = modules.blocks[layer].attention();
-  Attend attend = [caches, layer, rotary, &branch](const at::Tensor& qkv) {
+  const kernels::RopeTable& rope = modules.rope_of(std::get<plan::SelfAttention>(branch.spec.inner));
+  const Rotary rotary{rope, rope.cos.defined() ? position_sb.t() : at::Tensor()};
+  // Each sequence by itself, so that what it gets has the same bits whatever sequences are beside it.
+  const auto of_each = [caches](const auto& of_one) {
+    std::vector<at::Tensor> outs;
+    for (std::size_t i = 0; i < caches.size(); ++i) outs.push_back(of_one(*caches[i], static_cast<std::int64_t>(i)));
+    return Recomputable{outs.size() == 1 ? outs.front() : at::cat(outs, 1), {}};
+  };
+  Attend attend = [of_each, layer, rotary, &branch](const at::Tensor& qkv) {
     const Heads heads = heads_of(qkv, branch.groups, branch.head_size);
     rotary.rotate(heads);
-    std::vector<at::Tensor> outs;
-    for (std::size_t i = 0; i < caches.size(); ++i) {
-      const auto at = static_cast<std::int64_t>(i), length = caches[i]->length;
-      const auto &keys = caches[i]->keys[layer], &values = caches[i]->values[layer];
-      keys.narrow(0, length, 1).copy_(heads.k.narrow(1, at, 1));
-      values.narrow(0, length, 1).copy_(heads.v.narrow(1, at, 1));
-      const auto options = attention_options(branch, {.begin = length, .s = 1, .b = 1, .device = qkv.device()});
-      outs.push_back(kernels::attention(heads.q.narrow(1, at, 1), keys.narrow(0, 0, length + 1),
-                                        values.narrow(0, 0, length + 1), options)
-                         .out.view({1, 1, -1}));
-    }
-    return Recomputable{at::cat(outs, 1), {}};
+    return of_each([&](const PagedCache& cache, std::int64_t i) {
+      const auto &keys = cache.pool->keys[layer], &values = cache.pool->values[layer];
+      write_rows(keys, cache, heads.k.select(1, i));
+      write_rows(values, cache, heads.v.select(1, i));
+      return attended(heads.q.narrow(1, i, 1), cache, keys, values, branch).view({qkv.size(0), 1, -1});
+    });
   };
   if (!has_latents(branch)) return attend;
-  attend.latents = [caches, layer, rotary, &branch](const LatentInput& in) {
-    // Each by itself, so that the products have the same bits whatever sequences are beside it.
-    std::vector<at::Tensor> outs;
-    for (std::size_t i = 0; i < caches.size(); ++i) {
-      const auto at = static_cast<std::int64_t>(i), length = caches[i]->length;
-      const auto position = rotary.table.cos.defined() ? rotary.position_ids_bs.narrow(0, at, 1) : at::Tensor();
-      const LatentRows rows = latent_rows(
-          {.q = in.q.narrow(1, at, 1), .latent = in.latent.narrow(1, at, 1), .key = in.key.narrow(1, at, 1)}, branch,
-          rotary.table, position);
-      const auto& keys = caches[i]->keys[layer];
-      keys.narrow(0, length, 1).copy_(rows.keys);
-      const auto seen = keys.narrow(0, 0, length + 1);
-      const auto options = attention_options(branch, {.begin = length, .s = 1, .b = 1, .device = in.q.device()});
-      outs.push_back(values_of_rows(kernels::attention(rows.queries, seen, seen, options).out, branch));
-    }
-    return Recomputable{at::cat(outs, 1), {}};
+  attend.latents = [of_each, layer, rotary, &branch](const LatentInput& in) {
+    return of_each([&](const PagedCache& cache, std::int64_t i) {
+      const auto position = rotary.table.cos.defined() ? rotary.position_ids_bs.narrow(0, i, 1) : at::Tensor();
+      const LatentRows rows =
+          latent_rows({.q = in.q.narrow(1, i, 1), .latent = in.latent.narrow(1, i, 1), .key = in.key.narrow(1, i, 1)},
+                      branch, rotary.table, position);
+      const at::Tensor& keys = cache.pool->keys[layer];
+      write_rows(keys, cache, rows.keys.select(1, 0));
+      return values_of_rows(attended(rows.queries, cache, keys, keys, branch), branch);
+    });
   };
   return attend;
+}
+
+Normed CachedGpt::Impl::run(const at::Tensor& in, std::int64_t s, std::span<PagedCache* const> caches) const {
+  std::vector<std::int64_t> lengths;
+  for (const PagedCache* cache : caches) {
+    if (cache->length + s > cache->capacity())
+      throw std::logic_error(concat("blocks of ", cache->capacity(), " tokens cannot take ", cache->length, " + ", s));
+    lengths.push_back(cache->length);
+  }
+  const auto position_sb = counted_positions(s, std::ssize(caches), in.device())
+                               .add(at::tensor(lengths, at::kLong).to(in.device()).unsqueeze(0));
+  modules.check_positions(position_sb, s);
+  const auto x = part.embedding ? modules.embed(in, position_sb) : in;
+  auto stream =
+      takes_token(modules, x)
+          ? run_token_of_each(modules, tp, x, position_sb.select(0, 0), caches)
+          : modules.run(x, [&](std::size_t layer) { return attention_in_blocks(caches, layer, position_sb); });
+  for (PagedCache* cache : caches) cache->length += s;
+  return stream;
+}
+
+Normed CachedGpt::Impl::run(const at::Tensor& in, PagedCache& cache) const {
+  PagedCache* const one = &cache;
+  return run(part.embedding ? in.t().contiguous() : in, in.size(part.embedding ? 1 : 0), {&one, 1});
 }
 
 std::int64_t CachedGpt::Impl::most_sequences() const {
@@ -229,22 +261,8 @@ std::int64_t CachedGpt::Impl::most_sequences() const {
   return most;
 }
 
-at::Tensor CachedGpt::Impl::step(const at::Tensor& in, std::span<KvCache* const> caches) const {
-  std::vector<std::int64_t> lengths;
-  for (const KvCache* cache : caches) {
-    if (cache->length >= cache->capacity)
-      throw std::logic_error(concat("a cache of ", cache->capacity, " rows cannot take one more"));
-    lengths.push_back(cache->length);
-  }
-  const auto position_1b = at::tensor(lengths, at::kLong).to(in.device()).unsqueeze(0);
-  modules.check_positions(position_1b, 1);
-  const auto x = part.embedding ? modules.embed(in.unsqueeze(0), position_1b) : in;
-  const auto stream =
-      takes_token(modules, x)
-          ? run_token_of_each(modules, tp, x, position_1b.select(0, 0), caches)
-          : modules.run(x, [&](std::size_t layer) { return attention_of_each(caches, layer, position_1b); });
-  for (KvCache* cache : caches) ++cache->length;
-  return part.output ? modules.output->logits(modules.for_output(stream.y[0])) : stream.residual;
+at::Tensor CachedGpt::Impl::step(const at::Tensor& in, std::span<PagedCache* const> caches) const {
+  return last(run(part.embedding ? in.unsqueeze(0) : in, 1, caches));
 }
 
 CachedGpt::CachedGpt(TransformerOptions options, const plan::StagePart& part,
@@ -262,12 +280,25 @@ KvCache CachedGpt::make_cache(std::int64_t batch, std::int64_t capacity) const {
   cache.capacity = capacity;
   taking_memory_for(concat("keys and values of ", batch, " texts of ", capacity, " positions"), [&] {
     for (const Block& block : impl_->modules.blocks) {
-      const auto [groups, key, value] = cache_sizes(block.attention());
-      cache.keys.push_back(positions_first(at::empty({batch, groups, capacity, key}, impl_->tensor)));
-      cache.values.push_back(positions_first(at::empty({batch, groups, capacity, value}, impl_->tensor)));
+      const plan::CacheWidths widths = impl_->widths(block);
+      for (auto [tensors, width] : {std::pair(&cache.keys, widths.key), std::pair(&cache.values, widths.value)})
+        tensors->push_back(positions_first(at::empty({batch, widths.heads, capacity, width}, impl_->tensor)));
     }
   });
   return cache;
+}
+
+KvPool CachedGpt::make_pool(std::int64_t blocks) const {
+  KvPool pool;
+  taking_memory_for(concat("keys and values of ", blocks * plan::kCacheBlockTokens, " positions"), [&] {
+    for (const Block& block : impl_->modules.blocks) {
+      const plan::CacheWidths widths = impl_->widths(block);
+      for (auto [tensors, width] : {std::pair(&pool.keys, widths.key), std::pair(&pool.values, widths.value)})
+        tensors->push_back(
+            at::empty({blocks, widths.heads, plan::kCacheBlockTokens, width}, impl_->tensor).transpose(1, 2));
+    }
+  });
+  return pool;
 }
 
 namespace {
@@ -282,14 +313,18 @@ at::Tensor plainly(const Compute& compute) {
 }  // namespace
 
 at::Tensor CachedGpt::forward(const at::Tensor& in, KvCache& cache) const {
-  return plainly([&] { return impl_->forward(in, cache); });
+  return plainly([&] { return impl_->last(impl_->run(in, cache)); });
 }
 
-at::Tensor CachedGpt::forward_all(const at::Tensor& in, KvCache& cache) const {
+at::Tensor CachedGpt::forward(const at::Tensor& in, PagedCache& cache) const {
+  return plainly([&] { return impl_->last(impl_->run(in, cache)); });
+}
+
+at::Tensor CachedGpt::forward_all(const at::Tensor& in, PagedCache& cache) const {
   return plainly([&] { return impl_->forward_all(in, cache); });
 }
 
-at::Tensor CachedGpt::step(const at::Tensor& in, std::span<KvCache* const> caches) const {
+at::Tensor CachedGpt::step(const at::Tensor& in, std::span<PagedCache* const> caches) const {
   return plainly([&] {
     const std::int64_t dim = impl_->part.embedding ? 0 : 1, b = in.size(dim);
     const std::int64_t most = impl_->most_sequences();

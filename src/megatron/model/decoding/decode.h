@@ -26,8 +26,21 @@ struct KvCache {
 
   /// Goes on with the sequences `rows` [k] int64 alone.
   void keep(const at::Tensor& rows);
-  /// The first `rows` of another cache, which has them, as the first of this one, which is empty: both of one sequence.
-  void take_rows(const KvCache& from, std::int64_t rows);
+};
+
+/// Keys and values of many sequences, per layer of a stage, this rank's heads of them: [blocks, r, g/t, d] in blocks of
+/// r = plan::kCacheBlockTokens tokens. In memory the tokens of one group of a block lie one after another.
+struct KvPool {
+  std::vector<at::Tensor> keys, values;
+};
+
+/// One sequence in a pool, without padding. Sequences may have blocks in common, as long as none writes into them.
+struct PagedCache {
+  const KvPool* pool = nullptr;
+  std::vector<std::int64_t> blocks;  ///< of the pool, in the order of its tokens
+  std::int64_t length = 0;           ///< tokens whose keys and values are there
+
+  std::int64_t capacity() const;
 };
 
 /// A stage of a GPT, or the whole model as the one stage, decoding from the tokens it has seen: no dropout, no
@@ -51,14 +64,19 @@ class CachedGpt {
   /// Throws std::logic_error where the cache's capacity does not hold, ConfigError for a token outside the model's.
   at::Tensor forward(const at::Tensor& in, KvCache& cache) const;
 
-  /// The same with the logits [s, vocab] after every token of the one sequence, on the last stage.
-  at::Tensor forward_all(const at::Tensor& in, KvCache& cache) const;
+  /// Blocks for the keys and values of all sequences.
+  KvPool make_pool(std::int64_t blocks) const;
 
-  /// One more token of each of b sequences that have a cache each, of one sequence without padding. in: on the first
-  /// stage the tokens [b] int64, on the others what the stage before returned -> [1, b, h]; on the last the logits
-  /// [b, vocab]. On the CPU, where CachedGpt takes a token from buffer to buffer (16-bit types and float32, learned or
-  /// rotary positions), each sequence gets the bits that it would get alone. Collective and throws as forward().
-  at::Tensor step(const at::Tensor& in, std::span<KvCache* const> caches) const;
+  /// forward() of one sequence in a pool: the bits that it would get with a cache of its own.
+  at::Tensor forward(const at::Tensor& in, PagedCache& cache) const;
+  /// The same with the logits [s, vocab] after every token, on the last stage.
+  at::Tensor forward_all(const at::Tensor& in, PagedCache& cache) const;
+
+  /// One more token of each of b sequences in one pool. in: on the first stage the tokens [b] int64, on the others what
+  /// the stage before returned -> [1, b, h]; on the last the logits [b, vocab]. On the CPU, where CachedGpt takes a
+  /// token from buffer to buffer (16-bit types and float32, learned or rotary positions), each sequence gets the bits
+  /// that it would get alone. Collective and throws as forward().
+  at::Tensor step(const at::Tensor& in, std::span<PagedCache* const> caches) const;
 
   const TransformerOptions& options() const;
   ~CachedGpt();

@@ -35,13 +35,11 @@ bool takes(const plan::Experts& /*experts*/) { return false; }
 /// The steps of a layer on one token of each sequence, from buffer to buffer.
 class TokenSteps {
  public:
-  /// `caches`: of each sequence, where they have one each; else empty.
+  /// `caches`: of each sequence, where they are in a pool; else empty.
   TokenSteps(const StageModules& modules, const comm::Group& tp, const at::Tensor& x_1bh, const TokenPlaces& places,
-             std::span<KvCache* const> caches = {});
-  /// Begins a block whose keys and values these are.
+             std::span<PagedCache* const> caches = {});
+  /// Begins a layer whose keys and values these are.
   void enter(const Block& block, const at::Tensor& keys, const at::Tensor& values);
-  /// Begins a block whose keys and values are those of layer `layer` in the caches.
-  void enter(const Block& block, std::size_t layer);
 
   void project(const parallel::ColumnParallelLinear& linear);
   void normalize_heads(const BranchModules& branch);
@@ -96,12 +94,11 @@ class TokenSteps {
   kernels::CacheStep cache_;
   const Block* block_ = nullptr;
   const at::Tensor *keys_ = nullptr, *values_ = nullptr;
-  std::span<KvCache* const> caches_;
-  std::size_t layer_ = 0;  ///< of the caches
+  std::span<PagedCache* const> caches_;
 };
 
 TokenSteps::TokenSteps(const StageModules& modules, const comm::Group& tp, const at::Tensor& x_1bh,
-                       const TokenPlaces& places, std::span<KvCache* const> caches)
+                       const TokenPlaces& places, std::span<PagedCache* const> caches)
     : modules_(modules),
       tp_(tp),
       stream_(x_1bh.select(0, 0).clone()),
@@ -123,7 +120,7 @@ TokenSteps::TokenSteps(const StageModules& modules, const comm::Group& tp, const
     buffers_.resize(std::max(buffers_.size(), block.branches().size()));
     for (const BranchModules& branch : block.branches()) widest = std::max(widest, inputs(branch.out.weight()));
     const kernels::CacheStep step = step_of(block.attention());
-    const at::Tensor scratch = caches.empty() ? kernels::attention_scratch(step) : kernels::scratch_of_caches(step);
+    const at::Tensor scratch = caches.empty() ? kernels::attention_scratch(step) : kernels::scratch_of_blocks(step);
     if (!scratch_.defined() || scratch_.numel() < scratch.numel()) scratch_ = scratch;
   }
   wide_ = at::empty({b, widest}, at::kFloat);
@@ -146,12 +143,6 @@ void TokenSteps::enter(const Block& block, const at::Tensor& keys, const at::Ten
   block_ = &block;
   keys_ = &keys;
   values_ = &values;
-  index_ = 0;
-}
-
-void TokenSteps::enter(const Block& block, std::size_t layer) {
-  block_ = &block;
-  layer_ = layer;
   index_ = 0;
 }
 
@@ -190,13 +181,12 @@ void TokenSteps::attend(const plan::SelfAttention& attention, const BranchModule
 void TokenSteps::attend_each(const plan::SelfAttention& attention, const at::Tensor& out, const at::Tensor& projected,
                              const kernels::CacheStep& step) const {
   const std::int64_t window = attention.variant.sliding_window;
-  std::vector<kernels::SequenceCache> caches;
-  for (const KvCache* cache : caches_)
-    caches.push_back({.keys = cache->keys[layer_],
-                      .values = cache->values[layer_],
-                      .length = cache->length,
-                      .first_key = window > 0 ? std::max<std::int64_t>(0, cache->length - window + 1) : 0});
-  kernels::attend_to_caches(out, projected, caches, step, scratch_);
+  std::vector<kernels::SequenceBlocks> sequences;
+  for (const PagedCache* cache : caches_)
+    sequences.push_back({.blocks = cache->blocks,
+                         .length = cache->length,
+                         .first_key = window > 0 ? std::max<std::int64_t>(0, cache->length - window + 1) : 0});
+  kernels::attend_to_blocks(out, projected, *keys_, *values_, sequences, step, scratch_);
 }
 
 void TokenSteps::expand(const plan::Mlp& mlp, const BranchModules& branch) {
@@ -265,11 +255,13 @@ Normed run_token(const StageModules& modules, const comm::Group& tp, const at::T
 }
 
 Normed run_token_of_each(const StageModules& modules, const comm::Group& tp, const at::Tensor& x_1bh,
-                         const at::Tensor& position_b, std::span<KvCache* const> caches) {
+                         const at::Tensor& position_b, std::span<PagedCache* const> caches) {
   std::int64_t longest = 0;
-  for (const KvCache* cache : caches) longest = std::max(longest, cache->length);
+  for (const PagedCache* cache : caches) longest = std::max(longest, cache->length);
+  const KvPool& pool = *caches.front()->pool;
   TokenSteps steps(modules, tp, x_1bh, {position_b, {}, longest}, caches);
-  return run_steps(modules, steps, [&](std::size_t l) { steps.enter(modules.blocks[l], l); });
+  return run_steps(modules, steps,
+                   [&](std::size_t l) { steps.enter(modules.blocks[l], pool.keys[l], pool.values[l]); });
 }
 
 }  // namespace megatron::model

@@ -17,16 +17,33 @@ struct Head {
   std::size_t b, group, member;
 };
 
-/// A [position, batch, group, member, d] tensor, d contiguous; strides in bytes. Keys and values: member 0.
+/// A [position, batch, group, member, d] tensor, d contiguous; strides in bytes. Keys and values: member 0. With
+/// `blocks`, positions lie in blocks of 1 << block_shift of them: the i-th in block blocks[i] of those at `data`.
 template <class Byte>
 struct HeadsOf {
   Byte* data;
   std::ptrdiff_t position, batch, group, member;
+  const std::int64_t* blocks = nullptr;
+  std::ptrdiff_t block = 0;  ///< from one block to the next
+  unsigned block_shift = 0;
   Byte* at(std::size_t p, const Head& head) const {
-    return data + static_cast<std::ptrdiff_t>(p) * position + static_cast<std::ptrdiff_t>(head.b) * batch +
+    std::ptrdiff_t first = 0;
+    if (blocks != nullptr) {
+      first = static_cast<std::ptrdiff_t>(blocks[p >> block_shift]) * block;
+      p &= (std::size_t{1} << block_shift) - 1;
+    }
+    return data + first + static_cast<std::ptrdiff_t>(p) * position + static_cast<std::ptrdiff_t>(head.b) * batch +
            static_cast<std::ptrdiff_t>(head.group) * group + static_cast<std::ptrdiff_t>(head.member) * member;
   }
+  /// How many of `count` positions from p on lie `position` bytes apart.
+  std::size_t together(std::size_t p, std::size_t count) const {
+    if (blocks == nullptr) return count;
+    const std::size_t rows = std::size_t{1} << block_shift;
+    return std::min(count, rows - (p & (rows - 1)));
+  }
 };
+/// Positions of the smallest block that the kernels read: their panels of keys lie in one.
+inline constexpr std::size_t kLeastBlock = 64;
 using Heads = HeadsOf<const std::byte>;
 using MutableHeads = HeadsOf<std::byte>;
 

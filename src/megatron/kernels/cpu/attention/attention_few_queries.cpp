@@ -17,6 +17,7 @@ namespace {
 
 // Rows that are read at once: converted, they stay in the first-level cache with what they were.
 constexpr std::size_t kFewStride = kFewKeys + 16, kRowsAtOnce = 32;
+static_assert(kLeastBlock % kRowsAtOnce == 0);
 
 /// Rows of float32: where they lie, or converted and padded in scratch.
 struct Rows {

@@ -12,9 +12,14 @@ namespace megatron::kernels::cpu::HWY_NAMESPACE {
 namespace {
 
 void pack(const AttentionProblem& p, const Head& head, float* packed) {
-  read_transposed(p.type, p.k.at(0, head), p.k.position, p.keys, p.size, packed);
-  read_rows(p.type, p.v.at(0, head), p.v.position, p.keys, p.size, packed + round_up(p.keys, kPanel) * p.size,
-            round_up(p.size, 16));
+  static_assert(kLeastBlock % kPanel == 0);
+  const std::size_t stride = round_up(p.size, 16);
+  float* const values = packed + round_up(p.keys, kPanel) * p.size;
+  for (std::size_t k = 0, count = 0; k < p.keys; k += count) {
+    count = p.k.together(k, p.keys - k);
+    read_transposed(p.type, p.k.at(k, head), p.k.position, count, p.size, packed + k * p.size);
+    read_rows(p.type, p.v.at(k, head), p.v.position, count, p.size, values + k * stride, stride);
+  }
 }
 
 void forward(const AttentionProblem& p, const Head& head, std::size_t block, const float* packed,

@@ -46,12 +46,20 @@ inline Matrix scores_of(const float* scores) {
 
 /// Keys or values [keys, features], for products that sum over features, and for those that sum over keys.
 inline void pack_over_features(const AttentionProblem& p, const Heads& x, const Head& head, Words* to) {
-  pack_panels(positions_of(x, head, 0), p.keys, p.size, TilePart::High, TileSide::Right, to,
-              TileCounts(p).features * kPieceWords);
+  static_assert(kLeastBlock % kPanelLines == 0 && kLeastBlock % kPieceDepth == 0);
+  const std::size_t panel = TileCounts(p).features * kPieceWords;
+  for (std::size_t k = 0, count = 0; k < p.keys; k += count) {
+    count = x.together(k, p.keys - k);
+    pack_panels(positions_of(x, head, k), count, p.size, TilePart::High, TileSide::Right, to + k / kPanelLines * panel,
+                panel);
+  }
 }
 inline void pack_over_keys(const AttentionProblem& p, const Heads& x, const Head& head, Words* to) {
-  pack_panels(positions_of(x, head, 0).transposed(), p.size, p.keys, TilePart::High, TileSide::Right, to,
-              TileCounts(p).keys * kPieceWords);
+  for (std::size_t k = 0, count = 0; k < p.keys; k += count) {
+    count = x.together(k, p.keys - k);
+    pack_panels(positions_of(x, head, k).transposed(), p.size, count, TilePart::High, TileSide::Right,
+                to + k / kPieceDepth * kPieceWords, TileCounts(p).keys * kPieceWords);
+  }
 }
 
 }  // namespace megatron::kernels::cpu::HWY_NAMESPACE

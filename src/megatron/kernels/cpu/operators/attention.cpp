@@ -4,8 +4,10 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
+#include <bit>
 #include <cmath>
 #include <stdexcept>
+#include <utility>
 
 #include "megatron/base/philox.h"
 #include "megatron/kernels/cpu/attention/attention.h"
@@ -162,18 +164,40 @@ bool attention_on_tiles(const cpu::AttentionProblem& p) {
   return p.type == cpu::ElementType::BFloat16 && cpu::tile_unit() != cpu::TileUnit::None;
 }
 
-AttentionOutput forward_fast(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                             const AttentionOptions& options) {
-  const Prepared prepared = prepare(q, k, v, options);
-  const cpu::AttentionProblem& p = prepared.problem;
+AttentionOutput forward_prepared(const at::Tensor& q, const cpu::AttentionProblem& p) {
   const std::int64_t s = q.size(0), b = q.size(1), n = static_cast<std::int64_t>(p.heads());
   AttentionOutput result{at::empty({s, b, n, q.size(-1)}, q.options()), at::empty({b, n, s}, at::kFloat)};
-  const cpu::MutableHeads out = mutable_heads_of(result.out, k.size(2));
+  const cpu::MutableHeads out = mutable_heads_of(result.out, static_cast<std::int64_t>(p.groups));
   const bool few = p.queries <= cpu::kFewQueries && p.sample_ids == nullptr && p.bias == nullptr;
   (few                     ? forward_few
    : attention_on_tiles(p) ? forward_tiles
                            : forward_blocks)(p, out, result.logsumexp.mutable_data_ptr<float>());
   return result;
+}
+
+AttentionOutput forward_fast(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                             const AttentionOptions& options) {
+  return forward_prepared(q, prepare(q, k, v, options).problem);
+}
+
+/// Whether the kernels read keys or values [blocks, rows, g, d] in their blocks.
+bool reads_blocks(const at::Tensor& x) {
+  const auto rows = static_cast<std::size_t>(x.size(1));
+  return rows >= cpu::kLeastBlock && std::has_single_bit(rows);
+}
+
+AttentionOutput forward_in_blocks(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                  const at::Tensor& blocks, std::int64_t keys, const AttentionOptions& options) {
+  const auto first = [](const at::Tensor& x) { return x.narrow(0, 0, 1).transpose(0, 1); };  // as a sequence of its own
+  Prepared prepared = prepare(q, first(k), first(v), options);
+  cpu::AttentionProblem& p = prepared.problem;
+  p.keys = static_cast<std::size_t>(keys);
+  for (auto [heads, x] : {std::pair(&p.k, &k), std::pair(&p.v, &v)}) {
+    heads->blocks = blocks.const_data_ptr<std::int64_t>();
+    heads->block = x->stride(0) * x->element_size();
+    heads->block_shift = static_cast<unsigned>(std::countr_zero(static_cast<std::size_t>(x->size(1))));
+  }
+  return forward_prepared(q, p);
 }
 
 void backward_fast(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
@@ -223,6 +247,14 @@ AttentionOutput attention(const at::Tensor& q, const at::Tensor& k, const at::Te
                           const AttentionOptions& options) {
   check_groups(q, k);
   return can_attend(options, q, k, v) ? forward_fast(q, k, v, options) : reference::attention(q, k, v, options);
+}
+
+AttentionOutput attention_over_blocks(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                      const at::Tensor& blocks, std::int64_t keys, const AttentionOptions& options) {
+  check_groups(q, k);
+  if (can_attend(options, q, k, v) && keys > 0 && reads_blocks(k) && options.dropout.p == 0)
+    return forward_in_blocks(q, k, v, blocks, keys, options);
+  return reference::attention_over_blocks(q, k, v, blocks, keys, options);
 }
 
 void attention_backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
