@@ -85,7 +85,8 @@ parallel::ParameterStore blocks_store(const plan::ModelShape& shape, int t, int 
 
 /// Logits [7, vocab] of a text whose first `prompt` tokens come together.
 at::Tensor logits_of(const CachedGpt& gpt, const at::Tensor& tokens_1s, std::int64_t prompt) {
-  auto cache = gpt.make_cache(1, 7);
+  const KvPool pool = gpt.make_pool(1);
+  PagedCache cache{.pool = &pool, .blocks = {0}};
   std::vector<at::Tensor> logits{gpt.forward_all(tokens_1s.narrow(1, 0, prompt), cache)};
   for (std::int64_t i = prompt; i < 7; ++i) logits.push_back(gpt.forward(tokens_1s.narrow(1, i, 1), cache));
   return at::cat(logits);
