@@ -105,6 +105,7 @@ void complete(config::FinetuneRecipe& recipe) {
   const tasks::TaskForm form = tasks::task_form(tasks::task_kind_of(recipe.task.name));
   recipe.model.head = form.head;
   recipe.model.num_classes = form.num_classes;
+  recipe.model.mtp_num_layers = 0;  // a task predicts no tokens
   if (recipe.parallel.pp > 1) recipe.parallel.variable_seq_lengths = true;
   if (recipe.data.tokenizer.empty() && !recipe.checkpoint.load.empty())
     recipe.data.tokenizer = interchange::companion_folder(recipe.checkpoint.load).string();

@@ -31,6 +31,15 @@ std::string refusal_of(const std::string& words) {
   return "";
 }
 
+TEST(MegatronMultiToken, IsThatOfTheModel) {
+  const std::string rope = std::string(kSmallDense) + "--position-embedding-type rope ";
+  const ModelConfig m = experts_recipe(rope + "--mtp-num-layers 2 --mtp-loss-scaling-factor 0.3").model;
+  EXPECT_EQ(std::tuple(m.mtp_num_layers, m.mtp_loss_scaling_factor), std::tuple(2, 0.3));
+  const ModelConfig none = experts_recipe(rope + "--mtp-loss-scaling-factor 0.3 --mtp-detach-heads").model;
+  EXPECT_EQ(none.mtp_num_layers, 0);
+  EXPECT_THAT(refusal_of(rope + "--mtp-num-layers 1 --mtp-detach-heads"), HasSubstr("--mtp-detach-heads"));
+}
+
 TEST(MegatronExperts, AreThoseOfTheModelAndItsRanks) {
   const std::string experts = std::string(kSmallDense) +
                               "--disable-bias-linear --num-experts 8 --moe-router-topk 3 --moe-ffn-hidden-size 96 "

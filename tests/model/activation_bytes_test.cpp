@@ -306,6 +306,53 @@ TEST_P(ActivationBytes, OfLayersAtRandomAreThoseOfThePlan) {
   }
 }
 
+/// Bytes that a rank of the stage with the output keeps after its loss.
+std::int64_t kept_with_output(const TransformerOptions& options, at::ScalarType dtype, int t, bool partial) {
+  const plan::StagePart part{.first_layer = 2, .num_layers = 1, .embedding = false};
+  std::int64_t kept = 0;
+  comm::run_ranks(t, [&](const comm::Group& tp) {
+    const auto store = make_store(options.shape, t, tp.rank(), {}, dtype, 1, at::kCPU, {part});
+    const TransformerStage gpt(options, part, store, tp);
+    auto batch = random_batch(10, 2, 32, at::kFloat);
+    batch.partial_recomputation = partial;
+    for (int pass = 0; pass < 2; ++pass) {  // the first packs weights where products want that
+      tp.barrier();
+      const auto before = counter().live();
+      tp.barrier();
+      parallel::GraphLeaf leaf(at::ones({32 / (options.sequence_parallel ? t : 1), 2, 64}, dtype));
+      at::Tensor loss = gpt.loss(leaf.take(), batch, true).sum;
+      tp.barrier();
+      if (tp.rank() == 0) kept = (counter().live() - before) / t;
+      tp.barrier();
+      parallel::GraphRoot(loss).backward(at::ones({}, at::kDouble));
+      loss = at::Tensor();
+      leaf.take_gradient();
+      tp.barrier();
+    }
+  });
+  return kept;
+}
+
+TEST_P(ActivationBytes, OfDepthsOfPredictionAreThoseOfThePlan) {
+  const auto [t, sp] = GetParam();
+  const plan::StagePart part{.first_layer = 2, .num_layers = 1, .embedding = false};
+  for (const Kind& kind : {kKinds[1], kKinds[2]})
+    for (const Mode& mode : kModes) {
+      if (mode.distribute && sp) continue;
+      SCOPED_TRACE(std::string(kind.name) + ", " + mode.name);
+      TransformerOptions options = options_of(kind, mode, sp);
+      const auto config = config_of(kind, mode, t, sp);
+      double kept = 0, planned = 0;
+      for (const std::int64_t depths : {0, 3}) {  // what three keep more than none
+        options.shape.mtp_depths = depths;
+        const double sign = depths > 0 ? 1 : -1;
+        kept += sign * static_cast<double>(kept_with_output(options, kind.dtype, t, mode.partial));
+        planned += sign * static_cast<double>(plan::stage_activation_bytes(config, options.shape, part, mode.partial));
+      }
+      EXPECT_NEAR(kept / planned, 1, 0.05) << kept << " bytes for " << planned;
+    }
+}
+
 /// Korthikanti et al. 2022, table 2, count 34 s b h of a layer without its scores. What is measured leaves out of these
 /// the norms' outputs (2 + 2, computed again from their inputs) and two dropout masks (1 + 1, drawn again), all on each
 /// rank unless the sequence is split; and of the scores it keeps one number a row.

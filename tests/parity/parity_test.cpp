@@ -24,6 +24,7 @@
 #include "tests/parity/fully_sharded_layouts.h"
 #include "tests/parity/latent_layouts.h"
 #include "tests/parity/layouts.h"
+#include "tests/parity/multi_token_layouts.h"
 #include "tests/parity/option_layouts.h"
 #include "tests/parity/sequence_layouts.h"
 #include "tests/parity/stage_layouts.h"
@@ -159,7 +160,8 @@ struct Course {
   std::vector<double> zeros = {};
   /// Of experts: of each layer those of its experts, then what it dropped.
   std::vector<std::vector<double>> loads = {};
-  std::vector<std::vector<double>> auxiliary = {};  ///< losses of routers: of each layer balance and z
+  /// Losses of routers, of each layer balance and z, then of depths of multi-token prediction.
+  std::vector<std::vector<double>> auxiliary = {};
 };
 
 /// Step number `i`, of samples that are packed with two documents each, whose cut depends on the sample. A token of
@@ -197,10 +199,12 @@ std::vector<double> loads_of(const ExpertFigures& figures) {
   return loads;
 }
 
-std::vector<double> auxiliary_of(const ExpertFigures& figures) {
+std::vector<double> auxiliary_of(const StepResult& result) {
+  const ExpertFigures& figures = result.experts;
   std::vector<double> losses;
   for (std::size_t l = 0; l < figures.layers(); ++l)
     for (const double loss : {figures.balance(l), figures.z(l)}) losses.push_back(loss);
+  losses.insert(losses.end(), result.depth_losses.begin(), result.depth_losses.end());
   return losses;
 }
 
@@ -222,7 +226,7 @@ Course course_of(const Layout& layout, const char* dtype, std::int64_t steps) {
       course.weights.push_back(result.params_norm.value());
       course.zeros.push_back(result.num_zeros.value());
       course.loads.push_back(loads_of(result.experts));
-      course.auxiliary.push_back(auxiliary_of(result.experts));
+      course.auxiliary.push_back(auxiliary_of(result));
     }
   };
   if (layout.gloo)
@@ -295,10 +299,12 @@ class Parity : public ::testing::TestWithParam<Layout> {
     if (exact) {
       EXPECT_EQ(got.loads, want.loads) << "tokens that chose each expert";
       EXPECT_EQ(want.loads.front().empty(), layout.experts == 0);
-      for (std::size_t i = 0; i < want.auxiliary.size(); ++i)
+      for (std::size_t i = 0; i < want.auxiliary.size(); ++i) {
+        EXPECT_EQ(got.auxiliary.at(i).size(), want.auxiliary[i].size());
         for (std::size_t j = 0; j < want.auxiliary[i].size(); ++j)
           EXPECT_NEAR(got.auxiliary.at(i).at(j), want.auxiliary[i][j], 1e-10 * want.auxiliary[i][j])
               << "auxiliary losses of step " << i + 1;
+      }
     }
     return {relative(got.losses, want.losses), relative(got.norms, want.norms), relative(got.weights, want.weights)};
   }
@@ -394,6 +400,11 @@ INSTANTIATE_TEST_SUITE_P(FullyShardedLayouts, Parity, ::testing::ValuesIn(fully_
                          [](const auto& test) { return name_of(test.param); });
 INSTANTIATE_TEST_SUITE_P(FullyShardedLayouts, HalfPrecisionParity,
                          ::testing::ValuesIn(every_fourth(without_experts(fully_sharded_layouts()))),
+                         [](const auto& test) { return name_of(test.param); });
+INSTANTIATE_TEST_SUITE_P(MultiTokenLayouts, Parity, ::testing::ValuesIn(multi_token_layouts()),
+                         [](const auto& test) { return name_of(test.param); });
+INSTANTIATE_TEST_SUITE_P(MultiTokenLayouts, HalfPrecisionParity,
+                         ::testing::ValuesIn(every_fourth(without_experts(multi_token_layouts()))),
                          [](const auto& test) { return name_of(test.param); });
 INSTANTIATE_TEST_SUITE_P(MuonLayouts, Parity, ::testing::ValuesIn(muon_layouts()),
                          [](const auto& test) { return name_of(test.param); });

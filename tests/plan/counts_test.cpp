@@ -57,6 +57,18 @@ TEST(TrainingFlops, CountsWhatGroupsOfQueriesAndGatedUnitsMultiply) {
   EXPECT_DOUBLE_EQ(training_flops(shape, 2, 512), 6 * 1024 * narrow + 6.0 * 2 * 512 * 512 * 288 * 30);
 }
 
+TEST(TrainingFlops, CountDepthsOfPredictionWithTheirProjectionsAndLogits) {
+  ModelShape shape = gpt(12, 768, 12, 50304);
+  shape.learned_positions = false;
+  const double without = training_flops(shape, 3, 512);
+  const std::int64_t parameters = parameter_count(shape), layer = 12 * 768 * 768 + 13 * 768;
+  shape.mtp_depths = 2;
+  const double weights = 12.0 * 768 * 768 + 2.0 * 768 * 768 + 50304.0 * 768;
+  const double attention = 6 * 2.0 * 3 * 512 * 512 * 768 / 2 * 2;
+  EXPECT_DOUBLE_EQ(training_flops(shape, 3, 512) - without, 2 * (6 * 3 * 512 * weights) + attention);
+  EXPECT_EQ(parameter_count(shape) - parameters, 2 * (layer + 2 * 768 * 768 + 3 * 2 * 768));
+}
+
 TEST(TrainingFlops, OfAT5CountWhatItsDecoderSeesOfTheEncoder) {
   ModelShape shape{.num_layers = 5, .hidden = 8, .num_heads = 2, .ffn_hidden = 16, .vocab = 10, .padded_vocab = 12};
   shape.head_size = 3;

@@ -56,6 +56,20 @@ TEST(ParameterPool, HoldsALayerAndItsNeighbour) {
   EXPECT_THAT(pool.begin, ElementsAre(10, 0, 10, 0, 50, 0));
 }
 
+TEST(ParameterPool, LooksTokensAheadUpBehindTheLastNorm) {
+  for (const bool tied : {false, true}) {
+    auto specs = equal_layers(tied);
+    specs.push_back(parameter(10, 6));  // a depth of multi-token prediction
+    if (!tied) specs.push_back(parameter(50, 7));
+    const ParameterPool pool = parameter_pool(buckets(specs), specs, kTwo, {kWhole});
+    EXPECT_THAT(pool.orders.at(0).forward, ElementsAre(0, 1, 2, 3, 4, 5, 0, 6, tied ? 0 : 7));
+    if (tied)
+      EXPECT_THAT(pool.orders.at(0).backward, ElementsAre(6, 5, 4, 3, 2, 1));
+    else
+      EXPECT_THAT(pool.orders.at(0).backward, ElementsAre(7, 6, 5, 4, 3, 2, 1));
+  }
+}
+
 TEST(ParameterPool, ReadsATiedEmbeddingAtBothEnds) {
   const auto specs = equal_layers(true);
   const ParameterPool pool = parameter_pool(buckets(specs), specs, kTwo, {kWhole});

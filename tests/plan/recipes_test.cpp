@@ -42,6 +42,7 @@ TEST(Recipes, AreOfTheSizesInTheirNames) {
                                                                      {"gpt_529.6b", {529500, 529700}},
                                                                      {"llama_tiny", {2.3, 2.4}},
                                                                      {"moe_tiny", {4.7, 4.75}},
+                                                                     {"mtp_tiny", {2.8, 2.9}},
                                                                      {"smollm2_135m", {134.5, 134.6}},
                                                                      {"llama3.2_1b", {1235, 1237}},
                                                                      {"llama2_7b", {6738, 6739}},

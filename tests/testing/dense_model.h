@@ -64,7 +64,7 @@ class DenseModel {
     return o_.shape.sentence_head ? sum + sentence_loss(x, batch.sentence_labels_b) : sum;
   }
 
- private:
+ protected:
   at::Tensor w(const std::string& name) const { return w_.at(name); }
   static at::Tensor positions_of(const model::Batch& batch) {
     const auto& ids = batch.position_ids_bs;

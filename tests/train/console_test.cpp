@@ -125,6 +125,14 @@ TEST(Console, PrintsBothLossesOfABertAsMegatronDoes) {
             std::string::npos);
 }
 
+TEST(Console, PrintsLossesOfTokensAheadAsMegatronDoes) {
+  IterationLine line = example();
+  line.depth_losses = {10.5, 11.25};
+  EXPECT_NE(iteration_line(line, 0).find(
+                " lm loss: 9.876543E+00 | mtp_1 loss: 1.050000E+01 | mtp_2 loss: 1.125000E+01 | loss scale: 1.0 |"),
+            std::string::npos);
+}
+
 TEST(Console, PrintsTheValidationMessageOfMegatron) {
   const std::string rule(94, '-');
   EXPECT_EQ(

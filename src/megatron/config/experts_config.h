@@ -5,7 +5,8 @@
 #include "megatron/config/meaning.h"
 #include "megatron/config/tables/model_kinds.h"
 
-// The options of [model] that describe mixtures of experts and latent attention, what DeepSeek's models are made of.
+// The options of [model] that describe mixtures of experts, latent attention and multi-token prediction, what
+// DeepSeek's models are made of.
 namespace megatron::config {
 
 /// Options of experts that layers carry as one value (plan/layer.h).
@@ -130,6 +131,21 @@ struct LatentVariant {
     v("mscale_all_dim", mscale_all_dim,
       "yarn: scores are multiplied by the square of 0.1 mscale_all_dim ln(rope_scaling_factor) + 1.", "mscale-all-dim",
       when("model.multi_latent_attention"), when("model.rope_scaling_type", {"yarn"}));
+  }
+};
+
+/// Options of multi-token prediction (DeepSeek-AI 2024, section 2.2).
+struct MultiTokenVariant {
+  std::int64_t mtp_num_layers = 0;
+  double mtp_loss_scaling_factor = 0.1;
+
+  void visit_multi_token(auto& v) {
+    v("mtp_num_layers", mtp_num_layers,
+      "Depths of multi-token prediction (DeepSeek-V3): each is a layer more that predicts one token further ahead; 0: "
+      "none.",
+      "mtp-num-layers", OnlyInTraining(), when("model.architecture", kinds_with(&ModelTraits::causal)));
+    v("mtp_loss_scaling_factor", mtp_loss_scaling_factor, "Multiplies the mean of the depths' losses.",
+      "mtp-loss-scaling-factor", Affects::Step, OnlyInTraining(), when("model.mtp_num_layers"));
   }
 };
 

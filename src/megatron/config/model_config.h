@@ -11,7 +11,7 @@
 // The options of run_config.h that describe the network.
 namespace megatron::config {
 
-struct ModelConfig : AttentionVariant, LayerVariant, ExpertsVariant, LatentVariant {
+struct ModelConfig : AttentionVariant, LayerVariant, ExpertsVariant, LatentVariant, MultiTokenVariant {
   std::string architecture = model_kinds().front();
   std::int64_t num_layers = 4;
   std::int64_t decoder_num_layers = 0;
@@ -161,6 +161,7 @@ struct ModelConfig : AttentionVariant, LayerVariant, ExpertsVariant, LatentVaria
     v("scale_embeddings", scale_embeddings, "Multiply embeddings by the root of hidden_size (Gemma).");
     visit_experts(v);
     visit_latents(v);
+    visit_multi_token(v);
     v("position_embedding_type", position_embedding_type,
       "Position embedding; rope is rotary, relative a bias of attention by distance (t5 only).",
       "position-embedding-type", Choices({"learned_absolute", "rope", "none", "relative"}));
@@ -225,8 +226,7 @@ struct ModelConfig : AttentionVariant, LayerVariant, ExpertsVariant, LatentVaria
       "init-method-std", Affects::Step);
     v("use_mup", use_mup,
       "Maximal update parametrization of a GPT (Yang et al. 2021): first weights, learning rates, attention and logits "
-      "scale "
-      "with the width, so that what was tuned at mup_base_hidden_size holds at any.",
+      "scale with the width, so that what was tuned at mup_base_hidden_size holds at any.",
       "use-mup", when("model.architecture", kinds_with(&ModelTraits::causal)));
     v("mup_base_hidden_size", mup_base_hidden_size, "Width at which nothing is scaled; 0: hidden_size.",
       "mup-base-hidden-size", when("model.use_mup"));

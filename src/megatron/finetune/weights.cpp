@@ -26,7 +26,7 @@ std::vector<std::string> check_weights(const std::filesystem::path& folder, cons
     return !begins_with_one_of(name, {"task_head.", "pooler."});
   });
   std::ranges::copy_if(report.unexpected, std::back_inserter(misplaced), [](const std::string& name) {
-    return !begins_with_one_of(name, {"task_head.", "pooler.", "lm_head.", "output_layer.", "binary_head."});
+    return !begins_with_one_of(name, {"task_head.", "pooler.", "lm_head.", "output_layer.", "binary_head.", "mtp."});
   });
   if (!lost.empty() || !misplaced.empty())
     throw ConfigError(

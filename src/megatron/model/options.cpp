@@ -85,6 +85,7 @@ TransformerOptions transformer_options(const config::RunConfig& config, const pl
           .hidden_dropout = config.model.hidden_dropout,
           .attention_dropout = config.model.attention_dropout,
           .label_smoothing = config.train.label_smoothing,
+          .mtp_loss_scaling_factor = config.model.mtp_loss_scaling_factor,
           .loss_chunk_tokens = config.train.loss_chunk_tokens,
           .sequence_parallel = config.parallel.sp,
           .recompute = recompute_options(config.train, shape.num_layers),

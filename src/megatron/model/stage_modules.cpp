@@ -30,16 +30,18 @@ StageModules::StageModules(const TransformerOptions& options, const plan::StageP
   const auto& shape = options.shape;
   const at::ScalarType dtype = parameters.dtype();
   const at::Device device = parameters.options().device();
-  if (options.rope.rotary_dim > 0 && part.num_layers > 0)
+  const std::int64_t depths_here = part.output ? shape.mtp_depths : 0;
+  const bool has_layers = part.num_layers + depths_here > 0;
+  if (options.rope.rotary_dim > 0 && has_layers)
     rope = kernels::rope_table(options.rope, max_positions_, dtype, device);
-  if (options.local_rope.rotary_dim > 0 && part.num_layers > 0)
+  if (options.local_rope.rotary_dim > 0 && has_layers)
     local_rope = kernels::rope_table(options.local_rope, max_positions_, dtype, device);
   if (shape.root_scaled_words) {  // a number of the model's dtype, as the embeddings are
     const auto root = at::scalar_tensor(std::sqrt(static_cast<double>(shape.hidden)), dtype);
     embedding_scale_ *= root.item<double>();
   }
   using parallel::VocabParallelEmbedding;
-  if (part.embedding || plan::begins_decoder(shape, part))
+  if (part.embedding || plan::begins_decoder(shape, part) || depths_here > 0)
     words.emplace(parameters.get(plan::kWordEmbedding), shape.vocab, "token id", tp,
                   VocabParallelEmbedding::Options{split});
   if (part.embedding && shape.learned_positions)
@@ -66,6 +68,7 @@ StageModules::StageModules(const TransformerOptions& options, const plan::StageP
       bias.emplace(parameters.get(plan::ModelShape::position_table(shape.in_encoder(l))), shape.in_encoder(l),
                    shape.position_max_distance);
   }
+  for (std::int64_t k = 0; k < depths_here; ++k) depths.emplace_back(parameters, shape.prediction_depth(k), block, tp);
   if (!part.output) return;
   final_norm = norm_of(parameters, shape.stack() + "final_layernorm.", {options.layernorm_epsilon, shape});
   if (!shape.predicts_tokens()) {

@@ -8,6 +8,7 @@
 #include "megatron/kernels/rope.h"
 #include "megatron/model/bert_heads.h"
 #include "megatron/model/block.h"
+#include "megatron/model/multi_token/prediction.h"
 #include "megatron/model/relative_bias.h"
 #include "megatron/model/task_head.h"
 #include "megatron/model/transformer_stage.h"
@@ -35,7 +36,8 @@ struct StageModules {
   std::optional<Norm> encoder_norm;
   std::optional<BertHeads> heads;                       ///< of the last stage of a BERT
   std::optional<parallel::VocabParallelOutput> output;  ///< of the last stage
-  std::optional<TaskHead> task_head;                    ///< instead of these two, where the shape says so
+  std::vector<PredictionModules> depths;  ///< of multi-token prediction: of the last stage, which has the words too
+  std::optional<TaskHead> task_head;      ///< instead of these two, where the shape says so
 
   StageModules(const TransformerOptions& options, const plan::StagePart& part,
                const parallel::ParameterStore& parameters, const comm::Group& tp);

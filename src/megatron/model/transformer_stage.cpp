@@ -32,6 +32,8 @@ kernels::Dropout site(double p, std::uint64_t seed, const std::string& name, con
   return dropout;
 }
 
+bool has_router(const Block& block) { return block.branches().back().experts.has_value(); }
+
 }  // namespace
 
 /// What the blocks need to know of a microbatch and of the pass over it: little, as what is computed again keeps it.
@@ -59,8 +61,10 @@ struct TransformerStage::Impl {
       throw std::logic_error("only the whole model gives logits, not a pipeline stage");
   }
 
-  /// The embedding of the microbatch, after its dropout.
-  at::Tensor embed(const Batch& batch, const Pass& pass) const;
+  /// What is the same in all passes over the microbatch.
+  Pass pass_of(const Batch& batch, bool training) const;
+  /// The embedding of the microbatch, after its dropout, of that name.
+  at::Tensor embed(const Batch& batch, const Pass& pass, const std::string& name = "embedding") const;
   /// The same of what a T5's decoder reads.
   at::Tensor embed_decoder(const Batch& batch, const Pass& pass) const;
   /// What follows the norm behind the last layer of a stack: of a T5 after dropout.
@@ -68,7 +72,23 @@ struct TransformerStage::Impl {
 
   /// The stage without its output layer: x, undefined with embedding, -> what follows the last layer, and the final
   /// norm where that is this stage's.
-  at::Tensor hidden(at::Tensor x, const Batch& batch, bool training) const;
+  at::Tensor hidden(at::Tensor x, const Batch& batch, Pass pass) const;
+  /// The same as the output layer takes it.
+  at::Tensor hidden(at::Tensor x, const Batch& batch, bool training) const {
+    const at::Tensor y = hidden(std::move(x), batch, pass_of(batch, training));
+    return part.output ? modules.for_output(y) : y;
+  }
+
+  /// Of each depth of multi-token prediction its states behind its norm, from those of the model, and what it predicts.
+  struct Predictions {
+    std::vector<at::Tensor> states;
+    std::vector<Batch> batches;
+  };
+  Predictions predictions(const at::Tensor& states, const Batch& batch, const Pass& pass) const;
+  at::Tensor depth_states(std::size_t depth, const at::Tensor& states, const at::Tensor& embeddings,
+                          const Pass& pass) const;
+  /// Adds to `loss` the gradients of theirs.
+  void add_predictions(LossSum& loss, const Predictions& ahead, double gradient_scale) const;
 
   /// Of the tokens that the rows `x_sbh` are of, in the stack of layer `layer` of the stage.
   RelativeBias::Distances distances(const at::Tensor& x_sbh, std::int64_t layer) const;
@@ -119,8 +139,8 @@ TransformerStage::Impl::Impl(TransformerOptions o, const plan::StagePart& p, con
       tp(std::move(group)),
       precise(parameters.options().dtype(parameters.dtype() == at::kDouble ? at::kDouble : at::kFloat)),
       modules(options, part, parameters, tp),
-      has_routers(std::ranges::any_of(modules.blocks,
-                                      [](const Block& block) { return block.branches().back().experts.has_value(); })),
+      has_routers(std::ranges::any_of(modules.blocks, has_router) ||
+                  std::ranges::any_of(modules.depths, has_router, &PredictionModules::block)),
       groups(plan::layer_groups(options.recompute.whole_layers(), p, options.shape.encoder_layers)),
       partial_groups(plan::layer_groups(options.recompute.whole_layers(), p, options.shape.encoder_layers, true)) {}
 
@@ -263,14 +283,14 @@ RouterSite TransformerStage::Impl::router_site(const Batch& batch) const {
           .loss_scale = batch.auxiliary_scale};
 }
 
-at::Tensor TransformerStage::Impl::embed(const Batch& batch, const Pass& pass) const {
+at::Tensor TransformerStage::Impl::embed(const Batch& batch, const Pass& pass, const std::string& name) const {
   const auto tokens_sb = batch.tokens_bs.t().contiguous();
   const auto positions_sb = batch.position_ids_bs.defined()
                                 ? batch.position_ids_bs.t().contiguous()
                                 : counted_positions(tokens_sb.size(0), tokens_sb.size(1), tokens_sb.device());
   const auto types_sb = batch.token_types_bs.defined() ? batch.token_types_bs.t().contiguous() : at::Tensor();
   const auto x = modules.embed(tokens_sb, positions_sb, types_sb, host_ids(batch));
-  return drops_after_norm(pass) ? x : dropout(x, stream_site(pass, "embedding", x));
+  return drops_after_norm(pass) ? x : dropout(x, stream_site(pass, name, x));
 }
 
 at::Tensor TransformerStage::Impl::embed_decoder(const Batch& batch, const Pass& pass) const {
@@ -304,10 +324,54 @@ at::Tensor TransformerStage::Impl::run_group(at::Tensor x_sbh, const at::Tensor&
   return next == nullptr ? x : normalized(x, *next).y;
 }
 
-at::Tensor TransformerStage::Impl::hidden(at::Tensor x, const Batch& batch, bool training) const {
-  if (x.defined() == part.embedding)
-    throw std::logic_error("a stage takes the output of the one before it, and only the first finds its own input");
-  modules.check_positions(batch.host ? batch.host->position_ids_bs : batch.position_ids_bs, batch.tokens_bs.size(1));
+TransformerStage::Impl::Predictions TransformerStage::Impl::predictions(const at::Tensor& states, const Batch& batch,
+                                                                        const Pass& pass) const {
+  Predictions all;
+  std::vector<at::Tensor> embeddings;  // all of them first: their matrix is read once
+  for (std::size_t k = 0; k < modules.depths.size(); ++k) {
+    all.batches.push_back(batch_ahead(batch, static_cast<std::int64_t>(k) + 1, precise.dtype().toScalarType()));
+    embeddings.push_back(embed(all.batches[k], pass, concat("depth ", k, "/embedding")));
+  }
+  for (std::size_t k = 0; k < modules.depths.size(); ++k)
+    all.states.push_back(depth_states(k, k == 0 ? states : all.states[k - 1], std::exchange(embeddings[k], {}), pass));
+  return all;
+}
+
+at::Tensor TransformerStage::Impl::depth_states(std::size_t depth, const at::Tensor& states,
+                                                const at::Tensor& embeddings, const Pass& pass) const {
+  const PredictionModules& own = modules.depths[depth];
+  const std::int64_t number = options.shape.num_layers + static_cast<std::int64_t>(depth);
+  const auto compute = [this, &own, number, pass](const at::Tensor& before, const at::Tensor& tokens, const Norm* next,
+                                                  parallel::Value value) {
+    auto x = own.input(before, tokens);
+    const auto rows = x.detach();
+    auto stream = normalized(std::exchange(x, {}), own.block.input_norm());
+    return own.block.forward(std::move(stream), attention(pass, number, own.block),
+                             sites(pass, number, own.block, rows), next, value, nullptr, pass.partial);
+  };
+  if (!plan::depths_again(options.recompute.whole_layers(), pass.partial))
+    return compute(states, embeddings, &own.final_norm, parallel::Value::Needed).y;
+  const auto x = recomputed(
+      states,
+      [compute](const at::Tensor& before, const at::Tensor& tokens, parallel::Value value) {
+        return compute(before, tokens, nullptr, value).residual;
+      },
+      splits_inputs() ? tp : comm::Group(), embeddings);
+  return normalized(x, own.final_norm).y;
+}
+
+void TransformerStage::Impl::add_predictions(LossSum& loss, const Predictions& ahead, double gradient_scale) const {
+  const double share = options.mtp_loss_scaling_factor / static_cast<double>(ahead.states.size());
+  for (std::size_t k = 0; k < ahead.states.size(); ++k) {
+    const LossSum own =
+        loss_of(modules.for_output(ahead.states[k]), ahead.batches[k], gradient_scale * share, /*sentence_weight=*/0);
+    loss.depth_sums.push_back(own.sum.detach());
+    loss.depth_counts.push_back(own.count);
+    loss.sum = loss.sum + (own.sum - own.sum.detach());  // its gradient alone
+  }
+}
+
+Pass TransformerStage::Impl::pass_of(const Batch& batch, bool training) const {
   Pass pass{.sample_ids = batch.sample_ids,
             .first_key_bs = batch.first_key_bs,
             .position_ids_bs = batch.position_ids_bs,
@@ -316,9 +380,16 @@ at::Tensor TransformerStage::Impl::hidden(at::Tensor x, const Batch& batch, bool
             .partial = batch.partial_recomputation};
   if (has_routers && training && options.shape.predicts_tokens()) pass.router = router_site(batch);
   pass.router.training = training;
+  return pass;
+}
+
+at::Tensor TransformerStage::Impl::hidden(at::Tensor x, const Batch& batch, Pass pass) const {
+  if (x.defined() == part.embedding)
+    throw std::logic_error("a stage takes the output of the one before it, and only the first finds its own input");
+  modules.check_positions(batch.host ? batch.host->position_ids_bs : batch.position_ids_bs, batch.tokens_bs.size(1));
   if (part.embedding) x = embed(batch, pass);
   // Embeddings that are not trained begin no graph, in which layers could go back to their adapters.
-  if (part.embedding && training && options.shape.lora && c10::GradMode::is_enabled())
+  if (part.embedding && pass.training && options.shape.lora && c10::GradMode::is_enabled())
     x = parallel::GraphLeaf(x).take();
   const std::int64_t cut = options.shape.encoder_layers - part.first_layer;  // where a T5's decoder begins
   at::Tensor states;
@@ -345,7 +416,7 @@ at::Tensor TransformerStage::Impl::hidden(at::Tensor x, const Batch& batch, bool
   }
   if (part.output) {
     if (groups.empty()) x = normalized(x, *modules.final_norm).y;
-    return modules.for_output(end_of_stack(x, pass, "decoder"));
+    return end_of_stack(x, pass, "decoder");
   }
   return states.defined() ? at::cat({states, x}) : x;
 }
@@ -404,9 +475,15 @@ LossSum TransformerStage::loss(at::Tensor x, const Batch& batch, bool training, 
                                double sentence_weight) const {
   if (!impl_->part.output) throw std::logic_error("only the last stage gives a loss");
   const auto compute = [&] {
-    const auto hidden = impl_->hidden(std::move(x), batch, training);
-    return impl_->modules.task_head ? impl_->task_loss(hidden, batch, training, gradient_scale)
-                                    : impl_->loss_of(hidden, batch, gradient_scale, sentence_weight);
+    const Pass pass = impl_->pass_of(batch, training);
+    const auto states = impl_->hidden(std::move(x), batch, pass);
+    const auto hidden = impl_->modules.for_output(states);
+    if (impl_->modules.task_head) return impl_->task_loss(hidden, batch, training, gradient_scale);
+    Impl::Predictions ahead;
+    if (training) ahead = impl_->predictions(states, batch, pass);
+    LossSum loss = impl_->loss_of(hidden, batch, gradient_scale, sentence_weight);
+    impl_->add_predictions(loss, ahead, gradient_scale);
+    return loss;
   };
   return training ? compute() : parallel::without_autograd(compute);
 }
@@ -444,6 +521,10 @@ std::vector<LayerRouterCounts> TransformerStage::take_router_counts() const {
   for (std::size_t l = 0; l < blocks.size(); ++l)
     if (const auto& experts = blocks[l].branches().back().experts)
       all.push_back({impl_->part.first_layer + static_cast<std::int64_t>(l), experts->take_counts()});
+  const std::vector<PredictionModules>& depths = impl_->modules.depths;
+  for (std::size_t k = 0; k < depths.size(); ++k)
+    if (const auto& experts = depths[k].block.branches().back().experts)
+      all.push_back({impl_->options.shape.num_layers + static_cast<std::int64_t>(k), experts->take_counts()});
   return all;
 }
 

@@ -54,8 +54,12 @@ struct LossSum {
   double count = 0;  ///< sum of the loss mask
   at::Tensor sentence_sum = {};  ///< scalar without graph: the sentence head's loss over samples; undefined: none
   double sentences = 0;          ///< samples that it is a sum over
-  at::Tensor task_logits = {};   ///< without graph, of a model with the head of a task (task_head.h); undefined: none
-  at::Tensor non_loss = {};      ///< what a function of train::ForwardStep has collected besides; undefined: nothing
+  /// Of multi-token prediction, in training: of each depth its loss over tokens, a scalar without graph, and their
+  /// number. `sum` has their gradients, and not their values.
+  std::vector<at::Tensor> depth_sums = {};
+  std::vector<double> depth_counts = {};
+  at::Tensor task_logits = {};  ///< without graph, of a model with the head of a task (task_head.h); undefined: none
+  at::Tensor non_loss = {};     ///< what a function of train::ForwardStep has collected besides; undefined: nothing
 };
 
 struct LayerRouterCounts {
@@ -73,6 +77,7 @@ struct TransformerOptions {
   double layernorm_epsilon = 1e-5;
   double hidden_dropout = 0, attention_dropout = 0;
   double label_smoothing = 0;
+  double mtp_loss_scaling_factor = 0.1;  ///< multiplies the mean of the losses of multi-token prediction
   std::int64_t loss_chunk_tokens = 1024;
   /// Between the layers each rank has its part of the sequence, which must divide by the ranks of tp
   /// (parallel/linear.h).
@@ -113,6 +118,8 @@ class TransformerStage {
   /// position or counted label outside the model's. With the head of a task the sum and the count are those of its
   /// targets (task_head.h). A BERT's sentence head adds `sentence_weight` times its sum over samples: with tokens that
   /// count / samples, of the whole global batch, the mean over tokens is that of the tokens plus that of the samples.
+  /// With `training` depths of multi-token prediction add their losses times mtp_loss_scaling_factor / depths to the
+  /// gradients: each as communication of one layer and one loss more, an embedding and PredictionModules::input().
   LossSum loss(at::Tensor x, const Batch& batch, bool training, double gradient_scale = 1,
                double sentence_weight = 1) const;
 

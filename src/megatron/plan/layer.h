@@ -212,15 +212,31 @@ struct LayerSpec {
   bool norm_before(std::size_t index) const {
     return norms.before && branches.at(index).reads == Branch::Reads::OwnNorm;
   }
+  /// Numbers that a norm keeps of a token.
+  std::int64_t statistics() const { return rms_norm ? 1 : 2; }
   /// Statistics of norms of the stream and of what branches give, a number of each token: of one branch.
   std::int64_t norm_statistics(std::size_t index) const {
-    return (rms_norm ? 1 : 2) * ((norm_before(index) ? 1 : 0) + (norms.behind ? 1 : 0));
+    return statistics() * ((norm_before(index) ? 1 : 0) + (norms.behind ? 1 : 0));
   }
   /// Tensors as wide as the stream that branch `index` keeps: the stream, which branches in parallel share, and what it
   /// gives where that is normalized.
   std::int64_t streams_kept(std::size_t index) const {
     return (parallel && index > 0 ? 0 : 1) + (norms.behind ? 1 : 0);
   }
+};
+
+/// One depth of multi-token prediction (DeepSeek-AI 2024, section 2.2), number k from 0: of the states of the depth
+/// before, or behind the model's last norm, and of the embeddings of the tokens k + 1 ahead
+///     layer(projection([token_norm(embeddings); state_norm(states)])),
+/// whose norm is what the model's output layer predicts the tokens k + 2 ahead by.
+struct PredictionDepth {
+  std::string prefix;  ///< of the parameters' names: "mtp.layers.0."
+  LayerSpec layer;
+
+  /// Within the depth.
+  static constexpr const char *kTokenNorm = "enorm", *kStateNorm = "hnorm", *kFinalNorm = "final_layernorm",
+                              *kProjection = "eh_proj", *kLayer = "transformer_layer.";
+  Linear projection() const { return {.name = kProjection, .outputs = layer.hidden, .inputs = 2 * layer.hidden}; }
 };
 
 }  // namespace megatron::plan

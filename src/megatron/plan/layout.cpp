@@ -47,7 +47,7 @@ class LayoutParser {
         item = sequence(depth + 1);
         if (peek() != ')') fail("')' is missing");
       } else if (next == 'm') {
-        fail("m, a layer of multi-token prediction, is in no model here");
+        fail("m, a depth of multi-token prediction, is not placed here: all are on the stage with the output");
       } else if (next != 'E' && next != 't' && next != 'L' && next != '|') {
         fail("only E, t, L, |, (, ), * and numbers have a meaning");
       }

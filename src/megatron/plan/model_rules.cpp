@@ -238,6 +238,28 @@ void check_stacks(const config::ModelConfig& model, Rules& rules) {
                 concat(model.decoder_num_layers), "--model.decoder_num_layers 0 (the default)");
 }
 
+void check_multi_token(const config::ModelConfig& model, Rules& rules) {
+  constexpr std::int64_t kMaxDepths = 64;
+  constexpr const char* kOff = "--mtp-num-layers 0 (the default)";
+  rules.range<std::int64_t>("model.mtp_num_layers", model.mtp_num_layers, 0, kMaxDepths);
+  rules.range("model.mtp_loss_scaling_factor", model.mtp_loss_scaling_factor, 0.0, 1e6);
+  if (model.mtp_num_layers <= 0) return;
+  rules.require(
+      config::model_traits(model.architecture).causal,
+      concat("model.mtp_num_layers is for model.architecture ", config::names_with(&config::ModelTraits::causal), "."),
+      model.architecture, kOff);
+  rules.require(model.head == "tokens", "model.mtp_num_layers needs model.head tokens, which are what is predicted.",
+                model.head, kOff);
+  rules.require(model.position_embedding_type == "rope" || model.position_embedding_type == "none",
+                "model.mtp_num_layers needs model.position_embedding_type rope or none: a table of positions would be "
+                "read on two stages.",
+                model.position_embedding_type, "--position-embedding-type rope");
+  rules.require(!model.apply_residual_connection_post_layernorm,
+                "model.mtp_num_layers excludes model.apply_residual_connection_post_layernorm.",
+                "apply_residual_connection_post_layernorm true",
+                "--model.apply_residual_connection_post_layernorm false");
+}
+
 void check_mup(const config::ModelConfig& model, Rules& rules) {
   rules.range<std::int64_t>("model.mup_base_hidden_size", model.mup_base_hidden_size, 0, kMaxWidth);
   rules.range("model.mup_embedding_mult", model.mup_embedding_mult, 1e-6, 1e6);
@@ -269,6 +291,7 @@ void check_model(const config::ModelConfig& model, Rules& rules) {
   check_variants(model, rules);
   check_stacks(model, rules);
   check_experts(model, rules);
+  check_multi_token(model, rules);
   check_mup(model, rules);
   if (const auto check = model_kind(model.architecture).check; check != nullptr) check(model, rules);
   rules.option("model.layernorm_epsilon", model.layernorm_epsilon > 0, "must be above 0.",

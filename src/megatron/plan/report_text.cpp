@@ -71,6 +71,10 @@ std::string model_text(const ResolvedRun& run, const json& all) {
          row("parameters", concat(human_count(all["parameters"]), " (", all["parameters"].get<std::int64_t>(), ")")) +
          row("shape", concat(shape.num_layers, " layers, width ", shape.hidden, ", ", shape.num_heads, " heads, ",
                              inner_text(shape), ", ", shape.max_positions, " positions")) +
+         (shape.mtp_depths > 0
+              ? row("prediction",
+                    concat(shape.mtp_depths, shape.mtp_depths == 1 ? " token" : " tokens", " further ahead"))
+              : "") +
          row("vocabulary", concat(shape.vocab, " tokens in ", shape.padded_vocab, " rows"));
 }
 

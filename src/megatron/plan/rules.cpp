@@ -491,6 +491,7 @@ ModelShape model_shape(const config::ModelConfig& model, int tp) {
   shape.moe_layer_freq = std::max<std::int64_t>(model.moe_layer_freq, 1);
   shape.dense_layers = shape.experts ? model.first_k_dense_replace : 0;
   add_latents(model, shape);
+  shape.mtp_depths = model.mtp_num_layers;
   if (model.use_mup) {  // Yang et al. 2021, in the form that Megatron-LM has
     const double width = mup_width(model);
     shape.words_init_std = shape.init_std;

@@ -115,12 +115,29 @@ void check_distillation(const config::RunConfig& config, Rules& rules) {
                 concat(config.train.label_smoothing), "--train.label_smoothing 0 (the default)");
 }
 
+/// Losses of their own, and weights that stay as they are, would leave the depths as they were drawn. Their projections
+/// are divided by rows.
+void check_depths(const config::RunConfig& config, Rules& rules) {
+  if (config.model.mtp_num_layers <= 0) return;
+  for (const auto& [option, on] : {std::pair{"lora.rank", config.lora.rank > 0},
+                                   {"dpo.beta", config.dpo.beta > 0},
+                                   {"distill.teacher", !config.distill.teacher.empty()}})
+    rules.require(!on, concat(option, " excludes model.mtp_num_layers, whose depths it would not train."),
+                  concat("mtp_num_layers ", config.model.mtp_num_layers), "--mtp-num-layers 0 (the default)");
+  const std::int64_t hidden = config.model.hidden_size, tp = config.parallel.tp;
+  rules.require(tp < 1 || tp > kMaxRanks || hidden % tp == 0,
+                "model.mtp_num_layers divides rows of the model's width between ranks: model.hidden_size must divide "
+                "by parallel.tp.",
+                concat(hidden, ", tp ", tp), "--tp 1 (the default)");
+}
+
 }  // namespace
 
 void check_tuning(const config::RunConfig& config, Rules& rules) {
   check_lora(config, rules);
   check_dpo(config, rules);
   check_distillation(config, rules);
+  check_depths(config, rules);
 }
 
 }  // namespace megatron::plan

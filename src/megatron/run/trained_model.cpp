@@ -209,6 +209,7 @@ TrainedModel open_task_model(const ModelFlags& flags, const char* job, const Tas
     config.data.seq_length = std::min(config.data.seq_length, task.usual_length);
   config.model.head = task.head;
   config.model.num_classes = task.num_classes;
+  config.model.mtp_num_layers = 0;
   config.train.micro_batch_size =
       task.microbatch_size > 0 ? task.microbatch_size
                                : std::max<std::int64_t>(1, 4096 / std::max<std::int64_t>(1, config.data.seq_length));

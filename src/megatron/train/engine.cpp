@@ -191,6 +191,7 @@ Engine::Engine(const plan::ResolvedRun& run, comm::Group world, at::Device devic
             .sentence_head = run.shape.sentence_head,
             .params_norm = run.config.log.params_norm,
             .num_zeros_in_grad = run.config.log.num_zeros_in_grad,
+            .mtp_depths = run.shape.mtp_depths,
             .num_experts = run.shape.experts ? run.shape.experts->count : 0,
             .router_biases = router_biases(run.shape),
             .bias_update_rate = run.config.model.moe_router_bias_update_rate}) {}

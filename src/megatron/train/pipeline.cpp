@@ -83,6 +83,9 @@ class PipelineStage final : public pipeline::Stage {
                            : model_.loss(std::move(x), batch, training_, scale_.gradients, scale_.sentences);
     if (loss.sentence_sum.defined()) sentence_sums_.push_back(std::move(loss.sentence_sum));
     sentences_ += loss.sentences;
+    depth_counts_.resize(std::max(depth_counts_.size(), loss.depth_counts.size()));
+    for (std::size_t k = 0; k < loss.depth_counts.size(); ++k) depth_counts_[k] += loss.depth_counts[k];
+    if (!loss.depth_sums.empty()) depth_sums_.push_back(std::move(loss.depth_sums));
     if (loss.task_logits.defined() && !training_) {
       task_logits_.resize(std::max(task_logits_.size(), static_cast<std::size_t>(microbatch) + 1));
       task_logits_[static_cast<std::size_t>(microbatch)] = std::move(loss.task_logits);
@@ -94,6 +97,12 @@ class PipelineStage final : public pipeline::Stage {
   void add_to(PassResult& result) {
     for (const at::Tensor& sum : sentence_sums_) result.sentence_sum += sum.item<double>();
     result.sentences += sentences_;
+    if (!depth_counts_.empty()) {
+      result.depth_counts = depth_counts_;
+      result.depth_sums.assign(depth_counts_.size(), 0);
+    }
+    for (const std::vector<at::Tensor>& sums : depth_sums_)
+      for (std::size_t k = 0; k < sums.size(); ++k) result.depth_sums[k] += sums[k].item<double>();
     if (!task_logits_.empty()) result.task_logits = std::move(task_logits_);
     if (!non_loss_.empty()) result.non_loss = std::move(non_loss_);
   }
@@ -127,6 +136,8 @@ class PipelineStage final : public pipeline::Stage {
   std::vector<at::Tensor> non_loss_;       // of the last stage, in the order of its microbatches
   std::vector<at::Tensor> sentence_sums_;  // scalars, which no one waits for before the end
   double sentences_ = 0;
+  std::vector<std::vector<at::Tensor>> depth_sums_;  // by microbatch, likewise
+  std::vector<double> depth_counts_;
 };
 
 pipeline::Link make_link(const plan::ResolvedRun& run, const parallel::ParallelContext& context,

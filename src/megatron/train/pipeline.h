@@ -43,6 +43,8 @@ struct ForwardStep {
 /// head's loss over so many samples.
 struct PassResult : pipeline::Result {
   double sentence_sum = 0, sentences = 0;
+  /// Of multi-token prediction in training, by depth: the sum of its loss, and the tokens that it is a sum over.
+  std::vector<double> depth_sums = {}, depth_counts = {};
   /// Of an evaluation with the head of a task, by microbatch, where the rank holds the last stage; else empty.
   std::vector<at::Tensor> task_logits = {};
   /// Of an evaluation: LossSum::non_loss by microbatch, where there is one.

@@ -46,6 +46,7 @@ struct TrainStep::Totals {
   bool stop = false, save = false;
   double sentence_sum = 0, sentences = 0;
   double num_zeros = 0;
+  std::vector<double> depths;   ///< of each depth of multi-token prediction its sum and its tokens
   std::vector<double> experts;  ///< numbers of an ExpertFigures
 };
 
@@ -76,6 +77,10 @@ TrainStep::Totals TrainStep::totals_over_world(const PassResult& pass, bool stop
   std::vector<double> parts{counted(loss_sum),       counted(pass.count), squares ? part : 0.0,
                             broken ? 1.0 : 0.0,      stop ? 1.0 : 0.0,    counted(pass.sentence_sum),
                             counted(pass.sentences), count_zeros(),       save ? 1.0 : 0.0};
+  const std::size_t before = parts.size();
+  for (std::size_t k = 0; k < static_cast<std::size_t>(options_.mtp_depths); ++k)  // of other stages none
+    for (const std::vector<double>* numbers : {&pass.depth_sums, &pass.depth_counts})
+      parts.push_back(k < numbers->size() ? counted((*numbers)[k]) : 0.0);
   const std::size_t others = parts.size();
   for (const double number : parts_.pipeline.take_router_counts()) parts.push_back(counted(number));
   const auto total = world.all_reduce_scalars(parts);
@@ -94,6 +99,8 @@ TrainStep::Totals TrainStep::totals_over_world(const PassResult& pass, bool stop
           .sentence_sum = total[5],
           .sentences = total[6],
           .num_zeros = total[7],
+          .depths = {total.begin() + static_cast<std::ptrdiff_t>(before),
+                     total.begin() + static_cast<std::ptrdiff_t>(others)},
           .experts = {total.begin() + static_cast<std::ptrdiff_t>(others), total.end()}};
 }
 
@@ -188,6 +195,8 @@ StepResult TrainStep::operator()(int num_microbatches, const MicrobatchSource& m
   const double to_mean = mean_scale(total.count);
   result.loss = total.loss_sum * to_mean;
   if (options_.sentence_head) result.sentence_loss = total.sentence_sum * mean_scale(total.sentences);
+  for (std::size_t k = 0; k < total.depths.size(); k += 2)
+    result.depth_losses.push_back(total.depths[k] * mean_scale(total.depths[k + 1]));
   result.tokens = total.count;
   result.stop = total.stop;
   result.save = total.save;

@@ -26,6 +26,7 @@ struct StepOptions {
   std::int64_t microbatch_tokens = 0;
   bool sentence_head = false;  ///< the model has one (a BERT's): the loss is the mean over tokens and that over samples
   bool params_norm = false, num_zeros_in_grad = false;  ///< what else is measured
+  std::int64_t mtp_depths = 0;                          ///< of multi-token prediction
   std::int64_t num_experts = 0;                         ///< of a layer that has some
   /// Names of the routers' biases, one for each layer that has experts; empty without biases.
   std::vector<std::string> router_biases = {};
@@ -43,6 +44,7 @@ struct StepTimes {
 struct StepResult {
   double loss = 0;  ///< mean over the tokens of the global batch that count; with a sentence head its mean added
   std::optional<double> sentence_loss;  ///< the sentence head's part of it: mean over samples
+  std::vector<double> depth_losses;     ///< of multi-token prediction: of each depth the mean over its tokens
   double tokens = 0;                    ///< tokens that count
   double grad_norm = 0;                 ///< of the mean loss's gradient, before clipping
   std::optional<double> num_zeros;      ///< elements of the gradient that are exactly zero

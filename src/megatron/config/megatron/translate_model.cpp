@@ -189,6 +189,9 @@ void translate_model(Translation& c) {
   m.attention_dropout = c.args.number("attention-dropout");
   window(c, m);
   width_scaling(c, m);
+  if (c.args.has("mtp-num-layers")) m.mtp_num_layers = c.args.integer("mtp-num-layers");
+  m.mtp_loss_scaling_factor = c.args.number("mtp-loss-scaling-factor");
+  if (m.mtp_num_layers == 0) c.ignore("mtp-loss-scaling-factor", "without --mtp-num-layers");
 }
 
 void translate_positions(Translation& c) {

@@ -9,6 +9,7 @@
 #include "megatron/plan/cost/counts.h"
 #include "megatron/plan/cost/memory.h"
 #include "megatron/plan/cost/rank_buffers.h"
+#include "megatron/plan/cost/recomputation.h"
 #include "megatron/plan/cost/sequence_exchange.h"
 #include "megatron/plan/parameters/adapters.h"
 #include "megatron/plan/pipeline_plan.h"
@@ -114,6 +115,25 @@ class Pieces {
     parts.launches = software.forward_launches * software.launch_us * 1e-6;
     parts.tensor = 2 * all_reduce_s(hardware_, tp_span_, stream_bytes()) + 2 * exchange_s(work);
     return parts;
+  }
+
+  /// A depth of multi-token prediction: its projection, whose output all ranks get, its layer, the embeddings that it
+  /// reads and the logits that it ends in.
+  Passes depth(const PredictionDepth& depth, bool partial) const {
+    const Linear projection = depth.projection();
+    const Product product{1, tokens_, as_double(projection.outputs) / tp_, as_double(projection.inputs)};
+    Passes passes = layer(depth.layer, partial);
+    passes.forward.matrices += seconds(product);
+    passes.backward_input.matrices += seconds({1, product.m, product.k, product.n});
+    passes.backward_weight.matrices += seconds({1, product.n, product.k, product.m});
+    passes.forward.tensor += ring_pass_s(hardware_, tp_span_, stream_bytes());
+    passes.backward_input.tensor += all_reduce_s(hardware_, tp_span_, 2 * stream_bytes());
+    return passes;
+  }
+  double depth_flops_of(const PredictionDepth& depth) const {
+    const Linear projection = depth.projection();
+    return layer_flops_of(depth.layer) +
+           2 * tokens_ * as_double(projection.outputs) * as_double(projection.inputs) / tp_;
   }
 
   /// Rows looked up, and their gradients added (plan/cost/memory.cpp counts alike).
@@ -262,6 +282,7 @@ class Pieces {
 /// By stage. `partial`: of microbatches that recompute in part (schedule::Op::partial).
 std::vector<Passes> stage_passes(const ResolvedRun& run, const Pieces& pieces, bool partial) {
   const Passes embedding = pieces.embedding(), output = pieces.output();
+  const LayerRecomputation recomputation = layer_recomputation(run.config.train, run.shape.num_layers);
   std::vector<Passes> stages;
   for (const StagePart& part : run.parts) {
     Passes stage;
@@ -273,6 +294,11 @@ std::vector<Passes> stage_passes(const ResolvedRun& run, const Pieces& pieces, b
     }
     if (part.embedding) stage.add(embedding, 1);
     if (part.output) stage.add(output, 1);
+    for (std::int64_t k = 0; part.output && k < run.shape.mtp_depths; ++k) {
+      const Passes depth = pieces.depth(run.shape.prediction_depth(k), partial);
+      for (const Passes* passes : {&depth, &embedding, &output}) stage.add(*passes, 1);
+      if (depths_again(recomputation, partial)) stage.backward_input.add(depth.forward, 1);
+    }
     stages.push_back(stage);
   }
   return stages;
@@ -376,7 +402,7 @@ StepParts update_cost(const ResolvedRun& run, const Hardware& hardware, const Bu
 /// The sum of the tied embedding's two copies.
 double tied_embedding_s(const ResolvedRun& run, const Hardware& hardware) {
   const int first = run.placement.rank_of(0), last = run.placement.rank_of(run.placement.num_stages() - 1);
-  if (!run.shape.tied_output || first == last) return 0;
+  if ((!run.shape.tied_output && run.shape.mtp_depths == 0) || first == last) return 0;
   Span span = span_of(run.grid, run.grid.peers(0, Axis::Pp), hardware.ranks_per_node);
   span.ranks = 2;
   const double elements = as_double(run.shape.padded_vocab * run.shape.hidden) / run.grid.size(Axis::Tp);
@@ -394,7 +420,14 @@ std::vector<double> partial_shares(const schedule::Program& program) {
 }
 
 double computed_flops(const ResolvedRun& run, const Pieces& pieces, const std::vector<double>& partial_shares) {
-  double microbatch = 3 * pieces.output_flops();
+  const LayerRecomputation recomputation = layer_recomputation(run.config.train, run.shape.num_layers);
+  double microbatch = 3 * as_double(1 + run.shape.mtp_depths) * pieces.output_flops();
+  for (std::int64_t k = 0; k < run.shape.mtp_depths; ++k) {
+    const double share = partial_shares.back();
+    const double times =
+        3 + (depths_again(recomputation, false) ? 1 - share : 0) + (depths_again(recomputation, true) ? share : 0);
+    microbatch += times * pieces.depth_flops_of(run.shape.prediction_depth(k));
+  }
   for (std::size_t stage = 0; stage < run.parts.size(); ++stage) {
     const StagePart& part = run.parts[stage];
     const std::vector<bool> whole = layers_again(run.config.train, run.shape, part, false),

@@ -53,6 +53,14 @@ LayerFlops layer_flops(const LayerSpec& layer, const LayerTokens& tokens) {
   return flops;
 }
 
+LayerFlops depth_flops(const PredictionDepth& depth, const LayerTokens& tokens) {
+  LayerFlops flops = layer_flops(depth.layer, tokens);
+  const Linear projection = depth.projection();
+  flops.matrices +=
+      2 * as_double(tokens.sequences * tokens.length) * as_double(projection.outputs) * as_double(projection.inputs);
+  return flops;
+}
+
 double output_flops(const ModelShape& shape, std::int64_t tokens) {
   if (!shape.predicts_tokens()) return 0;
   const std::int64_t rows = shape.masked_lm_head ? shape.padded_vocab + shape.hidden : shape.padded_vocab;
@@ -67,6 +75,11 @@ double training_flops(const ModelShape& shape, std::int64_t sequences, std::int6
     const LayerSpec layer = shape.layer(l);
     const LayerFlops flops = layer_flops(layer, tokens_of(layer, sequences, seq_length, decoder_length));
     matrices += flops.matrices;
+    others += flops.attention;
+  }
+  for (std::int64_t k = 0; k < shape.mtp_depths; ++k) {
+    const LayerFlops flops = depth_flops(shape.prediction_depth(k), {.sequences = sequences, .length = seq_length});
+    matrices += flops.matrices + output_flops(shape, sequences * seq_length);
     others += flops.attention;
   }
   // Of weights that are not trained the gradient is not computed.

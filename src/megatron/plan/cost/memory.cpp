@@ -89,6 +89,35 @@ std::int64_t layer_weight_bytes(const config::RunConfig& config, const LayerSpec
   return elements * element_bytes(config) + wide * std::max<std::int64_t>(element_bytes(config), 4);
 }
 
+/// Of a stage with the output, what its depths of multi-token prediction keep: of each the embeddings and the states
+/// that it reads with their statistics, its layer, its last norm's input, and the gradient of what the output takes.
+/// Of one that is computed again not its layer nor statistics, and of the states this rank's part where parts are kept.
+struct DepthBytes {
+  std::int64_t kept = 0;   ///< of all depths
+  std::int64_t again = 0;  ///< of one, while backward goes through it again
+};
+
+DepthBytes depth_bytes(const config::RunConfig& config, const ModelShape& shape, const StagePart& part, bool partial) {
+  if (!part.output || shape.mtp_depths == 0) return {};
+  const LayerSpec layer = shape.prediction_depth(0).layer;
+  const std::int64_t element = element_bytes(config), stream = tokens_of(config) * stream_width(config, shape.hidden),
+                     rows = tokens_of(config) / (config.parallel.sp ? config.parallel.tp : 1);
+  const std::int64_t inside = layer_activation_bytes(config, layer, partial) +
+                              2 * layer.statistics() * rows * std::max<std::int64_t>(element, 4);
+  const bool again = depths_again(layer_recomputation(config.train, shape.num_layers), partial),
+             parts = config.train.distribute_saved_activations && config.parallel.tp > 1 && !config.parallel.sp;
+  const std::int64_t states = again && parts ? stream / config.parallel.tp : stream;
+  return {.kept = shape.mtp_depths * ((3 * stream + states) * element + (again ? 0 : inside)),
+          .again = again ? inside : 0};
+}
+
+/// Bytes that depths keep between the halves of backward: what their products read, that of the projection two streams.
+std::int64_t depth_weight_bytes(const config::RunConfig& config, const ModelShape& shape, bool partial) {
+  const std::int64_t stream = tokens_of(config) * stream_width(config, shape.hidden) * element_bytes(config);
+  return shape.mtp_depths * (layer_weight_bytes(config, shape.prediction_depth(0).layer, partial) + 2 * stream +
+                             tokens_of(config) * shape.hidden / config.parallel.tp * element_bytes(config));
+}
+
 }  // namespace
 
 std::vector<bool> layers_again(const config::TrainConfig& train, const ModelShape& shape, const StagePart& part,
@@ -141,6 +170,7 @@ std::int64_t stage_activation_bytes(const config::RunConfig& config, const Model
   // BERT's head: the norm's output, and its own product before and after the activation.
   if (part.output)
     bytes += (shape.masked_lm_head && shape.predicts_tokens() ? 5 : 2) * stream_of(shape.encoder_decoder());
+  bytes += depth_bytes(config, shape, part, partial).kept;
   // Devlin's order drops what the first norm gives: no pass over the norm's input gives that again.
   const bool drops_after_norm =
       config.model.apply_residual_connection_post_layernorm && config.model.hidden_dropout > 0;
@@ -157,7 +187,7 @@ std::int64_t recomputed_bytes(const config::RunConfig& config, const ModelShape&
       bytes += layer_activation_bytes(config, shape.layer(part.first_layer + l));
     most = std::max(most, bytes);
   }
-  return most;
+  return std::max(most, depth_bytes(config, shape, part, partial).again);
 }
 
 schedule::Costs stage_costs(const config::RunConfig& config, const ModelShape& shape,
@@ -169,6 +199,7 @@ schedule::Costs stage_costs(const config::RunConfig& config, const ModelShape& s
       output_flops(shape, batch * (shape.encoder_decoder() ? config.data.decoder_seq_length : length)) / unit *
       (shape.masked_lm_head ? config.data.mask_prob : 1);
   const EmbeddingOperations embedding = embedding_operations(config, shape);
+  const LayerRecomputation recomputation = layer_recomputation(config.train, shape.num_layers);
   schedule::Costs costs;
   for (const StagePart& part : parts) {
     double forward = part.output ? 3 * output : 0, input = 0, partial_input = 0, weight = 0, weight_bytes = 0,
@@ -197,6 +228,22 @@ schedule::Costs stage_costs(const config::RunConfig& config, const ModelShape& s
         weight_bytes += states;
         partial_weight_bytes += states;
       }
+    }
+    for (std::int64_t k = 0; part.output && k < shape.mtp_depths; ++k) {
+      const LayerFlops flops = depth_flops(shape.prediction_depth(k), {.sequences = batch, .length = length});
+      const double matrices = flops.matrices / unit, attention = flops.attention / unit;
+      const double backward = matrices + 2 * attention + embedding.backward / 1e12;
+      const auto again = [&](bool partly) { return depths_again(recomputation, partly) ? matrices + attention : 0; };
+      forward += matrices + attention + 3 * output + embedding.forward / 1e12;
+      input += backward + again(false);
+      if (recomputes(config, "core_attn", false)) input += attention;
+      if (recomputes(config, "mlp", false)) input += flops.fc1 / unit;
+      partial_input += backward + again(true);
+      weight += matrices;
+    }
+    if (part.output && shape.mtp_depths > 0) {
+      weight_bytes += static_cast<double>(depth_weight_bytes(config, shape, false));
+      partial_weight_bytes += static_cast<double>(depth_weight_bytes(config, shape, true));
     }
     if (part.embedding) {  // every tensor-parallel rank's, whole; its gradient is never put off
       forward += embedding.forward / 1e12;
@@ -257,7 +304,8 @@ std::int64_t packed_weight_bytes(const config::TrainConfig& train, const std::ve
   const std::int64_t numbers = train.dtype == "fp32" ? 2 : 1;
   std::int64_t elements = 0;
   for (const ParameterSpec& spec : specs) {
-    const bool multiplied = spec.depth > 0 || spec.in_forward;  // embeddings alone are looked up
+    // Embeddings alone are looked up.
+    const bool multiplied = spec.name == kWordEmbedding ? spec.in_forward : spec.depth > 0 || spec.in_forward;
     if (!multiplied || spec.shape.size() < 2) continue;
     const std::vector<std::int64_t> shape = spec.local_shape();
     elements += (shape[0] + kBlock - 1) / kBlock * kBlock * ((shape[1] + kBlock - 1) / kBlock * kBlock);

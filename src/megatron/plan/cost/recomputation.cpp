@@ -154,6 +154,10 @@ std::vector<LayerGroup> layer_groups(const LayerRecomputation& recomputation, co
   return groups;
 }
 
+bool depths_again(const LayerRecomputation& recomputation, bool partial) {
+  return recomputation.method == LayerRecomputation::Method::Uniform && !(partial && recomputation.some_partial);
+}
+
 void check_recomputation(const config::TrainConfig& train, int pp, std::int64_t num_layers, Rules& rules) {
   const bool full = train.recompute == "full";
   rules.require(full || train.recompute_num_layers == 0, "train.recompute_num_layers needs train.recompute full.",

@@ -44,6 +44,9 @@ LayerRecomputation layer_recomputation(const config::TrainConfig& train, std::in
 std::vector<LayerGroup> layer_groups(const LayerRecomputation& recomputation, const StagePart& part,
                                      std::int64_t encoder_layers = 0, bool partial = false);
 
+/// Whether backward computes depths of multi-token prediction again, each by itself: with Uniform, as the layers.
+bool depths_again(const LayerRecomputation& recomputation, bool partial);
+
 /// Resolves train.recompute_layers fit: on each pipeline rank as few layers as let memory_plan() of the rank stay
 /// within train.memory_limit_gb, and its activations within parallel.pp_memory_limit; those first whose bytes are the
 /// most for their time. Copies of weights in the order of a processor (packs_weights()) are not counted. Other runs

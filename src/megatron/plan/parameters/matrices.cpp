@@ -23,7 +23,10 @@ std::vector<MatrixRows> taking_turns(const std::vector<std::int64_t>& heights, s
 
 std::vector<MatrixRows> matrices_of(const ParameterSpec& spec, const ModelShape& shape, const MatrixSplits& splits) {
   if (!spec.is_layer_matrix()) throw std::logic_error(spec.name + " is no matrix of a layer");
-  const LayerSpec layer = shape.layer(spec.depth - 1);
+  const bool ahead = spec.name.starts_with("mtp.");  // of a depth of prediction, whose number its place says
+  const LayerSpec layer =
+      shape.layer(ahead ? shape.num_layers + spec.depth - depth_of_prediction(shape, 0) : spec.depth - 1);
+  if (ahead && spec.name.ends_with(concat(".", PredictionDepth::kProjection, ".weight"))) return {{{0, spec.shape[0]}}};
   for (const Branch& branch : layer.branches)
     for (const Linear& linear : branch.linears(layer.hidden)) {
       if (spec.name != concat(layer.prefix, linear.name, ".weight")) continue;

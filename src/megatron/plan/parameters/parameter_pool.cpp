@@ -35,7 +35,9 @@ class Orders {
       for (const int bucket : units[u].buckets)
         for (const int parameter : layout.buckets[static_cast<std::size_t>(bucket)].parameters) {
           const ParameterSpec& spec = specs.at(static_cast<std::size_t>(parameter));
-          if (spec.name == kWordEmbedding && spec.in_forward) words_ = static_cast<int>(u);
+          if (spec.name != kWordEmbedding) continue;
+          looked_up_ = static_cast<int>(u);
+          if (spec.in_forward) words_ = static_cast<int>(u);
         }
   }
 
@@ -44,7 +46,10 @@ class Orders {
     std::vector<int> behind;  // the layers
     for (std::size_t u = 0; u < units_.size(); ++u) {
       if (units_[u].stage != stage.stage) continue;
-      orders.forward.push_back(static_cast<int>(u));
+      // Tokens ahead are looked up between the last norm and the depths that predict by them.
+      const bool ahead = stage.output && units_[u].depth > 1 + stage.first_layer + stage.num_layers;
+      if (ahead && behind.size() == 1) add(orders.forward, looked_up_);
+      add(orders.forward, static_cast<int>(u));
       if (units_[u].depth > stage.first_layer + stage.num_layers) behind.push_back(static_cast<int>(u));
     }
     if (stage.output && words_ >= 0) add(orders.forward, words_);
@@ -76,7 +81,8 @@ class Orders {
   }
 
   const std::vector<ParameterUnit>& units_;
-  int words_ = -1;  ///< the unit of the word embedding that is the output layer's matrix too
+  int words_ = -1;      ///< the unit of the word embedding that is the output layer's matrix too
+  int looked_up_ = -1;  ///< that of the word embedding
 };
 
 }  // namespace

@@ -207,6 +207,21 @@ void add_masked_lm_head(const ModelShape& shape, SpecBuilder& build) {
   build.norm("lm_head.layer_norm", shape);
 }
 
+/// Everything of a depth but what it shares with the model: word embedding and output layer.
+void add_prediction_depth(const PredictionDepth& depth, SpecBuilder& build) {
+  const LayerSpec& layer = depth.layer;
+  const Linear projection = depth.projection();
+  const auto norm = [&](const char* name) {
+    build.norm(depth.prefix + name, layer.hidden, layer.rms_norm, layer.norm_1p);
+  };
+  norm(PredictionDepth::kTokenNorm);
+  norm(PredictionDepth::kStateNorm);
+  build.column_linear(depth.prefix + projection.name, projection.outputs, projection.inputs, layer.init_std,
+                      even_pieces(projection.outputs, build.tp(), build.tp_rank()), projection.bias);
+  add_layer(layer, build);
+  norm(PredictionDepth::kFinalNorm);
+}
+
 /// The head of a task: of a BERT on the pooler, of a GPT without a bias on the last token; of spans on each token.
 void add_task_head(const ModelShape& shape, SpecBuilder& build) {
   const bool each_token = shape.task_head == Head::Span;
@@ -238,14 +253,15 @@ class Shared {
   Shared(const ModelShape& shape, const std::vector<StagePart>& parts, SpecBuilder& build)
       : shape_(shape), parts_(parts), build_(build) {}
 
-  /// The word embedding; `in_forward`: as the output layer.
-  void use_words(bool in_forward) {
+  /// The word embedding; `in_forward`: as the output layer. `uses`: of each microbatch.
+  void use_words(bool in_forward, std::int64_t uses = 1) {
     ParameterSpec* words = build_.find(kWordEmbedding);
     if (words == nullptr) {
       words = &build_.add(kWordEmbedding, {shape_.padded_vocab, shape_.hidden}, 0, Init::Normal, shape_.words_std());
       words->shared_copy = std::none_of(parts_.begin(), parts_.end(), [](const StagePart& p) { return p.embedding; });
+      words->gradient_uses = static_cast<int>(uses);
     } else {
-      ++words->gradient_uses;
+      words->gradient_uses += static_cast<int>(uses);
       words->across_layers = true;
     }
     words->in_forward = words->in_forward || in_forward;
@@ -295,18 +311,28 @@ bool begins_decoder(const ModelShape& shape, const StagePart& part) {
 }
 
 std::string ModelShape::layer_prefix(std::int64_t layer) const {
+  if (layer >= num_layers) return concat("mtp.layers.", layer - num_layers, ".", PredictionDepth::kLayer);
   const bool after = encoder_decoder() && !in_encoder(layer);
   return concat(in_encoder(layer) ? "encoder." : "decoder.", "layers.", after ? layer - encoder_layers : layer, ".");
 }
 
 std::vector<std::int64_t> ModelShape::expert_layers() const {
   std::vector<std::int64_t> numbers;
-  for (std::int64_t l = 0; l < num_layers; ++l)
+  for (std::int64_t l = 0; l < num_layers + mtp_depths; ++l)
     if (layer(l).experts() != nullptr) numbers.push_back(l);
   return numbers;
 }
 
+PredictionDepth ModelShape::prediction_depth(std::int64_t depth) const {
+  return {.prefix = concat("mtp.layers.", depth, "."), .layer = layer(num_layers + depth)};
+}
+
 LayerSpec ModelShape::layer(std::int64_t number) const {
+  if (number >= num_layers && number < num_layers + mtp_depths) {
+    LayerSpec like_last = layer(num_layers - 1);
+    like_last.prefix = layer_prefix(number);
+    return like_last;
+  }
   if (!layers.empty()) return layers.at(static_cast<std::size_t>(number));
   const bool encoder = in_encoder(number);
   const std::int64_t of_stack = !encoder_decoder() ? num_layers
@@ -376,7 +402,9 @@ std::int64_t pad_vocab(std::int64_t vocab, std::int64_t divisible_by, int tp) {
 namespace {
 
 void check_layers(const ModelShape& shape, const StagePart& part, int tp, int ep) {
-  for (std::int64_t l = part.first_layer; l < part.first_layer + part.num_layers; ++l) {
+  if (part.output && shape.mtp_depths > 0) check_divides("model.hidden_size", shape.hidden, tp);
+  const std::int64_t depths = part.output ? shape.mtp_depths : 0;
+  for (std::int64_t l = part.first_layer; l < part.first_layer + part.num_layers + depths; ++l) {
     const LayerSpec layer = shape.layer(l);
     check_heads(layer.attention().heads, layer.attention().groups, tp);
     const Experts* const experts = layer.experts();
@@ -425,11 +453,23 @@ std::vector<ParameterSpec> model_parameters(const ModelShape& shape, int tp, int
       continue;
     }
     if (shape.masked_lm_head) add_masked_lm_head(shape, build);
+    if (shape.mtp_depths > 0) {
+      shared.use_words(/*in_forward=*/false, shape.mtp_depths);
+      build.find(kWordEmbedding)->across_layers = true;  // written at once, also where layers' gradients are put off
+    }
+    for (std::int64_t k = 0; k < shape.mtp_depths; ++k) {
+      build.at_depth(depth_of_prediction(shape, k));
+      add_prediction_depth(shape.prediction_depth(k), build);
+    }
+    // What the layers of depths share with the model's output comes behind them: backward begins with it.
+    if (shape.mtp_depths > 0) build.at_depth(depth_of_prediction(shape, shape.mtp_depths));
+    const std::int64_t predictions = 1 + shape.mtp_depths;
     if (!shape.tied_output) {
       build.add(kOutputMatrix, {shape.padded_vocab, shape.hidden}, 0, Init::Normal, shape.words_std()).in_forward =
           true;
+      build.last().gradient_uses = static_cast<int>(predictions);
     } else {
-      shared.use_words(/*in_forward=*/true);
+      shared.use_words(/*in_forward=*/true, predictions);
     }
     if (has_output_bias(shape)) build.add("output_layer.bias", {shape.padded_vocab}, 0, Init::Zero).in_forward = true;
   }
@@ -443,7 +483,8 @@ std::vector<SharedCopies> shared_copies(const ModelShape& shape, const std::vect
     copies.pipeline_ranks.push_back(placement.rank_of(part.stage));
   };
   for (const StagePart& part : parts)
-    if (part.embedding || begins_decoder(shape, part) || (part.output && shape.tied_output)) hold(all.front(), part);
+    if (part.embedding || begins_decoder(shape, part) || (part.output && (shape.tied_output || shape.mtp_depths > 0)))
+      hold(all.front(), part);
   if (shape.position_buckets > 0) {
     for (const bool encoder : {true, false}) {
       all.push_back({ModelShape::position_table(encoder), {}});

@@ -145,8 +145,12 @@ struct ModelShape {
   std::int64_t moe_layer_freq = 1;
   std::int64_t dense_layers = 0;        ///< but for so many at the beginning
   std::optional<Latents> latents = {};  ///< attention by way of latents; then num_groups and head_size follow
+  /// Depths of multi-token prediction, on the stage with the output. Their layers are like the model's last, and are
+  /// counted behind it: layer(num_layers + k) is that of depth k.
+  std::int64_t mtp_depths = 0;
 
-  /// The numbers of the layers that have experts.
+  PredictionDepth prediction_depth(std::int64_t depth) const;
+  /// The numbers of the layers that have experts, those of depths too.
   std::vector<std::int64_t> expert_layers() const;
 
   double attention_scale = 0;      ///< of scores; 0: 1/sqrt(head())
@@ -178,6 +182,9 @@ struct ModelShape {
   std::int64_t qkv_rows() const { return query_rows() + 2 * groups() * head(); }
 };
 
+/// ParameterSpec::depth of depth k of multi-token prediction.
+inline std::int64_t depth_of_prediction(const ModelShape& shape, std::int64_t k) { return 2 + shape.num_layers + k; }
+
 /// Whether the decoder of an encoder-decoder begins in this stage: then it has the word embedding too.
 bool begins_decoder(const ModelShape& shape, const StagePart& part);
 
@@ -208,8 +215,8 @@ struct SharedCopies {
 };
 
 /// Those of a model whose stages `parts` are placed so: the word embedding, of the first stage, of the one in which a
-/// T5's decoder begins and, where it is tied, of the output layer; a T5's tables of biases, each on every rank that has
-/// layers of its stack. Only what more than one rank has.
+/// T5's decoder begins and, where it is tied or tokens ahead are predicted, of the output layer; a T5's tables of
+/// biases, each on every rank that has layers of its stack. Only what more than one rank has.
 std::vector<SharedCopies> shared_copies(const ModelShape& shape, const std::vector<StagePart>& parts,
                                         const schedule::Placement& placement);
 

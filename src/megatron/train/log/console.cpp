@@ -42,6 +42,8 @@ std::string iteration_line(const IterationLine& line, std::int64_t time_us) {
   text += fmt::format(" global batch size: {:5} |", line.global_batch);
   if (line.loss > 0) text += fmt::format(" lm loss: {:.6E} |", line.loss);
   if (line.sentence_loss > 0) text += fmt::format(" sop loss: {:.6E} |", line.sentence_loss);
+  for (std::size_t k = 0; k < line.depth_losses.size(); ++k)
+    if (line.depth_losses[k] > 0) text += fmt::format(" mtp_{} loss: {:.6E} |", k + 1, line.depth_losses[k]);
   text += fmt::format(" loss scale: {:.1f} |", line.loss_scale);
   text += fmt::format(" grad norm: {:.3f} |", line.grad_norm);
   if (line.num_zeros) text += fmt::format(" num zeros: {:.0f} |", *line.num_zeros);
@@ -59,6 +61,8 @@ std::string compact_line(const IterationLine& line, std::int64_t time_us) {
       " " + time_stamp(time_us).substr(11, 8) + fmt::format(" step {}/{} |", line.iteration, line.train_iters);
   if (line.loss > 0) text += fmt::format(" loss {:.4f} |", line.loss);
   if (line.sentence_loss > 0) text += fmt::format(" sop loss {:.4f} |", line.sentence_loss);
+  for (std::size_t k = 0; k < line.depth_losses.size(); ++k)
+    if (line.depth_losses[k] > 0) text += fmt::format(" mtp_{} loss {:.4f} |", k + 1, line.depth_losses[k]);
   text += fmt::format(" lr {:.3e} | grad norm {:.3g} |", line.learning_rate, line.grad_norm);
   if (line.num_zeros) text += fmt::format(" zeros {:.0f} |", *line.num_zeros);
   if (line.params_norm) text += fmt::format(" params norm {:.5g} |", *line.params_norm);

@@ -2,6 +2,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "megatron/train/log/metrics.h"
 
@@ -15,8 +16,9 @@ struct IterationLine {
   double learning_rate = 0;    ///< after the schedule's step: what the next iteration will use
   std::optional<double> decoupled_learning_rate = {};  ///< of word embedding and output layer, where it is their own
   std::int64_t global_batch = 0;                       ///< samples
-  double loss = 0;           ///< of tokens, mean over the interval; a mean <= 0 is not printed, as there
-  double sentence_loss = 0;  ///< of a BERT's sentence head, likewise
+  double loss = 0;                        ///< of tokens, mean over the interval; a mean <= 0 is not printed, as there
+  double sentence_loss = 0;               ///< of a BERT's sentence head, likewise
+  std::vector<double> depth_losses = {};  ///< of multi-token prediction, likewise
   double loss_scale = 1;
   double grad_norm = 0;
   std::optional<double> num_zeros = {}, params_norm = {};

@@ -126,6 +126,8 @@ void MetricsFile::write(const IterationMetrics& metrics) {
     object["lm_loss"] = metrics.loss - *metrics.sentence_loss;
     object["sop_loss"] = *metrics.sentence_loss;
   }
+  for (std::size_t k = 0; k < metrics.depth_losses.size(); ++k)
+    object[concat("mtp_", k + 1, "_loss")] = metrics.depth_losses[k];
   if (metrics.num_zeros) object["num_zeros"] = *metrics.num_zeros;
   if (metrics.params_norm) object["params_norm"] = *metrics.params_norm;
   if (metrics.experts) add_expert_figures(object, *metrics.experts);

@@ -33,6 +33,7 @@ struct IterationMetrics {
   std::int64_t iteration = 0, consumed_samples = 0;
   double loss = 0, grad_norm = 0;
   std::optional<double> sentence_loss = {};            ///< part of the loss: fields lm_loss, sop_loss
+  std::vector<double> depth_losses = {};               ///< of multi-token prediction: fields mtp_1_loss, …
   double learning_rate = 0;                            ///< that the iteration used
   std::optional<double> decoupled_learning_rate = {};  ///< of word embedding and output layer, where it is their own
   double loss_scale = 1;

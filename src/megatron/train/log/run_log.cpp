@@ -152,6 +152,7 @@ void RunLog::iteration(const RunState& state, const Iteration& done) {
                                  .loss = result.loss,
                                  .grad_norm = result.grad_norm,
                                  .sentence_loss = result.sentence_loss,
+                                 .depth_losses = result.depth_losses,
                                  .learning_rate = done.rates.usual,
                                  .decoupled_learning_rate = decoupled(done.rates),
                                  .loss_scale = result.loss_scale,
@@ -184,6 +185,8 @@ void RunLog::iteration(const RunState& state, const Iteration& done) {
     const double sentences = result.sentence_loss.value_or(0);
     interval_.loss += result.loss - sentences;
     interval_.sentence_loss += sentences;
+    interval_.depth_losses.resize(result.depth_losses.size());
+    for (std::size_t k = 0; k < result.depth_losses.size(); ++k) interval_.depth_losses[k] += result.depth_losses[k];
   }
   if (!std::isfinite(result.loss)) ++interval_.nan;
   if (!done.memory.empty()) print_memory(state, done.memory);
@@ -238,6 +241,7 @@ void RunLog::print_iteration(const RunState& state, const Iteration& done) {
                      .global_batch = done.global_batch,
                      .loss = counted > 0 ? interval_.loss / counted : 0,
                      .sentence_loss = counted > 0 ? interval_.sentence_loss / counted : 0,
+                     .depth_losses = interval_.depth_losses,
                      .loss_scale = done.result.loss_scale,
                      .grad_norm = done.result.grad_norm,
                      .num_zeros = done.result.num_zeros,
@@ -245,6 +249,7 @@ void RunLog::print_iteration(const RunState& state, const Iteration& done) {
                      .skipped = interval_.skipped + interval_.skipped_batches,
                      .nan = interval_.nan,
                      .shows_throughput = log.throughput};
+  for (double& loss : line.depth_losses) loss /= std::max(counted, 1.0);
   const bool compact = log.format == "compact";
   if (compact || shows("tokens_per_s")) line.tokens_per_s = interval_.tokens / interval_.seconds;
   if (shows("memory")) line.memory_bytes = static_cast<double>(kernels::held_memory(device_of(run_)).bytes);

@@ -57,6 +57,8 @@ std::vector<Scalar> scalars_of(const IterationMetrics& metrics, const config::Lo
   if (!metrics.skipped) {
     curves.add_both("lm loss", metrics.loss - metrics.sentence_loss.value_or(0));
     if (metrics.sentence_loss) curves.add_both("sop loss", *metrics.sentence_loss);
+    for (std::size_t k = 0; k < metrics.depth_losses.size(); ++k)
+      curves.add("mtp_" + std::to_string(k + 1) + " loss", metrics.depth_losses[k]);
     curves.add_both("grad-norm", metrics.grad_norm);
   }
   if (metrics.num_zeros) curves.add_both("num-zeros", *metrics.num_zeros);
