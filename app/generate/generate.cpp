@@ -20,8 +20,10 @@
 #include "app/tokenizer/text_stream.h"
 #include "megatron/base/error.h"
 #include "megatron/base/files/file.h"
+#include "megatron/base/text/printable.h"
 #include "megatron/config/options.h"
 #include "megatron/generate/serving/engine.h"
+#include "megatron/generate/speculate.h"
 #include "megatron/interchange/weights.h"
 #include "megatron/kernels/runtime.h"
 #include "megatron/run/memory_check.h"
@@ -43,6 +45,7 @@ constexpr const char* kUsage =
     "A T5 reads each prompt and prints only its answer: greedy, by beam search, or sampled with --temperature.";
 
 constexpr double kUsualTemperature = -1;
+constexpr const char *kNoSpeculation = "none", *kMultiToken = "mtp";
 
 struct GenerateFlags : run::ModelFlags {
   std::vector<std::string> prompt;
@@ -60,6 +63,8 @@ struct GenerateFlags : run::ModelFlags {
   bool ignore_eos = false;
   int logprobs = -1;
   bool json = false;
+  std::string speculative_method = kNoSpeculation;
+  std::int64_t num_speculative_tokens = 0;
 
   void visit(auto& v) {
     run::ModelFlags::visit(v);
@@ -89,6 +94,13 @@ struct GenerateFlags : run::ModelFlags {
       "with several prompts a list of them as "
       "`texts`.",
       config::Common());
+    v("speculative_method", speculative_method,
+      "Speculative decoding, one text after another: mtp drafts tokens by the model's depths of multi-token "
+      "prediction, "
+      "and draws as many at once as agree with them. The texts are those of plain decoding.",
+      config::Choices({kNoSpeculation, kMultiToken}));
+    v("num_speculative_tokens", num_speculative_tokens,
+      "Tokens that are drafted at a time; 0: as many as the model has depths.");
   }
 };
 
@@ -134,7 +146,32 @@ struct Request {
   run::TrainedModel model;
   std::vector<std::vector<std::int64_t>> prompts;
   generate::GenerateOptions options;
+
+  bool speculates() const { return flags.speculative_method == kMultiToken; }
+  std::int64_t draft_tokens() const {
+    return flags.num_speculative_tokens > 0 ? flags.num_speculative_tokens : model.run.shape.mtp_depths;
+  }
 };
+
+/// Throws ConfigError where the model cannot draft what the flags ask for.
+void check_speculation(const GenerateFlags& flags, const plan::ModelShape& shape) {
+  const std::int64_t tokens = flags.num_speculative_tokens;
+  if (flags.speculative_method != kMultiToken) {
+    if (tokens != 0)
+      throw ConfigError(rule_got_fix("generate: --num-speculative-tokens needs --speculative-method mtp.",
+                                     concat(tokens), "--speculative-method mtp"));
+    return;
+  }
+  if (shape.mtp_depths == 0)
+    throw ConfigError(
+        rule_got_fix("generate: --speculative-method mtp needs a model with depths of multi-token "
+                     "prediction, as --mtp-num-layers trains them.",
+                     "a model without", "--speculative-method none (the default)"));
+  if (tokens < 0 || tokens > shape.mtp_depths)
+    throw ConfigError(rule_got_fix(
+        concat("generate: --num-speculative-tokens must be 0 to ", shape.mtp_depths, ", the depths of the model."),
+        concat(tokens), "--num-speculative-tokens 0 (the default)"));
+}
 
 /// Throws ConfigError for the first option of `given` that is not as it is where nothing is said.
 void need_defaults(std::initializer_list<std::pair<const char*, bool>> given, const char* whose) {
@@ -171,7 +208,11 @@ std::optional<int> answer_of_pair(const GenerateFlags& flags) {
                   "a T5");
     return std::nullopt;
   }
-  need_defaults({{"chat", changed(&F::chat)}, {"system", changed(&F::system)}, {"logprobs", changed(&F::logprobs)}},
+  need_defaults({{"chat", changed(&F::chat)},
+                 {"system", changed(&F::system)},
+                 {"logprobs", changed(&F::logprobs)},
+                 {"speculative-method", changed(&F::speculative_method)},
+                 {"num-speculative-tokens", changed(&F::num_speculative_tokens)}},
                 "a GPT");
   const bool draws = changed(&F::top_k) || changed(&F::top_p) || changed(&F::seed);
   if (draws && !changed(&F::temperature))
@@ -200,6 +241,7 @@ Request prepare(GenerateFlags flags) {
     throw ConfigError(rule_got_fix("generate: --system needs --chat.", "\"" + flags.system + "\"", "--chat"));
   const auto texts = flags.chat ? chats_of(flags, prompts_of(flags)) : prompts_of(flags);
   run::TrainedModel model = run::open_trained_model(flags, "generate");
+  check_speculation(flags, model.run.shape);
   generate::GenerateOptions options{.max_new_tokens = flags.max_new_tokens,
                                     .sampling = sampling_of(flags, 1),
                                     .seed = flags.seed,
@@ -213,8 +255,10 @@ Request prepare(GenerateFlags flags) {
   }
   generate::check(prompts, model.run.shape.max_positions, options);
   const auto element_bytes = static_cast<std::int64_t>(c10::elementSize(train::scalar_type(model.run.config)));
+  const auto bytes_of =
+      flags.speculative_method == kMultiToken ? generate::largest_text_bytes : generate::largest_group_bytes;
   run::check_memory(model.run, comm::place_from(comm::process_environment()), model.holding(),
-                    {.bytes = generate::largest_group_bytes(prompts, options, model.run.shape, element_bytes),
+                    {.bytes = bytes_of(prompts, options, model.run.shape, element_bytes),
                      .what = "keys and values of what is written",
                      .fix = "fewer --max-new-tokens, or a shorter prompt"});
   return {std::move(flags), std::move(model), std::move(prompts), options};
@@ -239,7 +283,16 @@ void add_scores(nlohmann::json& object, const std::vector<serve::ScoredToken>& s
   object["top_logprobs"] = tops;
 }
 
-void report(const Request& request, const std::vector<std::vector<std::int64_t>>& texts, const Scores& scores) {
+/// What came of drafts, of all texts together.
+nlohmann::json speculation_of(const generate::Speculation& counts) {
+  return {{"passes", counts.passes},
+          {"draft_tokens", counts.draft_tokens},
+          {"accepted_tokens", counts.accepted_tokens},
+          {"acceptance_rate", counts.accepted_rate()}};
+}
+
+void report(const Request& request, const std::vector<std::vector<std::int64_t>>& texts, const Scores& scores,
+            const generate::Speculation& counts) {
   using nlohmann::json;
   json objects = json::array();
   for (std::size_t i = 0; i < texts.size(); ++i) {
@@ -256,7 +309,8 @@ void report(const Request& request, const std::vector<std::vector<std::int64_t>>
     print("{}{}\n", i > 0 ? "\n" : "", request.model.tokenizer.decode(ids));
   }
   if (!request.flags.json) return;
-  const json whole = texts.size() == 1 ? objects[0] : json({{"texts", objects}});
+  json whole = texts.size() == 1 ? objects[0] : json({{"texts", objects}});
+  if (request.speculates()) whole["speculation"] = speculation_of(counts);
   print_json(whole);
 }
 
@@ -280,13 +334,25 @@ void run_rank(const Request& request, const comm::Group& world, at::Device devic
     options.on_logits = [&](std::size_t i, std::span<const double> logits, std::int64_t token) {
       scores[i].push_back(generate::scored(logits, token, request.flags.logprobs));
     };
-  const auto texts = generate::generate(model, request.prompts, options, [&](std::size_t, std::int64_t token) {
+  const generate::OnToken on_token = [&](std::size_t, std::int64_t token) {
     if (stream) stream->push({token});
-  });
+  };
+  std::optional<model::Drafter> drafter;
+  if (request.speculates() && rank.part.output)
+    drafter.emplace(rank.options, rank.part, rank.parameters, rank.context.tensor());
+  generate::Speculation counts;
+  const auto texts = request.speculates()
+                         ? generate::speculate(model, drafter ? &*drafter : nullptr, request.draft_tokens(),
+                                               request.prompts, options, counts, on_token)
+                         : generate::generate(model, request.prompts, options, on_token);
   if (stream)
     stream->finish();
   else if (world.rank() == 0)
-    report(request, texts, scores);
+    report(request, texts, scores, counts);
+  if (request.speculates() && !request.flags.json && world.rank() == 0)
+    write_line(stderr,
+               formatted("speculation: {} of {} drafted tokens accepted ({:.0f} %) in {} passes",
+                         counts.accepted_tokens, counts.draft_tokens, 100 * counts.accepted_rate(), counts.passes));
 }
 
 int run_generate(const Args& args) {

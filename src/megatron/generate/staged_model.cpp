@@ -29,14 +29,19 @@ at::Tensor StagedModel::through_stages(const at::Tensor& tokens, std::int64_t s,
   return x;
 }
 
-at::Tensor StagedModel::forward(const at::Tensor& tokens_bs, model::KvCache& cache) const {
+at::Tensor StagedModel::forward(const at::Tensor& tokens_bs, model::KvCache& cache, at::Tensor* states) const {
   const std::int64_t b = tokens_bs.size(0), s = tokens_bs.size(1);
-  return through_stages(tokens_bs, s, b, b, [&](const at::Tensor& x) { return stage_.forward(x, cache); });
+  return through_stages(tokens_bs, s, b, b, [&](const at::Tensor& x) { return stage_.forward(x, cache, states); });
 }
 
 at::Tensor StagedModel::forward(const at::Tensor& tokens_1s, model::PagedCache& cache) const {
   return through_stages(tokens_1s, tokens_1s.size(1), 1, 1,
                         [&](const at::Tensor& x) { return stage_.forward(x, cache); });
+}
+
+at::Tensor StagedModel::forward_all(const at::Tensor& tokens_1s, model::KvCache& cache, at::Tensor* states) const {
+  const std::int64_t s = tokens_1s.size(1);
+  return through_stages(tokens_1s, s, 1, s, [&](const at::Tensor& x) { return stage_.forward_all(x, cache, states); });
 }
 
 at::Tensor StagedModel::forward_all(const at::Tensor& tokens_1s, model::PagedCache& cache) const {

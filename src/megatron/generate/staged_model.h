@@ -26,7 +26,10 @@ class StagedModel {
   /// tokens [b, s] int64, the same on every rank, which follow the cache's rows -> logits [b, vocab] after the last of
   /// them, the same on every rank. Collective over tp and pp: a message of [s, b, h] from stage to stage, and the
   /// logits from the last to all.
-  at::Tensor forward(const at::Tensor& tokens_bs, model::KvCache& cache) const;
+  /// `states`, where not null: CachedGpt::forward().
+  at::Tensor forward(const at::Tensor& tokens_bs, model::KvCache& cache, at::Tensor* states = nullptr) const;
+  /// As forward() of one sequence, but -> logits [s, vocab], those after each of its tokens.
+  at::Tensor forward_all(const at::Tensor& tokens_1s, model::KvCache& cache, at::Tensor* states = nullptr) const;
   /// Blocks of this rank for the keys and values of many sequences.
   model::KvPool make_pool(std::int64_t blocks) const { return stage_.make_pool(blocks); }
   /// forward() of one sequence in a pool.
@@ -35,6 +38,8 @@ class StagedModel {
   at::Tensor forward_all(const at::Tensor& tokens_1s, model::PagedCache& cache) const;
   /// One more token [b] int64 of each of b sequences in a pool (CachedGpt::step) -> logits [b, vocab].
   at::Tensor step(const at::Tensor& tokens_b, std::span<model::PagedCache* const> caches) const;
+  /// The ranks that hold the stages, in order.
+  const comm::Group& stages() const { return pp_; }
 
  private:
   /// What `compute` makes of `tokens`, stage after stage: between them [s, b, h], at last logits [rows, vocab].

@@ -94,9 +94,9 @@ struct CachedGpt::Impl {
   /// The same of `s` tokens of each sequence; one of each, or several of one.
   Normed run(const at::Tensor& in, std::int64_t s, std::span<PagedCache* const> caches) const;
   Normed run(const at::Tensor& in, PagedCache& cache) const;
-  /// What a stage gives of the last token alone.
-  at::Tensor last(const Normed& stream) const;
-  at::Tensor forward_all(const at::Tensor& in, PagedCache& cache) const;
+  /// What a stage gives of the last token alone, and what of all of one sequence.
+  at::Tensor last(const Normed& stream, at::Tensor* states) const;
+  at::Tensor all(const Normed& stream, at::Tensor* states) const;
   /// Sequences that step() may take at once so that none has an influence on another.
   std::int64_t most_sequences() const;
   at::Tensor step(const at::Tensor& in, std::span<PagedCache* const> caches) const;
@@ -146,16 +146,17 @@ Normed CachedGpt::Impl::run(const at::Tensor& in, KvCache& cache) const {
   return stream;
 }
 
-at::Tensor CachedGpt::Impl::last(const Normed& stream) const {
+at::Tensor CachedGpt::Impl::last(const Normed& stream, at::Tensor* states) const {
+  if (states != nullptr && part.output) *states = stream.y;
   return part.output ? modules.output->logits(modules.for_output(stream.y[stream.y.size(0) - 1])) : stream.residual;
 }
 
-at::Tensor CachedGpt::Impl::forward_all(const at::Tensor& in, PagedCache& cache) const {
-  const Normed stream = run(in, cache);
+at::Tensor CachedGpt::Impl::all(const Normed& stream, at::Tensor* states) const {
   if (!part.output) return stream.residual;
+  if (states != nullptr) *states = stream.y;
   const auto y = modules.for_output(stream.y.select(1, 0));
   const std::int64_t s = y.size(0);
-  const auto of_last = modules.output->logits(y.narrow(0, s - 1, 1));  // of one row, as forward() computes it
+  const auto of_last = modules.output->logits(y.narrow(0, s - 1, 1));  // of one row, as last() computes it
   return s == 1 ? of_last : at::cat({modules.output->logits(y.narrow(0, 0, s - 1)), of_last});
 }
 
@@ -312,16 +313,20 @@ at::Tensor plainly(const Compute& compute) {
 
 }  // namespace
 
-at::Tensor CachedGpt::forward(const at::Tensor& in, KvCache& cache) const {
-  return plainly([&] { return impl_->last(impl_->run(in, cache)); });
+at::Tensor CachedGpt::forward(const at::Tensor& in, KvCache& cache, at::Tensor* states) const {
+  return plainly([&] { return impl_->last(impl_->run(in, cache), states); });
 }
 
 at::Tensor CachedGpt::forward(const at::Tensor& in, PagedCache& cache) const {
-  return plainly([&] { return impl_->last(impl_->run(in, cache)); });
+  return plainly([&] { return impl_->last(impl_->run(in, cache), nullptr); });
+}
+
+at::Tensor CachedGpt::forward_all(const at::Tensor& in, KvCache& cache, at::Tensor* states) const {
+  return plainly([&] { return impl_->all(impl_->run(in, cache), states); });
 }
 
 at::Tensor CachedGpt::forward_all(const at::Tensor& in, PagedCache& cache) const {
-  return plainly([&] { return impl_->forward_all(in, cache); });
+  return plainly([&] { return impl_->all(impl_->run(in, cache), nullptr); });
 }
 
 at::Tensor CachedGpt::step(const at::Tensor& in, std::span<PagedCache* const> caches) const {

@@ -62,7 +62,11 @@ class CachedGpt {
   /// what the stage before returned -> [s, b, h] for the next stage; on the last the logits [b, vocab] after the last
   /// token alone. Collective over tp: two all-reduces a layer, one for the embedding, an all-gather of the logits.
   /// Throws std::logic_error where the cache's capacity does not hold, ConfigError for a token outside the model's.
-  at::Tensor forward(const at::Tensor& in, KvCache& cache) const;
+  /// `states`, where not null: becomes what the last norm gave [s, b, h], on the last stage.
+  at::Tensor forward(const at::Tensor& in, KvCache& cache, at::Tensor* states = nullptr) const;
+
+  /// The same with the logits [s, vocab] after every token of the one sequence, on the last stage.
+  at::Tensor forward_all(const at::Tensor& in, KvCache& cache, at::Tensor* states = nullptr) const;
 
   /// Blocks for the keys and values of all sequences.
   KvPool make_pool(std::int64_t blocks) const;
