@@ -1,5 +1,6 @@
 // megatron checkpoint import | export: weights of other programs, both ways.
 #include <algorithm>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -10,6 +11,7 @@
 #include "app/flags.h"
 #include "app/print.h"
 #include "megatron/base/error.h"
+#include "megatron/base/text/printable.h"
 #include "megatron/checkpoint/checkpoint.h"
 #include "megatron/config/options.h"
 #include "megatron/interchange/formats.h"
@@ -150,11 +152,19 @@ int checkpoint_export(const Args& args) {
   options.tokenizer = interchange::companion_folder(flags.load);
   checkpoint::read_newest(flags.load, [&] {
     interchange::FolderConfig config = interchange::export_config(flags.load);
+    const auto all = interchange::open_weights(flags.load);
+    std::unique_ptr<checkpoint::WeightSource> rest;
+    if (config.model.mtp_num_layers > 0 && !format.holds_depths) {
+      rest = interchange::without_depths(*all);
+      write_line(stderr, concat("note: ", format.name, " has no place for depths of multi-token prediction: ",
+                                config.model.mtp_num_layers, " stay in the checkpoint alone"));
+      config.model.mtp_num_layers = 0;
+    }
     if (config.labels.empty()) config.labels = interchange::labels_of(flags.load);
     const auto training = format.keeps_training && !flags.weights_only ? interchange::training_state_of(flags.load)
                                                                        : std::optional<interchange::TrainingState>();
     options.training = training ? &*training : nullptr;
-    format.write(*interchange::open_weights(flags.load), config, flags.output, options);
+    format.write(rest ? *rest : *all, config, flags.output, options);
   });
   print("{}: exported from {}\n", flags.output, flags.load);
   return kDone;

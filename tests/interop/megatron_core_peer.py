@@ -46,12 +46,13 @@ from megatron.core.models.T5 import t5_spec  # noqa: E402
 from megatron.core.models.T5.t5_model import T5Model  # noqa: E402
 from megatron.core.models.bert.bert_layer_specs import bert_layer_local_spec  # noqa: E402
 from megatron.core.models.bert.bert_model import BertModel  # noqa: E402
-from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec  # noqa: E402
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec, get_gpt_mtp_block_spec  # noqa: E402
 from megatron.core.models.gpt.gpt_model import GPTModel  # noqa: E402
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer  # noqa: E402
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer  # noqa: E402
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler  # noqa: E402
 from megatron.core.transformer.enums import AttnBackend  # noqa: E402
+from megatron.core.transformer.multi_token_prediction import MTPLossAutoScaler  # noqa: E402
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules  # noqa: E402
 from megatron.core.transformer.transformer_config import TransformerConfig  # noqa: E402
 import megatron.core.tensor_parallel.layers  # noqa: E402
@@ -105,6 +106,10 @@ MODELS = {
     "bert": dict(num_layers=2, hidden_size=16, num_attention_heads=4, ffn_hidden_size=24),
     "t5": dict(num_layers=2, hidden_size=16, num_attention_heads=4, ffn_hidden_size=24),
 }
+# The same with two depths of multi-token prediction, which count as with --calculate-per-token-loss.
+MODELS["mtp"] = dict(MODELS["llama"], num_layers=2, mtp_num_layers=2, mtp_loss_scaling_factor=0.5,
+                     calculate_per_token_loss=True)
+LLAMAS = "llama", "mtp"
 DECODER_SEQUENCE = 12
 # The words of a T5's vocabulary: [PAD] is 0, by which the package knows padding.
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "[EOS]", "[BOS]"] + [f"<extra_id_{i}>" for i in range(12)]
@@ -135,8 +140,10 @@ def build(name, dtype, tp, pp, vpp=None, chunk=None, first=None, layout=None):
         model = T5Model(config, copy.deepcopy(config), encoder, decoder, share_embeddings_and_output_weights=True,
                         **stage)
     else:
-        llama = name == "llama"
-        model = GPTModel(config, get_gpt_layer_local_spec(normalization=config.normalization), vp_stage=chunk,
+        llama = name in LLAMAS
+        layer = get_gpt_layer_local_spec(normalization=config.normalization)
+        depths = get_gpt_mtp_block_spec(config, layer, use_transformer_engine=False, vp_stage=chunk)
+        model = GPTModel(config, layer, vp_stage=chunk, mtp_block_spec=depths,
                          share_embeddings_and_output_weights=not llama, rotary_base=50000,
                          position_embedding_type="rope" if llama else "learned_absolute", **stage)
     return model.to(dtype) if dtype != torch.float32 else model
@@ -144,7 +151,7 @@ def build(name, dtype, tp, pp, vpp=None, chunk=None, first=None, layout=None):
 
 def arguments(name, dtype, tp, pp, **others):
     """What Megatron-LM's training keeps of its arguments in a checkpoint."""
-    options, llama = MODELS[name], name == "llama"
+    options, llama = MODELS[name], name in LLAMAS
     world = torch.distributed.get_world_size()
     return argparse.Namespace(**{**dict(
         num_layers=options["num_layers"], hidden_size=16, num_attention_heads=4, ffn_hidden_size=24, kv_channels=4,
@@ -164,7 +171,9 @@ def arguments(name, dtype, tp, pp, **others):
         exit_signal=signal.SIGTERM, attention_backend=AttnBackend.auto, no_save_optim=None, no_save_rng=None,
         ckpt_format="torch_dist", transformer_impl="local", **(dict(
             encoder_num_layers=2, decoder_num_layers=None, decoder_seq_length=DECODER_SEQUENCE, mask_prob=0.15,
-            short_seq_prob=0.1) if name == "t5" else {}), consumed_train_samples=0, skipped_train_samples=0,
+            short_seq_prob=0.1) if name == "t5" else {}),
+        **{key: value for key, value in options.items() if key.startswith("mtp_") or key.startswith("calculate_")},
+        consumed_train_samples=0, skipped_train_samples=0,
         consumed_valid_samples=0), **others})
 
 
@@ -289,6 +298,7 @@ class Run:
         # As with --calculate-per-token-loss.
         tokens = [sum(int(sample["loss_mask"].sum()) for sample in part) for part in parts]
         total = 0.0
+        MTPLossAutoScaler.set_loss_scale(torch.tensor(1 / sum(tokens)))
         for part, count in zip(parts, tokens):
             loss = self.loss(part) * (count / sum(tokens))
             loss.backward()

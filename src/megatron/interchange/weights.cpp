@@ -17,6 +17,30 @@
 namespace megatron::interchange {
 namespace {
 
+class WithoutDepths final : public checkpoint::WeightSource {
+ public:
+  explicit WithoutDepths(const checkpoint::WeightSource& all) : all_(all) {}
+
+  std::string name() const override { return all_.name(); }
+  std::vector<std::string> tensors() const override {
+    std::vector<std::string> names = all_.tensors();
+    std::erase_if(names, is_of_depth);
+    return names;
+  }
+  const std::vector<std::int64_t>* shape(const std::string& tensor) const override {
+    return is_of_depth(tensor) ? nullptr : all_.shape(tensor);
+  }
+  std::string dtype(const std::string& tensor) const override { return all_.dtype(tensor); }
+  void read(const std::string& tensor, const checkpoint::Box& box, const at::Tensor& into) const override {
+    all_.read(tensor, box, into);
+  }
+
+ private:
+  static bool is_of_depth(const std::string& tensor) { return tensor.starts_with("mtp."); }
+
+  const checkpoint::WeightSource& all_;
+};
+
 constexpr const char* kCopyAnew =
     "copy the whole folder again; docs/interchange.md says which models and files can be read";
 
@@ -45,7 +69,8 @@ std::vector<std::string> that_differ(const Parameters& a, const Parameters& b) {
 }
 
 /// Whether parameters that differ, `all`, are what tells of an option: with the other's value of it alone some of those
-/// become others, and none of a layer does. What embeds tokens or heads a task may be missing, new or longer.
+/// become others, and none of a layer does. What embeds tokens, heads a task or predicts tokens ahead may be missing,
+/// new or longer.
 bool told_by_shapes(const Parameters& ours, const config::ModelConfig& with_their_value,
                     const std::vector<std::string>& all) {
   const auto changed = parameters_of(with_their_value);
@@ -53,7 +78,7 @@ bool told_by_shapes(const Parameters& ours, const config::ModelConfig& with_thei
   bool told = false;
   for (const std::string& name : that_differ(ours, *changed)) {
     if (std::ranges::find(all, name) == all.end()) continue;
-    if (name.find(".layers.") != std::string::npos) return false;
+    if (name.find(".layers.") != std::string::npos && !name.starts_with("mtp.")) return false;
     told = true;
   }
   return told;
@@ -76,6 +101,10 @@ config::RunConfig with_all_sizes(const config::ModelConfig& model) {
 }
 
 }  // namespace
+
+std::unique_ptr<checkpoint::WeightSource> without_depths(const checkpoint::WeightSource& weights) {
+  return std::make_unique<WithoutDepths>(weights);
+}
 
 bool is_foreign(const std::filesystem::path& folder) {
   const WeightFormat* format = find_format(folder);

@@ -18,6 +18,9 @@ bool is_foreign(const std::filesystem::path& folder);
 /// of a model that this program computes. Not collective: every rank opens a source of its own.
 std::unique_ptr<checkpoint::WeightSource> open_weights(const std::filesystem::path& folder);
 
+/// `weights`, which must outlive it, without the depths of multi-token prediction.
+std::unique_ptr<checkpoint::WeightSource> without_depths(const checkpoint::WeightSource& weights);
+
 /// Whether `folder` is another program's and holds a run to resume, not weights alone. Throws ConfigError for what is
 /// damaged.
 bool is_foreign_run(const std::filesystem::path& folder);

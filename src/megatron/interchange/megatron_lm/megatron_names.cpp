@@ -18,6 +18,8 @@ namespace {
 void refuse_others(const Arguments& args) {
   for (const char* name : {"apply_residual_connection_post_layernorm", "retro_add_retriever", "multi_latent_attention"})
     if (args.flag(name)) args.refuse(name, "False, as the weights are read here", "True");
+  if (args.find("mtp_num_layers") != nullptr && args.flag("mtp_use_repeated_layer"))
+    args.refuse("mtp_use_repeated_layer", "False, as the weights are read here", "True");
   if (args.find("num_experts") != nullptr) args.refuse("num_experts", "None, as the weights are read here", "a number");
 }
 
@@ -45,6 +47,7 @@ void check_sizes(const config::ModelConfig& model, const Arguments& args) {
         Size{"max_position_embeddings", model.max_position_embeddings, 1, kMaxPositions},
         Size{"num_query_groups", model.num_query_groups, args.flag("group_query_attention") ? 1 : 0,
              model.num_attention_heads},
+        Size{"mtp_num_layers", model.mtp_num_layers, 0, kMaxLayers},
         Size{"make_vocab_size_divisible_by", model.make_vocab_size_divisible_by, 1, kMaxWidth}})
     if (value < least || value > most)
       args.refuse(name, concat("a whole number from ", least, " to ", most), concat(value));

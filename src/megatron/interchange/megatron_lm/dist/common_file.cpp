@@ -63,6 +63,10 @@ void write_network(PickleWriter& pickle, const config::ModelConfig& model, std::
   pickle.entry("norm_epsilon", model.layernorm_epsilon);
   pickle.entry("qk_layernorm", model.qk_layernorm);
   if (model.no_rope_freq > 0) pickle.entry("no_rope_freq", model.no_rope_freq);
+  if (model.mtp_num_layers > 0) {
+    pickle.entry("mtp_num_layers", model.mtp_num_layers);
+    pickle.entry("mtp_loss_scaling_factor", model.mtp_loss_scaling_factor);
+  }
   pickle.entry("add_bias_linear", model.add_bias_linear);
   pickle.entry("add_qkv_bias", model.add_qkv_bias);
   pickle.entry("swiglu", gated);

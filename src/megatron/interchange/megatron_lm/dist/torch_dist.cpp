@@ -318,7 +318,12 @@ std::vector<DistName> dist_names(const std::string& ours) {
   const std::size_t layers = ours.find(".layers.");
   if (layers == std::string::npos) return {{ours}};
   const std::size_t number = layers + 8, dot = ours.find('.', number);
-  const std::string stack = ours.substr(0, number), rest = ours.substr(dot + 1);
+  // Depths of multi-token prediction have tensors of their own, one for each.
+  const bool ahead = ours.starts_with("mtp.");
+  const std::string inner =
+      ahead && ours.substr(dot + 1).starts_with(plan::PredictionDepth::kLayer) ? plan::PredictionDepth::kLayer : "";
+  const std::string stack = ours.substr(0, number), before = ours.substr(0, dot + 1) + inner,
+                    rest = ours.substr(before.size());
   const std::int64_t layer = std::stoll(ours.substr(number, dot - number));
   std::vector<std::string> within = {rest};
   for (const auto& [own, fused] :
@@ -327,8 +332,8 @@ std::vector<DistName> dist_names(const std::string& ours) {
     if (rest.starts_with(own)) within.insert(within.begin(), fused + rest.substr(own.size()));
   std::vector<DistName> names;
   for (const std::string& name : within) {
-    names.push_back({stack + name, layer});
-    names.push_back({ours.substr(0, dot + 1) + name, -1});
+    if (!ahead) names.push_back({stack + name, layer});
+    names.push_back({before + name, -1});
   }
   return names;
 }
@@ -374,6 +379,7 @@ WeightFormat torch_dist_format() {
           .output = "folder to write, for Megatron-LM's --load; must not exist",
           .keeps_training = true,
           .pads_vocabulary = true,
+          .holds_depths = true,
           .write = write_torch_dist};
 }
 

@@ -218,6 +218,13 @@ void add_extra_states(DcpWriter& writer, const plan::ModelShape& shape) {
       writer.add_nothing(fmt::format("{}.layers.{}._extra_state/shard_{}_{}", stack, part, own, layers));
   }
   std::vector<std::string> modules = {shape.stack() + "final_layernorm", "output_layer"};
+  for (std::int64_t k = 0; k < shape.mtp_depths; ++k) {
+    using Depth = plan::PredictionDepth;
+    const Depth depth = shape.prediction_depth(k);
+    for (const char* part : {Depth::kTokenNorm, Depth::kStateNorm, Depth::kProjection, Depth::kFinalNorm})
+      modules.push_back(depth.prefix + part);
+    for (const std::string& part : parts_with_state(depth.layer)) modules.push_back(depth.layer.prefix + part);
+  }
   if (shape.encoder_decoder()) modules.insert(modules.end(), {"encoder.final_layernorm", "lm_head.output_layer"});
   for (const std::string& module : modules) writer.add_nothing(module + "._extra_state/shard_0_1");
 }
