@@ -59,7 +59,8 @@ at::Tensor PredictionModules::input(const at::Tensor& states, const at::Tensor& 
     return at::cat({tokens(), before()}, -1);
   };
   const auto x = projection.forward(side_by_side(tokens.y, before.y), again);
-  return comm::scatter_to_group(x, sequence, 0);
+  // Of a split sequence the part is a view, which would keep the whole.
+  return sequence.size() > 1 ? comm::scatter_to_group(x, sequence, 0).clone() : x;
 }
 
 Batch batch_ahead(const Batch& batch, std::int64_t places, at::ScalarType precise) {
