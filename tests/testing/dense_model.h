@@ -215,9 +215,7 @@ class DenseModel {
     const plan::LayerSpec spec = o_.shape.layer(l);
     const std::int64_t s = in.size(1);
     const bool after = o_.shape.residual_after_norm;
-    const auto before = [&](const at::Tensor& x, const char* name) {
-      return spec.norms.before ? norm(x, p + name) : x;
-    };
+    const auto before = [&](const at::Tensor& x, auto name) { return spec.norms.before ? norm(x, p + name) : x; };
     const auto behind = [&](const at::Tensor& y, const char* name) {
       return spec.norms.behind ? norm(y, p + name + ".post_layernorm") : y;
     };
@@ -236,10 +234,9 @@ class DenseModel {
       return (after ? normed : x) + experts(normed, p + "mlp.", layer, *mixture, batch, training) *
                                         mask(layer + "/mlp output", batch, s, training);
     const plan::Mlp mlp = spec.mlp();
-    const std::int64_t f = mlp.width;
     y = activation(linear(normed, p + "mlp.linear_fc1"), mlp);
     if (o_.shape.encoder_decoder() && training && o_.hidden_dropout > 0)
-      y = y * draw(layer + "/mlp inner", o_.hidden_dropout, batch, s * f).view({-1, s, f});
+      y = y * draw(layer + "/mlp inner", o_.hidden_dropout, batch, s * mlp.width).view_as(y);
     y = behind(linear(y, p + "mlp.linear_fc2"), "mlp.linear_fc2");
     return (after ? normed : x) + y * mask(layer + "/mlp output", batch, s, training);
   }
