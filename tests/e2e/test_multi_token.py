@@ -70,9 +70,9 @@ class MultiToken(unittest.TestCase):
         text = ["--prompt", "the old man", "--temperature", 0, "--max-new-tokens", 12, "--ignore-eos"]
         ours = run("generate", "--load", self.place.path / "run", *text)
         for output, more in (("folder", []), ("dist", ["--format", "torch_dist"])):
-            words = ["checkpoint", "export", "--load", str(self.place.path / "run"), "--output",
-                     str(self.place.path / output), *more]
-            result = subprocess.run([MEGATRON, *words], capture_output=True, text=True, timeout=300, check=True)
+            words = ["checkpoint", "export", "--load", self.place.path / "run", "--output", self.place.path / output]
+            result = subprocess.run([MEGATRON, *map(str, words), *more], capture_output=True, text=True, timeout=300,
+                                    check=True)
             self.assertEqual("depths of multi-token prediction" in result.stderr, not more)
             self.assertEqual(run("generate", "--load", self.place.path / output, "--tokenizer", self.place.tokenizer,
                                  *text), ours)

@@ -55,7 +55,7 @@ def families():
         "phi3": ("Phi3", dict(GROUPED, sliding_window=11,
                               rope_parameters=dict(rope_type="default", rope_theta=1000.0,
                                                    partial_rotary_factor=0.5))),
-        "phi3_long": ("Phi3", dict(GROUPED, original_max_position_embeddings=16, rope_parameters=LONGROPE)),
+        "phi3_long": ("Phi3", dict(GROUPED, original_max_position_embeddings=8, rope_parameters=LONGROPE)),
         "phi3_short": ("Phi3", dict(GROUPED, original_max_position_embeddings=128,
                                     rope_parameters=dict(LONGROPE, attention_factor=1.3))),
         "pythia": ("GPTNeoX", dict(SIZES, rope_parameters=dict(rope_type="default", rope_theta=1000.0,
@@ -248,7 +248,7 @@ class Families(unittest.TestCase):
         self.check("phi3")
 
     def test_phi3_with_longrope(self):
-        """Text, loss and step are of more than 16 tokens, so that the long factors hold."""
+        """Text, loss and step are of more than 8 tokens, so that the long factors hold."""
         self.check("phi3_long")
 
     def test_phi3_with_longrope_of_short_texts(self):

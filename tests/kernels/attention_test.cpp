@@ -201,7 +201,7 @@ at::Tensor first_keys_of_windows(std::int64_t batch, std::int64_t queries, std::
 TEST_F(AttentionTest, SeesKeysAheadInWindowsOnBothSides) {
   on_each([] {
     for (const Shape& shape : {Shape{5, 5, 2, 3, 7}, Shape{130, 130, 2, 2, 64}, Shape{300, 300, 2, 4, 16, 2}}) {
-      for (const std::int64_t window : {1, 2, 33, 129, 1000}) {
+      for (const std::int64_t window : {2, 33, 129, 1000}) {
         AttentionOptions options{.ahead = window - 1};
         options.first_key = first_keys_of_windows(shape.batch, shape.queries, window);
         expect_matches_reference(shape, options);

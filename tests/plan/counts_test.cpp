@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdlib>
+
 namespace megatron::plan {
 namespace {
 
@@ -78,6 +80,20 @@ TEST(TrainingFlops, OfAT5CountWhatItsDecoderSeesOfTheEncoder) {
   const double decoder = d * h * (3 * rows + rows + 2 * f) + d * d * rows           // half of the square is hidden
                          + d * h * 2 * rows + s * h * 2 * rows + 2 * d * s * rows;  // cross attention
   EXPECT_DOUBLE_EQ(training_flops(shape, 3, 20, 12), 3 * 2 * b * (2 * encoder + 3 * decoder + d * h * 12));
+}
+
+TEST(SeenShare, IsThatOfThePairsThatAWindowShows) {
+  for (const bool causal : {true, false})
+    for (const std::int64_t window : {0, 1, 7, 100, 1000}) {
+      constexpr std::int64_t kLength = 400;
+      const std::int64_t reach = window == 0 ? kLength : window;
+      std::int64_t pairs = 0;
+      for (std::int64_t i = 0; i < kLength; ++i)
+        for (std::int64_t j = 0; j < kLength; ++j) pairs += std::abs(i - j) < reach && (!causal || j <= i) ? 1 : 0;
+      const SelfAttention attention{.causal = causal, .variant = {.sliding_window = window}};
+      EXPECT_NEAR(seen_share(attention, kLength), static_cast<double>(pairs) / (kLength * kLength), 1.0 / kLength)
+          << causal << ", " << window;
+    }
 }
 
 TEST(PaperActivationBytes, AreThoseOfTheTable) {
