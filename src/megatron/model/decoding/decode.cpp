@@ -263,7 +263,7 @@ std::int64_t CachedGpt::Impl::most_sequences() const {
 }
 
 at::Tensor CachedGpt::Impl::step(const at::Tensor& in, std::span<PagedCache* const> caches) const {
-  return last(run(part.embedding ? in.unsqueeze(0) : in, 1, caches));
+  return last(run(part.embedding ? in.unsqueeze(0) : in, 1, caches), nullptr);
 }
 
 CachedGpt::CachedGpt(TransformerOptions options, const plan::StagePart& part,

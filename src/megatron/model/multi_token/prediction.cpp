@@ -45,8 +45,7 @@ PredictionModules::PredictionModules(const parallel::ParameterStore& parameters,
       block(parameters, depth.layer, options, tp),
       sequence(options.sequence_parallel ? tp : comm::Group()) {
   const auto norm = [&](const char* name) {
-    return norm_of(parameters, depth.prefix + std::string(name) + ".", options.epsilon, depth.layer.rms_norm,
-                   depth.layer.norm_1p);
+    return norm_of(parameters, depth.prefix + std::string(name) + ".", {options.epsilon, depth.layer});
   };
   token_norm = norm(plan::PredictionDepth::kTokenNorm);
   state_norm = norm(plan::PredictionDepth::kStateNorm);

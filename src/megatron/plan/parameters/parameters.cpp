@@ -212,7 +212,7 @@ void add_prediction_depth(const PredictionDepth& depth, SpecBuilder& build) {
   const LayerSpec& layer = depth.layer;
   const Linear projection = depth.projection();
   const auto norm = [&](const char* name) {
-    build.norm(depth.prefix + name, layer.hidden, layer.rms_norm, layer.norm_1p);
+    build.norm(depth.prefix + name, layer.hidden, layer.norms_have_bias(), layer.norm_1p);
   };
   norm(PredictionDepth::kTokenNorm);
   norm(PredictionDepth::kStateNorm);
