@@ -41,6 +41,8 @@ constexpr MegatronAdvice kAdvice[] = {
     {"persistent-save-interval", "--save-interval"},
     {"pretrained-checkpoint", "--load with --finetune"},
     {"recompute-activations", "--train.recompute selective"},
+    {"rope-type", "--model.rope_scaling_type"},
+    {"rotary-scaling-factor", "--rope-scaling-factor"},
     {"torch-fsdp2-no-reshard-after-forward", "--data-parallel-sharding-strategy optim_grads"},
     {"train-samples", "--train-iters, samples / global batch"},
     {"use-megatron-fsdp", "--use-distributed-optimizer --data-parallel-sharding-strategy optim_grads_params"},
