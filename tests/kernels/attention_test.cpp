@@ -193,11 +193,6 @@ TEST_F(AttentionTest, SeesNoKeyOfThePadding) {
   });
 }
 
-/// [b, s] int32: of windows of `window` keys, the query's own among them.
-at::Tensor first_keys_of_windows(std::int64_t batch, std::int64_t queries, std::int64_t window) {
-  return (at::arange(queries, at::kInt) - (window - 1)).clamp_min(0).expand({batch, queries}).contiguous();
-}
-
 TEST_F(AttentionTest, SeesKeysAheadInWindowsOnBothSides) {
   on_each([] {
     for (const Shape& shape : {Shape{5, 5, 2, 3, 7}, Shape{130, 130, 2, 2, 64}, Shape{300, 300, 2, 4, 16, 2}}) {

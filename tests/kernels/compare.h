@@ -1,6 +1,7 @@
 #pragma once
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/arange.h>
 
 #include "megatron/kernels/activation.h"
 
@@ -36,5 +37,10 @@ inline constexpr Activation kForms[] = {Activation::GeluTanh,
                                         {Activation::Silu, 1.25}};
 
 inline constexpr at::ScalarType kHalves[] = {at::kBFloat16, at::kHalf};
+
+/// [b, s] int32: of windows of `window` keys, the query's own among them.
+inline at::Tensor first_keys_of_windows(std::int64_t batch, std::int64_t queries, std::int64_t window) {
+  return (at::arange(queries, at::kInt) - (window - 1)).clamp_min(0).expand({batch, queries}).contiguous();
+}
 
 }  // namespace megatron::kernels
