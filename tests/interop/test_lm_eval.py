@@ -25,8 +25,8 @@ QUESTIONS = [
     ("Q: Is the sun a star or a planet?\nA: It is a", [" planet", " star", " moon"], 1),
     ("The opposite of hot is", [" cold", " warm", "cold"], 0)]
 TEXTS = ["The quick brown fox jumps over the lazy dog.", "a",
-         "Once upon a time, there was a little girl who lived in a house near the forest. Every morning she went to fetch "
-         "water from the well."]
+         "Once upon a time, there was a little girl who lived in a house near the forest. Every morning she went to "
+         "fetch water from the well."]
 
 CHOICE = """
 task: small_choice
