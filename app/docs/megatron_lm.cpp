@@ -94,7 +94,7 @@ With YAML, `activation_func: gelu` is the exact function, and gradients of bf16 
   the microbatch.
 - Context parallelism: `--cp-comm-type` changes no result here, and is one word for all layers.
 - Not here: context parallelism in levels, FP8 and FP4, FSDP, CUDA graphs, Mamba and hybrid models, multi-modal models,
-  retrieval, multi-token prediction, reinforcement learning.
+  retrieval, reinforcement learning.
 )";
 
 constexpr const char* kRecipes = R"(

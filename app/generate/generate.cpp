@@ -258,7 +258,7 @@ Request prepare(GenerateFlags flags) {
   const auto bytes_of =
       flags.speculative_method == kMultiToken ? generate::largest_text_bytes : generate::largest_group_bytes;
   run::check_memory(model.run, comm::place_from(comm::process_environment()), model.holding(),
-                    {.bytes = bytes_of(prompts, options, model.run.shape, element_bytes),
+                    {.bytes = bytes_of(prompts, options, model.run.shape, element_bytes, model.run.config.parallel.tp),
                      .what = "keys and values of what is written",
                      .fix = "fewer --max-new-tokens, or a shorter prompt"});
   return {std::move(flags), std::move(model), std::move(prompts), options};

@@ -229,8 +229,10 @@ void Conversation::run() {
   }
 }
 
-/// Room for the conversation and for one before it, in at most a quarter of the free memory.
+/// Room for the conversation and for one before it, in at most a quarter of the free memory; on a GPU, of which nothing
+/// is known here, for the conversation alone.
 plan::CachePool conversation_pool(const plan::ResolvedRun& run) {
+  if (run.config.parallel.device == "cuda") return plan::cache_pool_of_tokens(run, run.shape.max_positions);
   const plan::CachePool two = plan::cache_pool_of_tokens(run, 2 * run.shape.max_positions);
   const auto memory = machine_memory();
   if (!memory || two.bytes <= static_cast<std::int64_t>(memory->bytes / 4)) return two;

@@ -157,7 +157,8 @@ struct Plan {
   run::TrainedModel model;
   std::vector<std::string> tokens = {};
   std::optional<text::ChatTemplate> chat = {};
-  std::int64_t context = 0;
+  std::int64_t positions = 0;  ///< of the longest text that --max-context allows: by them longrope chooses its factors
+  std::int64_t context = 0;    ///< of the longest text that the cache has blocks for
   plan::CachePool cache = {};
   std::optional<interchange::TextPooling> pooling = {};  ///< of an encoder, which makes vectors and writes no texts
 };
@@ -195,6 +196,7 @@ plan::CachePool cache_pool(const ServeFlags& flags, const plan::ResolvedRun& run
 void plan_cache(Plan& plan) {
   const plan::ResolvedRun& run = plan.model.run;
   plan.cache = cache_pool(plan.flags, run, plan.context);
+  plan.positions = plan.context;  // no other cache changes a text
   plan.context = std::min(plan.context, plan.cache.tokens());
   const std::int64_t logits = plan.flags.max_texts * generate::logits_bytes_of(run.shape);
   run::check_memory(run, comm::place_from(comm::process_environment()), plan.model.holding(),
@@ -214,6 +216,7 @@ Plan planned_encoder(const ServeFlags& flags, std::vector<std::string> tokens) {
   plan.context = plan.model.run.shape.max_positions;
   for (const std::int64_t most : {pooling.max_tokens, flags.max_context})
     if (most > 0) plan.context = std::min(plan.context, most);
+  plan.positions = plan.context;
   return plan;
 }
 
@@ -327,7 +330,7 @@ int run_serve(const Args& args) {
   return run::run_on_ranks(
       plan.model.run, comm::place_from(comm::process_environment()),
       [&](const comm::Group& world, at::Device device) {
-        const run::RankModel rank = run::load_rank(plan.model, world, device, plan.context);
+        const run::RankModel rank = run::load_rank(plan.model, world, device, plan.positions);
         if (plan.pooling) {
           serve_embeddings(plan, rank, world, device);
           return kDone;

@@ -99,8 +99,7 @@ TEST(SavedArguments, KeepTheIterationsThatAreSkipped) {
 }
 
 TEST(SavedArguments, NameWhatIsNotHereWhereItCounts) {
-  const auto of_network = {value("glu_linear_offset", "1.0"), truth("attention_output_gate", true),
-                           value("mtp_num_layers", "1")};
+  const auto of_network = {value("glu_linear_offset", "1.0"), truth("attention_output_gate", true)};
   for (const SavedArgument& argument : of_network)
     for (const SavedShare share : {SavedShare::Network, SavedShare::Run}) {
       std::string flag = "--" + argument.name;

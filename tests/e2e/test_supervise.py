@@ -3,6 +3,7 @@ import fcntl
 import json
 import os
 import pathlib
+import re
 import random
 import select
 import signal
@@ -135,8 +136,8 @@ class Supervise(unittest.TestCase):
         self.assertGreaterEqual(len(harmed.events("rolled_back")), 2)
         self.assertEqual(harmed.events()[-1]["event"], "done")
         figures, name = (harmed.folder / "metrics.prom").read_text(), f'{{run="{harmed.folder}"}}'
-        self.assertIn(f"megatron_train_restarts_total{name} {len(harmed.events('restart'))}\n", figures)
-        self.assertRegex(figures, rf"megatron_train_rollbacks_total{re.escape(name)} [2-9]")
+        self.assertIn(f"megatron_train_restarts{name} {len(harmed.events('restart'))}\n", figures)
+        self.assertRegex(figures, rf"megatron_train_rollbacks{re.escape(name)} [2-9]")
         told = [json.loads(line) for line in (harmed.folder / "dump.jsonl").read_text().splitlines()]
         self.assertGreaterEqual(len({entry["rank"] for entry in told}), 3, "all but the one that was stopped")
         for entry in told:
@@ -281,8 +282,8 @@ class Supervise(unittest.TestCase):
         name = f'{{run="{supervised.folder}"'
         self.assertGreater(float(series["megatron_train_loss" + name + "}"]), 0)
         self.assertEqual(series["megatron_train_ended" + name + ',how="interrupted"}'], "1")
-        self.assertEqual(series["megatron_train_restarts_total" + name + "}"], "0")
-        self.assertEqual(series["megatron_train_skipped_steps_total" + name + "}"], "0")
+        self.assertEqual(series["megatron_train_restarts" + name + "}"], "0")
+        self.assertEqual(series["megatron_train_skipped_steps" + name + "}"], "0")
 
     def test_a_dump_tells_who_is_behind(self):
         supervised = self.supervised("run", ["--max-restarts", 0, "--hang-s", 2, "--dump-s", 1],

@@ -72,6 +72,17 @@ TEST(Generate, SaysWhatItsCachesTake) {
   EXPECT_EQ(largest_group_bytes(kPrompts, options, kOptions.shape, 8), 0);
 }
 
+// Two of four ranks share a head of two; of latents each rank has what makes all heads (DeepSeek-AI 2024, table 1).
+TEST(Generate, CountsWhatEachRankKeepsOfAPosition) {
+  plan::ModelShape shape = kOptions.shape;
+  shape.num_heads = 8;
+  shape.num_groups = 2;
+  EXPECT_EQ(numbers_of_row(shape, 1), shape.num_layers * 2 * 2 * shape.head());
+  EXPECT_EQ(numbers_of_row(shape, 4), shape.num_layers * 4 * 2 * shape.head());
+  shape.latents = plan::Latents{.kv_rank = 6, .nope = 4, .rope = 2, .value = 4};
+  EXPECT_EQ(numbers_of_row(shape, 4), shape.num_layers * 4 * (6 + 2));
+}
+
 TEST(Generate, GivesAPromptTheSameTextAloneAndInAnyPlaceOfABatch) {
   const GenerateOptions options{.max_new_tokens = 7, .sampling = {.temperature = 1.5}, .seed = 8};
   const auto batch = run(kPrompts, options);

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "megatron/base/error.h"
+#include "megatron/plan/cost/kv_cache.h"
 
 namespace megatron::generate {
 namespace {
@@ -34,7 +35,7 @@ struct Room {
 /// The prompts that get any tokens, in their order, in groups that options.group_bytes hold.
 std::vector<std::vector<std::size_t>> groups_of(const Prompts& prompts, const GenerateOptions& options,
                                                 const plan::ModelShape& shape) {
-  const std::int64_t row_bytes = numbers_of_row(shape) * std::int64_t{4}, logits_bytes = logits_bytes_of(shape);
+  const std::int64_t row_bytes = numbers_of_row(shape, 1) * std::int64_t{4}, logits_bytes = logits_bytes_of(shape);
   std::vector<std::vector<std::size_t>> groups;
   Room room;
   for (std::size_t i = 0; i < prompts.size(); ++i) {
@@ -145,19 +146,23 @@ void check(const Prompts& prompts, std::int64_t context, const GenerateOptions& 
   }
 }
 
-std::int64_t numbers_of_row(const plan::ModelShape& shape) {
-  return 2 * shape.num_layers * shape.groups() * shape.head();
+std::int64_t numbers_of_row(const plan::ModelShape& shape, int tp) {
+  std::int64_t numbers = 0;
+  for (std::int64_t l = 0; l < shape.num_layers; ++l)
+    numbers += tp * plan::cache_widths(shape.layer(l).attention(), tp).numbers();
+  return numbers;
 }
 
 std::int64_t logits_bytes_of(const plan::ModelShape& shape) { return shape.padded_vocab * std::int64_t{4 + 8}; }
 
 std::int64_t largest_group_bytes(const Prompts& prompts, const GenerateOptions& options, const plan::ModelShape& shape,
-                                 std::int64_t element_bytes) {
+                                 std::int64_t element_bytes, int tp) {
   std::int64_t most = 0;
   for (const auto& group : groups_of(prompts, options, shape)) {
     Room room;
     for (const std::size_t i : group) room.add(prompts[i], limit_of(prompts[i], options, shape.max_positions));
-    const std::int64_t text_bytes = room.capacity() * numbers_of_row(shape) * element_bytes + logits_bytes_of(shape);
+    const std::int64_t text_bytes =
+        room.capacity() * numbers_of_row(shape, tp) * element_bytes + logits_bytes_of(shape);
     most = std::max(most, room.texts * text_bytes);
   }
   return most;

@@ -25,15 +25,16 @@ struct GenerateOptions {
 /// not hold: what generate() would throw, before any model is loaded.
 void check(const std::vector<std::vector<std::int64_t>>& prompts, std::int64_t context, const GenerateOptions& options);
 
-/// Numbers that keys and values of one position take.
-std::int64_t numbers_of_row(const plan::ModelShape& shape);
+/// Numbers that keys and values of one position take on all ranks that hold the model together, `tp` of them each
+/// layer.
+std::int64_t numbers_of_row(const plan::ModelShape& shape, int tp);
 /// Bytes of the logits of one text, in float32 and float64.
 std::int64_t logits_bytes_of(const plan::ModelShape& shape);
 
 /// Bytes that keys, values and logits of the group of prompts that takes most are given when it begins, on all ranks
 /// that hold the model together; `element_bytes`: of a key's number. 0 where no prompt gets a token.
 std::int64_t largest_group_bytes(const std::vector<std::vector<std::int64_t>>& prompts, const GenerateOptions& options,
-                                 const plan::ModelShape& shape, std::int64_t element_bytes);
+                                 const plan::ModelShape& shape, std::int64_t element_bytes, int tp = 1);
 
 /// New tokens for each prompt, the ending one included. A text ends at one of `ends`, after max_new_tokens, or where
 /// the context (the model's positions) is full. Prompts of different lengths go through the model together (as many as

@@ -67,9 +67,11 @@ class DraftedText {
 }  // namespace
 
 std::int64_t largest_text_bytes(const std::vector<Tokens>& prompts, const GenerateOptions& options,
-                                const plan::ModelShape& shape, std::int64_t element_bytes) {
+                                const plan::ModelShape& shape, std::int64_t element_bytes, int tp) {
+  // A depth's keys, values and states are whole heads and whole states on each rank of the last stage.
+  const std::int64_t groups = std::max<std::int64_t>(shape.groups() / tp, 1);
   const std::int64_t row =
-      numbers_of_row(shape) + shape.mtp_depths * (2 * shape.groups() * shape.head() + shape.hidden);
+      numbers_of_row(shape, tp) + shape.mtp_depths * tp * (2 * groups * shape.head() + shape.hidden);
   std::int64_t most = 0;
   for (const Tokens& prompt : prompts) {
     const auto before = static_cast<std::int64_t>(prompt.size());

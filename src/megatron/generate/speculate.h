@@ -23,7 +23,7 @@ struct Speculation {
 /// Bytes of keys, values, states and logits of the text that takes most, on all ranks together: as
 /// largest_group_bytes().
 std::int64_t largest_text_bytes(const std::vector<std::vector<std::int64_t>>& prompts, const GenerateOptions& options,
-                                const plan::ModelShape& shape, std::int64_t element_bytes);
+                                const plan::ModelShape& shape, std::int64_t element_bytes, int tp = 1);
 
 /// What generate() gives, with the sums over all texts of how it came. `drafter`: of the last stage, null on the
 /// others; `tokens`: drafted before each pass, at most its depths. Texts are written one after another.

@@ -56,6 +56,14 @@ void check_experts(const config::ModelConfig& model, Rules& rules) {
   rules.option("model.moe_input_jitter_eps", model.moe_input_jitter_eps >= 0 && model.moe_input_jitter_eps < 1,
                "must be from 0 to below 1.", concat(model.moe_input_jitter_eps));
   if (model.num_experts == 0) return;
+  const std::int64_t freq = std::max<std::int64_t>(model.moe_layer_freq, 1);
+  const std::int64_t first = (model.first_k_dense_replace + freq - 1) / freq * freq;
+  rules.require(
+      first < std::max<std::int64_t>(model.num_layers, 1) || model.num_layers < 1,
+      "some layer must have experts: one from model.first_k_dense_replace on that model.moe_layer_freq divides.",
+      concat("first_k_dense_replace ", model.first_k_dense_replace, ", moe_layer_freq ", model.moe_layer_freq, " of ",
+             model.num_layers, " layers"),
+      "--model.first_k_dense_replace 0 (the default)");
   rules.require(model.moe_router_topk <= model.num_experts,
                 "model.moe_router_topk must be at most model.num_experts: a token passes each expert once.",
                 concat(model.moe_router_topk, " of ", model.num_experts),

@@ -114,6 +114,15 @@ void check_latents(const config::ModelConfig& model, Rules& rules) {
                 concat("model.multi_latent_attention is for model.architecture ",
                        config::names_with(&config::ModelTraits::causal, " or "), "."),
                 model.architecture, kOff);
+  const std::int64_t widest =
+      std::max(model.qk_head_dim + model.qk_pos_emb_head_dim, model.qk_head_dim + model.v_head_dim);
+  rules.require(
+      model.num_attention_heads > kMaxWidth || widest > 2 * kMaxHeadOfLatents ||
+          model.num_attention_heads * widest <= kMaxRowOfLatents,
+      concat("model.num_attention_heads x what a head has of queries, or of keys and values, must be at most ",
+             kMaxRowOfLatents, "."),
+      concat(model.num_attention_heads, " x ", widest), "--qk-head-dim 128 --v-head-dim 128 (the defaults)");
+  check_longrope(model, model.qk_pos_emb_head_dim, rules);
   rules.require(model.qk_pos_emb_head_dim % 2 == 0, "rope rotates pairs: model.qk_pos_emb_head_dim must be even.",
                 concat(model.qk_pos_emb_head_dim), concat("--qk-pos-emb-head-dim ", model.qk_pos_emb_head_dim + 1));
   rules.require(
@@ -258,6 +267,8 @@ void check_multi_token(const config::ModelConfig& model, Rules& rules) {
                 "model.mtp_num_layers excludes model.apply_residual_connection_post_layernorm.",
                 "apply_residual_connection_post_layernorm true",
                 "--model.apply_residual_connection_post_layernorm false");
+  rules.require(!model.embedding_layernorm, "model.mtp_num_layers excludes model.embedding_layernorm.",
+                "embedding_layernorm true", "--model.embedding_layernorm false (the default)");
 }
 
 void check_mup(const config::ModelConfig& model, Rules& rules) {

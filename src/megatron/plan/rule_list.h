@@ -18,7 +18,7 @@ namespace megatron::plan {
 inline constexpr std::int64_t kMaxLayers = 1 << 12, kMaxWidth = 1 << 16, kMaxFfn = 1 << 18, kMaxVocab = 1 << 24;
 inline constexpr std::int64_t kMaxMicrobatchesAhead = 4096, kMaxPositions = 1 << 22, kMaxMicrobatchTokens = 1 << 28,
                               kMaxBatch = 1 << 30;
-inline constexpr std::int64_t kMaxExperts = 1 << 12, kMaxHeadOfLatents = 1 << 13;
+inline constexpr std::int64_t kMaxExperts = 1 << 12, kMaxHeadOfLatents = 1 << 13, kMaxRowOfLatents = 1 << 18;
 inline constexpr int kMaxStages = 1 << 10, kMaxGroup = 1 << 20, kMaxRanks = 1 << 15;
 inline constexpr std::int64_t kMaxSteps = 1'000'000'000, kMaxSamples = std::int64_t{1} << 48;
 

@@ -264,9 +264,10 @@ class RunMonitor::Impl {
     gauge("megatron_train_idle_seconds", "Since the first rank has begun or ended an operation.");
     gauge("megatron_train_heartbeat_seconds", "When this was written, in seconds since 1970.");
     gauge("megatron_train_ended", "1 once the run has ended, with how.");
-    metrics_.declare("megatron_train_skipped_steps_total", "counter", "Steps without an update.");
-    metrics_.declare("megatron_train_rollbacks_total", "counter", "Times that the run went back to a checkpoint.");
-    metrics_.declare("megatron_train_restarts_total", "counter", "Times that the run was started again.");
+    // No counters: a rollback takes the run back to what its checkpoint counts.
+    gauge("megatron_train_skipped_steps", "Steps without an update.");
+    gauge("megatron_train_rollbacks", "Times that the run went back to a checkpoint.");
+    gauge("megatron_train_restarts", "Times that the run was started again.");
   }
 
   void set_metrics(const Last& now, double unix_s, bool last) {
@@ -285,9 +286,9 @@ class RunMonitor::Impl {
     set("megatron_train_memory_bytes", now.figures.memory_bytes);
     set("megatron_train_idle_seconds", seconds_since(now.state.since));
     set("megatron_train_heartbeat_seconds", unix_s);
-    set("megatron_train_skipped_steps_total", now.figures.skipped_steps);
-    set("megatron_train_rollbacks_total", now.figures.rollbacks);
-    set("megatron_train_restarts_total", options_.restarts);
+    set("megatron_train_skipped_steps", now.figures.skipped_steps);
+    set("megatron_train_rollbacks", now.figures.rollbacks);
+    set("megatron_train_restarts", options_.restarts);
     if (last) metrics_.set("megatron_train_ended", 1, {run.front(), {"how", how_ended_}});
   }
 

@@ -53,9 +53,14 @@ void window(Translation& c, ModelConfig& m) {
   const std::size_t comma = text.find(',');
   std::int64_t left = 0, right = 0;
   const bool two = comma != std::string::npos && read_integer(text.substr(0, comma), left) &&
-                   read_integer(text.substr(comma + 1), right) && left >= -1 && (right == 0 || right == -1);
-  c.require(two, "--window-size must be the tokens before and the tokens behind, of which a GPT sees none.", text,
-            "--window-size 128,0");
+                   read_integer(text.substr(comma + 1), right) && left >= -1 && right >= -1;
+  if (c.traits().causal)
+    c.require(two && right <= 0,
+              "--window-size must be the tokens before and the tokens behind, of which a GPT sees none.", text,
+              "--window-size 128,0");
+  else
+    c.require(two && left == right, "--window-size of an encoder must be as many tokens before as behind.", text,
+              "--window-size 128,128");
   if (two && left >= 0) m.sliding_window = left + 1;  // the token itself counts
 }
 
@@ -190,8 +195,10 @@ void translate_model(Translation& c) {
   window(c, m);
   width_scaling(c, m);
   if (c.args.has("mtp-num-layers")) m.mtp_num_layers = c.args.integer("mtp-num-layers");
-  m.mtp_loss_scaling_factor = c.args.number("mtp-loss-scaling-factor");
-  if (m.mtp_num_layers == 0) c.ignore("mtp-loss-scaling-factor", "without --mtp-num-layers");
+  if (m.mtp_num_layers > 0)
+    m.mtp_loss_scaling_factor = c.args.number("mtp-loss-scaling-factor");
+  else
+    c.ignore("mtp-loss-scaling-factor", "without --mtp-num-layers");
 }
 
 void translate_positions(Translation& c) {

@@ -171,9 +171,11 @@ std::int64_t stage_activation_bytes(const config::RunConfig& config, const Model
   if (part.output)
     bytes += (shape.masked_lm_head && shape.predicts_tokens() ? 5 : 2) * stream_of(shape.encoder_decoder());
   bytes += depth_bytes(config, shape, part, partial).kept;
-  // Devlin's order drops what the first norm gives: no pass over the norm's input gives that again.
+  // What the first norm gives is dropped in Devlin's order and where embeddings are normalized: no pass over the norm's
+  // input gives that again.
   const bool drops_after_norm =
-      config.model.apply_residual_connection_post_layernorm && config.model.hidden_dropout > 0;
+      (config.model.apply_residual_connection_post_layernorm || config.model.embedding_layernorm) &&
+      config.model.hidden_dropout > 0;
   if (part.first_layer == 0 && part.num_layers > 0 && !begins_again && drops_after_norm) bytes += stream_of(false);
   return bytes;
 }

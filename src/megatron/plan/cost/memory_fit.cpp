@@ -40,7 +40,10 @@ std::int64_t forward_bytes(const ResolvedRun& run, std::int64_t samples, std::in
   config.train.micro_batch_size = samples;
   config.data.seq_length = tokens;
   const std::int64_t ranks_of_copy = run.grid.world_size() / run.grid.sample_shares();
-  return layer_activation_bytes(config, run.shape.layer(0)) * ranks_of_copy * run.grid.sample_shares();
+  // One layer at a time: those at the beginning may be of another kind than the last.
+  const std::int64_t bytes = std::max(layer_activation_bytes(config, run.shape.layer(0)),
+                                      layer_activation_bytes(config, run.shape.layer(run.shape.num_layers - 1)));
+  return bytes * ranks_of_copy * run.grid.sample_shares();
 }
 
 namespace {

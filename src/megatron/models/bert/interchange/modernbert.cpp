@@ -66,9 +66,9 @@ void read_modern(const json& object, JsonFields& fields, FolderConfig& folder) {
   model.vocab_size = fields.size("vocab_size", kMaxVocab);
   model.init_method_std = fields.number("initializer_range", 0.02);
   model.layernorm_epsilon = fields.number("norm_eps", 1e-5);
-  model.attention_dropout = fields.number("attention_dropout", 0);
-  model.hidden_dropout = 0;
-  for (const char* dropout : {"embedding_dropout", "mlp_dropout"}) fields.must_be(dropout, 0.0);
+  // Theirs also drops what attention gives by attention_dropout.
+  for (const char* dropout : {"embedding_dropout", "mlp_dropout", "attention_dropout"}) fields.must_be(dropout, 0.0);
+  model.attention_dropout = model.hidden_dropout = 0;
   for (const char* activation : {"hidden_activation", "classifier_activation"}) fields.must_be(activation, "gelu");
   for (const char* on : {"tie_word_embeddings", "decoder_bias"}) fields.must_be(on, true);
   fields.must_be("rope_scaling", nullptr);
@@ -120,7 +120,7 @@ void write_modern(const FolderConfig& folder, const HasTensor& theirs, json& obj
                  {"mlp_bias", model.add_bias_linear},
                  {"classifier_bias", model.masked_lm_bias},
                  {"decoder_bias", true},
-                 {"attention_dropout", model.attention_dropout},
+                 {"attention_dropout", 0.0},
                  {"local_attention", model.sliding_window > 0 ? 2 * (model.sliding_window - 1) : kModernWindow},
                  {"layer_types", layers},
                  {"global_attn_every_n_layers",

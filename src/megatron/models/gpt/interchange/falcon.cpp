@@ -41,8 +41,9 @@ void read_falcon(const json& object, JsonFields& fields, FolderConfig& folder) {
   model.vocab_size = fields.size("vocab_size", kMaxVocab);
   model.init_method_std = fields.number("initializer_range", 0.02);
   model.layernorm_epsilon = fields.number("layer_norm_epsilon", 1e-5);
-  model.hidden_dropout = fields.number("hidden_dropout", 0);
-  model.attention_dropout = fields.number("attention_dropout", 0);
+  // Theirs drops what attention and MLP give by one mask, and no probabilities.
+  for (const char* dropout : {"hidden_dropout", "attention_dropout"}) fields.must_be(dropout, 0.0);
+  model.attention_dropout = model.hidden_dropout = 0;
   model.activation = our_activation(fields, "activation", "gelu");
   read_falcon_layers(fields, model);
   fields.must_be("apply_residual_connection_post_layernorm", false);
@@ -72,8 +73,8 @@ void write_falcon(const FolderConfig& folder, const HasTensor&, json& object) {
                  {"ffn_hidden_size", shape.ffn_hidden},
                  {"max_position_embeddings", model.max_position_embeddings},
                  {"layer_norm_epsilon", model.layernorm_epsilon},
-                 {"hidden_dropout", model.hidden_dropout},
-                 {"attention_dropout", model.attention_dropout},
+                 {"hidden_dropout", 0.0},
+                 {"attention_dropout", 0.0},
                  {"activation", their_activation(model.activation)},
                  {"bias", model.add_bias_linear},
                  {"alibi", false},

@@ -72,6 +72,7 @@ std::vector<double> factors_of(JsonFields& rope, const char* key, std::int64_t p
 }
 
 void read_longrope(JsonFields& rope, ModelConfig& model, std::int64_t positions) {
+  if (!(model.rotary_percent > 0 && model.rotary_percent <= 1)) rope.refuse("partial_rotary_factor", "from 0 to 1");
   if (rope.size("original_max_position_embeddings", kMaxPositions, positions) != positions)
     rope.refuse("original_max_position_embeddings", concat("the model's own, ", positions));
   const std::int64_t head = model.kv_channels > 0 ? model.kv_channels : model.hidden_size / model.num_attention_heads;
