@@ -54,6 +54,16 @@ ModelConfig with_latents(ModelConfig model) {
   return model;
 }
 
+/// Branches side by side, some layers without a window, and a factor of each wavelength.
+ModelConfig with_factors(ModelConfig model) {
+  model.parallel_residual = true;
+  model.sliding_window = 8;
+  model.window_attn_skip_freq = 2;
+  model.rope_scaling_type = "longrope";
+  model.longrope_short_factor = model.longrope_long_factor = {1, 1, 2, 2, 3, 3, 4, 4};
+  return model;
+}
+
 ModelConfig bert() {
   ModelConfig model = gpt2();
   model.architecture = "bert";
@@ -91,6 +101,8 @@ void perturb(const config::Field& option) {
           *value = !*value;
         else if constexpr (std::is_same_v<T, std::string>)
           *value = option.meaning.choices.at(option.meaning.choices[0] == *value ? 1 : 0);
+        else if constexpr (std::is_same_v<T, std::vector<double>>)
+          value->push_back(2);
         else if constexpr (std::is_arithmetic_v<T>)
           *value = *value == 0 ? T{2} : T{2} * *value;
         else
@@ -123,7 +135,7 @@ TEST(Network, EveryOptionThatWeightsDependOnIsToldByItsNameOrByShapes) {
   std::set<std::string> seen, all;
   for (const ModelConfig& model :
        {gpt2(), llama(), bert(), t5(), classes(llama()), classes(bert()), scaled_with_width(gpt2()), stretched(llama()),
-        of_experts(llama()), in_groups(of_experts(llama())), with_latents(llama())}) {
+        of_experts(llama()), in_groups(of_experts(llama())), with_latents(llama()), with_factors(llama())}) {
     EXPECT_TRUE(differences(model, model).empty());
     config::RunConfig base;
     base.model = model;

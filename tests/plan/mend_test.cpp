@@ -231,7 +231,7 @@ const std::vector<Recipe>& recipes() {
            "--position-embedding-type rope --model.rope_scaling_factor 8 --model.rope_high_freq_factor 1",
            "--model.rope_original_positions 0",
            "--position-embedding-type rope --model.rope_scaling_factor 8 --model.rope_scaling_type longrope",
-           "--model.longrope_attention_factor -1",
+           "--position-embedding-type rope --model.longrope_attention_factor -1",
            "--model.parallel_shared_norm",
            "--position-embedding-type rope --model.position_offset 2",
            "--model.position_offset -1",

@@ -136,8 +136,7 @@ class RowSteps {
   void normalize_heads(const BranchModules& branch) { x_ = normalized_queries_and_keys(x_, branch, block_.tp()); }
   void attend(const plan::SelfAttention& /*attention*/, const BranchModules& /*branch*/) { take(attend_.heads(x_)); }
   void attend_latents(const plan::SelfAttention& /*attention*/, const BranchModules& branch) {
-    const LatentInput in =
-        compressed(stream_.y, std::move(stream_.recompute_fn), branch, block_.tp(), block_.options().sequence_parallel);
+    const LatentInput in = compressed(stream_.y, norm_again(), branch, block_.tp(), block_.options().sequence_parallel);
     take(attend_.latents ? attend_.latents(in) : without_padding(attend_.heads(joined_heads(in, branch)), branch));
   }
   void attend_across(const plan::CrossAttention& /*attention*/, const BranchModules& branch) {
