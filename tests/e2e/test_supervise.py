@@ -3,8 +3,8 @@ import fcntl
 import json
 import os
 import pathlib
-import re
 import random
+import re
 import select
 import signal
 import struct
