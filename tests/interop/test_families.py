@@ -115,7 +115,10 @@ def loaded(folder):
 
 def scaled_scores(model):
     """A DeepSeek-V2 as its authors have it: scores are multiplied by the square of YaRN's factor for mscale_all_dim, as
-    transformers 5.12.1 does in a V3 alone."""
+    transformers 5.12.1 does in a V3 alone; and its groups of experts, which look for a name that is not there."""
+    if model.config.model_type == "deepseek_v2":
+        for layer in model.model.layers[model.config.first_k_dense_replace:]:
+            layer.mlp.num_experts = model.config.n_routed_experts
     if model.config.model_type == "deepseek_v2" and model.config.rope_parameters.get("mscale_all_dim"):
         rope = model.config.rope_parameters
         factor = 0.1 * rope["mscale_all_dim"] * math.log(rope["factor"]) + 1
@@ -300,7 +303,7 @@ class Families(unittest.TestCase):
         torch.manual_seed(7)
         folder = self.path / "deepseek-bf16"
         made("deepseek_v3").bfloat16().save_pretrained(folder)
-        tensors = tensors_of(folder)
+        tensors = {name: tensor.clone() for name, tensor in tensors_of(folder).items()}  # not of the file written next
         for name in tensors:  # as the published weights have these
             if name.endswith("e_score_correction_bias"):
                 tensors[name] = torch.randn(8)
