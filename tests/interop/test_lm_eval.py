@@ -14,6 +14,7 @@ from program import MODELS  # noqa: E402
 from server import Server  # noqa: E402
 
 os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
+os.environ.setdefault("TQDM_DISABLE", "1")
 lm_eval, _, torch, transformers, MISSING = peers("lm_eval", "lm_eval.tasks", "torch", "transformers")
 SMOLLM2 = MODELS / "smollm2-135m-instruct"
 
