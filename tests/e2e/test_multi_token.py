@@ -10,6 +10,12 @@ from program import MEGATRON, RunFolder, run  # noqa: E402
 
 LLAMA = ["--normalization", "RMSNorm", "--position-embedding-type", "rope", "--swiglu", "--disable-bias-linear",
          "--eval-interval", 0]
+DEEPSEEK = [*LLAMA, "--multi-latent-attention", "--qk-layernorm", "--q-lora-rank", 24, "--kv-lora-rank", 16,
+            "--qk-head-dim", 12, "--qk-pos-emb-head-dim", 4, "--v-head-dim", 12, "--norm-epsilon", "1e-6",
+            "--num-experts", 4, "--moe-router-topk", 2, "--moe-ffn-hidden-size", 32,
+            "--moe-shared-expert-intermediate-size", 32, "--model.first_k_dense_replace", 1,
+            "--moe-router-score-function", "sigmoid", "--moe-router-enable-expert-bias",
+            "--untie-embeddings-and-output-weights", "--mtp-num-layers", 1]
 MODEL = [*LLAMA, "--mtp-num-layers", 2, "--mtp-loss-scaling-factor", 0.3]
 
 
@@ -64,6 +70,30 @@ class MultiToken(unittest.TestCase):
         shared = self.place.train("wrong", *MODEL, "--world-size", 2, "--cp", 2, code=2)
         self.assertIn("reads tokens ahead", shared)
         self.assertIn("excludes model.mtp_num_layers", self.place.train("wrong", *MODEL, "--lora.rank", 4, code=2))
+
+    def test_a_folder_of_deepseek_v3_has_them_as_layers_behind_the_last(self):
+        self.place.train("run", *DEEPSEEK, "--train-iters", 4, "--save-interval", 4)
+        folders = [self.place.path / name for name in ("folder", "again")]
+        run("checkpoint", "export", "--load", self.place.path / "run", "--output", folders[0])
+        run("checkpoint", "import", "--from", folders[0], "--output", self.place.path / "back")
+        run("checkpoint", "export", "--load", self.place.path / "back", "--output", folders[1])
+        tensors, again = ((folder / "model.safetensors").read_bytes() for folder in folders)
+        self.assertEqual(tensors, again)
+        header = json.loads(tensors[8:8 + int.from_bytes(tensors[:8], "little")])
+        names = {name.removeprefix("model.layers.2.") for name in header if name.startswith("model.layers.2.")}
+        # Those of DeepSeek-V3's own model.safetensors.index.json for its layer 61.
+        self.assertLessEqual({"embed_tokens.weight", "enorm.weight", "hnorm.weight", "eh_proj.weight",
+                              "shared_head.norm.weight", "shared_head.head.weight", "input_layernorm.weight",
+                              "post_attention_layernorm.weight", "self_attn.q_a_proj.weight", "mlp.gate.weight",
+                              "mlp.gate.e_score_correction_bias", "mlp.experts.3.down_proj.weight",
+                              "mlp.shared_experts.up_proj.weight"}, names)
+        self.assertEqual(header["model.layers.2.eh_proj.weight"]["shape"], [64, 128])
+        self.assertEqual(json.loads((folders[0] / "config.json").read_text())["num_nextn_predict_layers"], 1)
+        words = ["--tokenizer", self.place.tokenizer, "--prompt", "the old man", "--temperature", 0,
+                 "--max-new-tokens", 12, "--ignore-eos"]
+        texts = [run("generate", "--load", self.place.path / name, *words, *more) for name, more in (
+            ("run", []), ("folder", ["--speculative-method", "mtp"]), ("back", ["--speculative-method", "mtp"]))]
+        self.assertEqual(texts, texts[:1] * 3)
 
     def test_folders_of_others_hold_the_model_without_them(self):
         self.place.train("run", *MODEL, "--train-iters", 4, "--save-interval", 4)

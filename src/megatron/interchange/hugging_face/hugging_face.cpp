@@ -1,5 +1,6 @@
 #include "megatron/interchange/hugging_face/hugging_face.h"
 
+#include <algorithm>
 #include <utility>
 #include <vector>
 
@@ -41,7 +42,21 @@ std::string family_names() {
 
 FolderConfig read_config(const std::filesystem::path& folder) {
   const auto path = folder / "config.json";
-  return parse_config(read_file(path, kMaxConfigBytes), path.string());
+  FolderConfig config = parse_config(read_file(path, kMaxConfigBytes), path.string());
+  // transformers leaves depths of prediction out and keeps the field that counts them.
+  const auto is_of_depth = [](const std::string& name) { return name.ends_with(".eh_proj.weight"); };
+  if (config.model.mtp_num_layers > 0 && std::ranges::none_of(SafetensorsFolder(folder).tensors(), is_of_depth))
+    config.model.mtp_num_layers = 0;
+  return config;
+}
+
+bool folder_holds_depths(const FolderConfig& config) {
+  const HfFamily* const family = config.family != nullptr ? config.family : find_family(config.model);
+  if (family == nullptr || config.model.mtp_num_layers == 0) return false;
+  const plan::ModelShape shape = shape_of(config.model);
+  const auto has_none = [](const std::string&) { return false; };
+  return family->written_table(shape, has_none)
+      .contains(concat(shape.prediction_depth(0).prefix, plan::PredictionDepth::kProjection, ".weight"));
 }
 
 std::unique_ptr<checkpoint::WeightSource> open_hugging_face(const std::filesystem::path& folder) {

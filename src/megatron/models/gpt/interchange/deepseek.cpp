@@ -18,6 +18,7 @@ using nlohmann::json;
 using plan::ModelShape;
 
 constexpr double kEpsilon = 1e-6;  // of the norms of latents, whatever config.json says of the others
+constexpr std::int64_t kMaxDepths = 64;
 constexpr const char *kLayers = "model.layers.", *kGreedy = "greedy", *kGroupLimited = "group_limited_greedy";
 
 bool is_third(const ModelConfig& model) { return model.moe_router_enable_expert_bias; }
@@ -96,8 +97,10 @@ void read_deepseek(const json& object, JsonFields& fields, FolderConfig& folder)
   model.add_bias_linear = false;
   read_latents(object, fields, model);
   read_experts(fields, third, model);
-  // Layers that predict further tokens follow the others; transformers reads none of them either.
-  fields.ignore({"num_nextn_predict_layers", "auto_map"});
+  // Layers that predict further tokens follow the others, where they were not left out: transformers reads none.
+  const std::int64_t depths = from_zero(fields, "num_nextn_predict_layers", kMaxDepths, 0);
+  if (third) model.mtp_num_layers = depths;
+  fields.ignore({"auto_map"});
   read_rope(object, fields, model, {.mscales = true});
   model.rotary_interleaved = !third || fields.flag("rope_interleave", true);
   read_head(object, fields, folder);
@@ -116,7 +119,7 @@ bool holds_deepseek(const ModelConfig& model, const ModelShape& shape) {
          model.moe_layer_freq == 1 && model.first_k_dense_replace < model.num_layers &&
          model.moe_shared_expert_intermediate_size > 0 && model.moe_shared_expert_intermediate_size % width == 0 &&
          !model.moe_shared_expert_gate && (!groups || best == best_of_group(third)) &&
-         (model.mscale == 1 || model.mscale_all_dim > 0);
+         model.rope_scaling_type != "longrope" && (model.mscale_all_dim > 0 ? model.mscale > 0 : model.mscale == 1);
 }
 
 void write_deepseek(const FolderConfig& folder, const HasTensor&, json& object) {
@@ -147,6 +150,7 @@ void write_deepseek(const FolderConfig& folder, const HasTensor&, json& object) 
                  {"n_group", groups ? model.moe_router_num_groups : 1},
                  {"topk_group", groups ? model.moe_router_group_topk : 1}});
   if (third) object["rope_interleave"] = model.rotary_interleaved;
+  if (model.mtp_num_layers > 0) object["num_nextn_predict_layers"] = model.mtp_num_layers;
   write_head(folder, object);
 }
 
@@ -167,6 +171,27 @@ LayerNames deepseek_layer(const std::string& layer, const plan::LayerSpec& spec)
   names["mlp.shared_experts.linear_fc2"] = {shared + "down_proj"};
   name_experts(names, mlp, spec.experts()->count, "gate_proj", "up_proj", "down_proj");
   return names;
+}
+
+/// With the depths of multi-token prediction of a V3, as layers behind the last.
+Mapping table_of(const ModelShape& shape, const std::string& prefix) {
+  Mapping table = decoder_table(shape, prefix, deepseek_layer);
+  if (!shape.experts || !shape.experts->router.bias) return table;
+  MappingBuilder build;
+  for (std::int64_t k = 0; k < shape.mtp_depths; ++k) {
+    using Depth = plan::PredictionDepth;
+    const Depth depth = shape.prediction_depth(k);
+    const plan::Linear projection = depth.projection();
+    const std::string layer = concat(prefix, "layers.", shape.num_layers + k, ".");
+    build.norm(depth.prefix + Depth::kTokenNorm, layer + "enorm", shape);
+    build.norm(depth.prefix + Depth::kStateNorm, layer + "hnorm", shape);
+    build.whole(depth.prefix + projection.name + ".weight", layer + "eh_proj.weight",
+                {projection.outputs, projection.inputs});
+    build.layer(depth.layer, deepseek_layer(layer, depth.layer));
+    build.norm(depth.prefix + Depth::kFinalNorm, layer + "shared_head.norm", shape);
+  }
+  table.merge(build.take());
+  return table;
 }
 
 /// Whether a tensor is of a layer behind the last, which predicts further tokens.
@@ -195,6 +220,10 @@ constinit const HfFamily kDeepseek = [] {
        .holds = holds_deepseek,
        .write = write_deepseek,
        .experts = true});
+  family.table = [](const ModelShape& shape, const HasTensor& theirs) {
+    return table_of(shape, theirs("model.embed_tokens.weight") ? "model." : "");
+  };
+  family.written_table = [](const ModelShape& shape, const HasTensor&) { return table_of(shape, "model."); };
   family.needs_no_reading = [](const FolderConfig& folder, const std::string& name) {
     return needs_no_reading(folder, name) || predicts_further(folder, name);
   };
