@@ -22,12 +22,21 @@ using DraftedTexts = std::vector<std::vector<std::int64_t>>;
 constexpr std::int64_t kDraftDepths = 3;
 const DraftedTexts kDraftedPrompts = {{3, 14, 15, 9, 2}, {6}, {5, 3, 5}, {6}, {8, 9, 7, 9, 3, 2, 3, 8, 4, 6, 2, 3}};
 
-model::TransformerOptions drafting_model() {
+/// `latents`: with DeepSeek's attention.
+model::TransformerOptions drafting_model(bool latents = false) {
   model::TransformerOptions options = small_model();
   options.shape.mtp_depths = kDraftDepths;
   options.shape.max_positions = 24;
   options.shape.learned_positions = false;
   options.rope = {.rotary_dim = 4, .base = 50};
+  if (!latents) return options;
+  options.shape.latents = plan::Latents{.q_rank = 6, .kv_rank = 8, .nope = 4, .rope = 2, .value = 6};
+  options.shape.num_groups = 4;
+  options.shape.head_size = options.shape.latents->head_size();
+  options.shape.attention_scale = 0.4;
+  options.shape.attention.qk_layernorm = options.shape.rms_norm = options.shape.gated = true;
+  options.shape.linear_bias = false;
+  options.rope = {.rotary_dim = 2, .base = 50, .interleaved = true};
   return options;
 }
 
@@ -38,8 +47,8 @@ struct DraftedResult {
 
 /// `tokens`: drafted at a time; below 0: none, by generate().
 DraftedResult written_by(const Tensors& weights, const GenerateOptions& options, std::int64_t tokens, int t = 1,
-                         int stages = 1) {
-  const model::TransformerOptions model = drafting_model();
+                         int stages = 1, bool latents = false) {
+  const model::TransformerOptions model = drafting_model(latents);
   DraftedResult result;
   const auto layers = stages == 1 ? std::vector<std::int64_t>{2} : std::vector<std::int64_t>{2, 0};
   const auto parts = plan::parts_of_layers(layers);
@@ -102,6 +111,14 @@ TEST(Speculate, DoesSoOnRanksThatShareLayersAndOnStages) {
   }
 }
 
+TEST(Speculate, DoesSoFromCachedLatents) {
+  const Tensors weights = random_weights(drafting_model(true).shape, 4);
+  const GenerateOptions options{.max_new_tokens = 15, .sampling = {.temperature = 0.5}};
+  const DraftedResult plain = written_by(weights, options, -1, 1, 1, true);
+  for (const auto& [t, stages] : {std::pair{1, 1}, {2, 1}, {1, 2}})
+    EXPECT_EQ(written_by(weights, options, kDraftDepths, t, stages, true).texts, plain.texts);
+}
+
 /// Of logits that are all equal the first token is the likeliest: every depth drafts what the model draws.
 TEST(Speculate, AcceptsEveryDraftOfDepthsThatAgreeWithTheModel) {
   Tensors weights = random_weights(drafting_model().shape, 4);
@@ -115,8 +132,11 @@ TEST(Speculate, AcceptsEveryDraftOfDepthsThatAgreeWithTheModel) {
 }
 
 /// A depth that has read a text in pieces, drafts between them, drafts as one that reads it at once.
-TEST(Drafter, DraftsWhatTheTextSaysWhateverWasDraftedBefore) {
-  const model::TransformerOptions model = drafting_model();
+class DrafterOf : public ::testing::TestWithParam<bool> {};
+INSTANTIATE_TEST_SUITE_P(Latents, DrafterOf, ::testing::Bool());
+
+TEST_P(DrafterOf, DraftsWhatTheTextSaysWhateverWasDraftedBefore) {
+  const model::TransformerOptions model = drafting_model(GetParam());
   const auto store = make_store(model.shape, 1, 0, random_weights(model.shape, 4));
   const plan::StagePart whole = plan::whole_model(model.shape.num_layers);
   const model::CachedGpt gpt(model, whole, store, {});

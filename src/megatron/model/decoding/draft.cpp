@@ -12,21 +12,25 @@
 #include "megatron/base/machine/out_of_memory.h"
 #include "megatron/kernels/attention.h"
 #include "megatron/model/attention.h"
+#include "megatron/model/latent_attention.h"
 #include "megatron/model/stage_modules.h"
 #include "megatron/parallel/backward.h"
+#include "megatron/plan/cost/kv_cache.h"
 
 namespace megatron::model {
 namespace {
 
-/// Keys and values of a depth's layer, [capacity, 1, g/t, d], with the rows of one group one after another.
+/// Keys and values of a depth's layer, [capacity, 1, heads, width] (plan::CacheWidths), with the rows of one head one
+/// after another.
 struct DepthCache {
   at::Tensor keys, values;
   std::int64_t length = 0;  ///< rows that read known tokens
 
   DepthCache(const Block& block, std::int64_t capacity, const at::TensorOptions& options) {
-    const BranchModules& branch = block.attention();
-    for (at::Tensor* x : {&keys, &values})
-      *x = at::empty({1, branch.groups, capacity, branch.head_size}, options).permute({2, 0, 1, 3});
+    const auto& spec = std::get<plan::SelfAttention>(block.attention().spec.inner);
+    const plan::CacheWidths widths = plan::cache_widths(spec, block.tp().size());
+    for (auto [x, width] : {std::pair(&keys, widths.key), std::pair(&values, widths.value)})
+      *x = at::empty({1, widths.heads, capacity, width}, options).permute({2, 0, 1, 3});
   }
 };
 
@@ -55,20 +59,38 @@ struct Drafter::Impl {
 };
 
 Attend Drafter::Impl::attention(const Block& block, DepthCache& cache) const {
-  const kernels::RopeTable& rope = modules.rope_of(std::get<plan::SelfAttention>(block.attention().spec.inner));
-  return [&cache, &rope, &branch = block.attention()](const at::Tensor& qkv) {
+  const BranchModules& branch = block.attention();
+  const auto& spec = std::get<plan::SelfAttention>(branch.spec.inner);
+  const kernels::RopeTable& rope = modules.rope_of(spec);
+  const auto positions = [&cache, &rope](const at::Tensor& x) {
+    const std::int64_t begin = cache.length;
+    if (!rope.cos.defined()) return at::Tensor();
+    return at::arange(begin, begin + x.size(0), x.options().dtype(at::kLong)).unsqueeze(0);
+  };
+  const auto asked_of = [&cache, &branch](const at::Tensor& x) {
+    return attention_options(branch, {.begin = cache.length, .s = x.size(0), .b = 1, .device = x.device()});
+  };
+  Attend attend = [&cache, &rope, &branch, positions, asked_of](const at::Tensor& qkv) {
     const std::int64_t s = qkv.size(0), begin = cache.length;
     const Heads heads = heads_of(qkv, branch.groups, branch.head_size);
-    const auto positions = at::arange(begin, begin + s, qkv.options().dtype(at::kLong)).unsqueeze(0);
-    Rotary{rope, rope.cos.defined() ? positions : at::Tensor()}.rotate(heads);
+    Rotary{rope, positions(qkv)}.rotate(heads);
     cache.keys.narrow(0, begin, s).copy_(heads.k);
     cache.values.narrow(0, begin, s).copy_(heads.v);
-    const auto asked = attention_options(branch, {.begin = begin, .s = s, .b = 1, .device = qkv.device()});
-    return Recomputable{
-        kernels::attention(heads.q, cache.keys.narrow(0, 0, begin + s), cache.values.narrow(0, 0, begin + s), asked)
-            .out.view({s, 1, -1}),
-        {}};
+    return Recomputable{kernels::attention(heads.q, cache.keys.narrow(0, 0, begin + s),
+                                           cache.values.narrow(0, 0, begin + s), asked_of(qkv))
+                            .out.view({s, 1, -1}),
+                        {}};
   };
+  if (!spec.latents) return attend;
+  attend.latents = [&cache, &rope, &branch, positions, asked_of](const LatentInput& in) {
+    const std::int64_t s = in.q.size(0), begin = cache.length;
+    const LatentRows rows = latent_rows(in, branch, rope, positions(in.q));
+    cache.keys.narrow(0, begin, s).copy_(rows.keys);
+    const auto seen = cache.keys.narrow(0, 0, begin + s);
+    const at::Tensor out = kernels::attention(rows.queries, seen, seen, asked_of(in.q)).out;
+    return Recomputable{values_of_rows(out, branch), {}};
+  };
+  return attend;
 }
 
 at::Tensor Drafter::Impl::run(std::size_t k, std::int64_t known, const std::vector<std::int64_t>& ahead) {
