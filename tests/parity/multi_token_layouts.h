@@ -63,6 +63,19 @@ inline std::vector<Layout> multi_token_layouts() {
       all.push_back(layout);
     }
   }
+  {  // of DeepSeek's layers, at last of a V3
+    std::vector<Layout> some;
+    some.push_back({.tp = 2, .pp = 2, .sp = true, .recompute = "full", .with = two});
+    some.push_back({.tp = 2, .dp = 2, .sp = true, .sharded = true, .full = true, .with = two});
+    some.push_back({.pp = 2, .dp = 2, .sharded = true, .pooled = true, .with = one + " model.first_k_dense_replace=1"});
+    some.back().experts = 3;
+    some.back().ep = 2;
+    for (Layout& layout : some) {
+      layout.llama = 4;
+      layout.latents = 2;
+      all.push_back(layout);
+    }
+  }
   for (const char* kind : {"model.normalization=RMSNorm model.norm_position=both model.apply_layernorm_1p=true",
                            "model.norm_position=behind", "model.parallel_residual=true", "model.use_mup=true"})
     all.push_back({.tp = 2,
