@@ -36,7 +36,9 @@ TEST(CachePool, CountsLatentsOnceARankInPlaceOfHeads) {
   for (const int tp : {1, 2}) {
     config::RunConfig config = run_of(tp, 1, 8).config;
     config.model.multi_latent_attention = true;
-    config.model.normalization = "RMSNorm";
+    config.model.qk_layernorm = true;
+    config.model.add_bias_linear = false;
+    config.model.num_query_groups = 0;
     config.model.position_embedding_type = "rope";
     config.model.kv_lora_rank = 24;
     config.model.qk_pos_emb_head_dim = 6;

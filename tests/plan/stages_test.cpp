@@ -166,8 +166,8 @@ TEST(Layout, ShowsWhereItCannotBeRead) {
             "  got:  Et*3|x|tL\n"
             "             ^\n"
             "  fix:  --pp-layout balanced, or such as \"Et*3|t*4|t*4|t*3L\"");
-  EXPECT_THAT(error("Et*3|(tt|)*29,m|L"),
-              HasSubstr("m, a layer of multi-token prediction, is in no model here (character 15)"));
+  EXPECT_THAT(error("Et*3|(tt|)*29,m|L"), HasSubstr("m, a depth of multi-token prediction, is not placed here: all are "
+                                                    "on the stage with the output (character 15)"));
   EXPECT_THAT(error("E(t|tL"), HasSubstr("')' is missing (character 7)"));
   EXPECT_THAT(error("Et)|tL"), HasSubstr("')' without '(' (character 3)"));
   EXPECT_THAT(error("Et*|tL"), HasSubstr("'*' needs a number of at least 1 (character 4)"));
