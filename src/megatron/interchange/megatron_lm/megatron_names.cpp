@@ -154,6 +154,10 @@ TheirName our_name(const std::string& theirs, bool tied_output, const std::strin
   }
   for (const std::string_view known : kOutside)
     if (starts(name, known)) return {name};
+  if (starts(name, "mtp."))
+    throw ConfigError(rule_got_fix(concat(file, ": files of ranks are read without multi-token prediction."),
+                                   concat("\"", printable(theirs.substr(0, 120)), "\""),
+                                   "let Megatron-LM save the checkpoint in the format torch_dist, which keeps it"));
   throw ConfigError(rule_got_fix(concat(file, ": every tensor must belong to a GPT, a BERT or a T5."),
                                  concat("\"", printable(theirs.substr(0, 120)), "\""),
                                  "only checkpoints of these are read in this format"));

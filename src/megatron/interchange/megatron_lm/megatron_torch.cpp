@@ -16,7 +16,6 @@
 #include "megatron/interchange/hugging_face/hf_config.h"
 #include "megatron/interchange/hugging_face/hf_family.h"
 #include "megatron/interchange/mapped_source.h"
-#include "megatron/interchange/megatron_lm/arguments.h"
 #include "megatron/interchange/megatron_lm/megatron_names.h"
 #include "megatron/interchange/megatron_lm/ranks/rank_files.h"
 #include "megatron/interchange/megatron_lm/ranks/rank_state.h"
@@ -166,10 +165,6 @@ OpenedRanks open_ranks(const fs::path& found, RankGrid grid) {
   const PickleNode& args = arguments_of(first);
   config::ModelConfig model = model_of_arguments(first.values(), args, kind_of(*files, grid), first.name());
   check_heads(model, first.name());
-  if (model.mtp_num_layers > 0)
-    Arguments(first.values(), args, first.name())
-        .refuse("mtp_num_layers", "None in this format; --ckpt-format torch_dist keeps what predicts tokens ahead",
-                concat(model.mtp_num_layers));
   return {std::move(grid), std::move(files), &args, std::move(model)};
 }
 
