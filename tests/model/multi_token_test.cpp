@@ -50,7 +50,7 @@ Batch ahead_samples(bool documents) {
 void expect_dense_depths(const TransformerOptions& options, const Batch& batch, int t) {
   const Tensors weights = random_weights(options.shape, 9);
   const DenseDepths dense(options, weights);
-  const at::Tensor loss = dense.loss_sum(batch, true);
+  const at::Tensor loss = dense.loss_with_depths(batch, true);
   const std::vector<at::Tensor> depths = dense.depth_losses(batch);
   loss.backward();
   comm::run_ranks(t, [&](const comm::Group& tp) {
@@ -167,7 +167,7 @@ TEST(MultiTokenBatch, AddsNothingToALossThatIsNotTrainedOn) {
   const TransformerStage gpt(options, store, comm::Group());
   const LossSum loss = gpt.loss(ahead_samples(false), false);
   EXPECT_TRUE(loss.depth_sums.empty());
-  EXPECT_NEAR_TENSOR(loss.sum, DenseDepths(options, weights).loss_sum(ahead_samples(false), false), 1e-12);
+  EXPECT_NEAR_TENSOR(loss.sum, DenseDepths(options, weights).loss_with_depths(ahead_samples(false), false), 1e-12);
 }
 
 }  // namespace

@@ -12,7 +12,7 @@ class DenseDepths : public DenseModel {
   using DenseModel::DenseModel;
 
   /// As of the model; in training the depths add their gradients, and no value.
-  at::Tensor loss_sum(const model::Batch& batch, bool training) const {
+  at::Tensor loss_with_depths(const model::Batch& batch, bool training) const {
     const auto sum = DenseModel::loss_sum(batch, training);
     if (!training) return sum;
     auto all = at::zeros({}, at::kDouble);
