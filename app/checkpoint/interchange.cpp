@@ -16,7 +16,6 @@
 #include "megatron/config/options.h"
 #include "megatron/interchange/formats.h"
 #include "megatron/interchange/hugging_face/companions.h"
-#include "megatron/interchange/hugging_face/hugging_face.h"
 #include "megatron/interchange/hugging_face/labels.h"
 #include "megatron/interchange/import.h"
 #include "megatron/interchange/weights.h"
@@ -155,8 +154,7 @@ int checkpoint_export(const Args& args) {
     interchange::FolderConfig config = interchange::export_config(flags.load);
     const auto all = interchange::open_weights(flags.load);
     std::unique_ptr<checkpoint::WeightSource> rest;
-    if (config.model.mtp_num_layers > 0 && !format.holds_depths &&
-        (format.write != interchange::export_hugging_face || !interchange::folder_holds_depths(config))) {
+    if (config.model.mtp_num_layers > 0 && (format.holds_depths == nullptr || !format.holds_depths(config))) {
       rest = interchange::without_depths(*all);
       write_line(stderr, concat("note: ", format.name, " has no place for depths of multi-token prediction: ",
                                 config.model.mtp_num_layers, " stay in the checkpoint alone"));

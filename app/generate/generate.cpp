@@ -255,12 +255,13 @@ Request prepare(GenerateFlags flags) {
   }
   generate::check(prompts, model.run.shape.max_positions, options);
   const auto element_bytes = static_cast<std::int64_t>(c10::elementSize(train::scalar_type(model.run.config)));
-  const auto bytes_of =
+  const auto largest_bytes =
       flags.speculative_method == kMultiToken ? generate::largest_text_bytes : generate::largest_group_bytes;
-  run::check_memory(model.run, comm::place_from(comm::process_environment()), model.holding(),
-                    {.bytes = bytes_of(prompts, options, model.run.shape, element_bytes, model.run.config.parallel.tp),
-                     .what = "keys and values of what is written",
-                     .fix = "fewer --max-new-tokens, or a shorter prompt"});
+  run::check_memory(
+      model.run, comm::place_from(comm::process_environment()), model.holding(),
+      {.bytes = largest_bytes(prompts, options, model.run.shape, element_bytes, model.run.config.parallel.tp),
+       .what = "keys and values of what is written",
+       .fix = "fewer --max-new-tokens, or a shorter prompt"});
   return {std::move(flags), std::move(model), std::move(prompts), options};
 }
 

@@ -72,7 +72,8 @@ struct ServeFlags : run::ModelFlags {
       "Memory for the keys and values of all texts on all ranks together, as 2GB, in blocks of 64 tokens; empty: "
       "max_texts times the context, in at most a quarter of the free memory; must be given with --device cuda.",
       config::Common());
-    v("cache_tokens", cache_tokens, "The same as a number of tokens; 0: as --cache-memory says.");
+    v("cache_tokens", cache_tokens,
+      "Tokens whose keys and values have room, in place of cache_memory; 0: as that says.");
     v("max_context", max_context, "Maximum tokens of a prompt and its answer; 0: the model's context.");
     v("max_tokens", max_tokens, "Maximum tokens of an answer; 0: what the context leaves.");
     v("prefill_tokens", prefill_tokens,

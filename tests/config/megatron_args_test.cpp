@@ -339,6 +339,9 @@ TEST(MegatronArgs, SayWhichGeluAndWhichWidth) {
   EXPECT_EQ(recipe(small + "--no-pad-vocab-size").model.make_vocab_size_divisible_by, 1);
   EXPECT_EQ(recipe(small + "--window-size 127,0").model.sliding_window, 128);
   EXPECT_EQ(recipe(small + "--window-size (127,-1)").model.sliding_window, 128);
+  EXPECT_EQ(recipe(small + "--window-size 127,127", "pretrain_bert").model.sliding_window, 128);
+  EXPECT_THAT(error_of(small + "--window-size 127,0", "pretrain_bert"), HasSubstr("as many tokens before as behind"));
+  EXPECT_THAT(error_of(small + "--window-size 127,127"), HasSubstr("of which a GPT sees none"));
   EXPECT_TRUE(recipe(small + "--qk-layernorm").model.qk_layernorm);
   EXPECT_EQ(recipe(small + "--use-rope-scaling").model.rope_scaling_factor, 1);  // without rotary positions
   EXPECT_EQ(recipe(small + "--use-rope-scaling --use-rotary-position-embeddings").model.rope_scaling_factor, 8);

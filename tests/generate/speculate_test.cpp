@@ -77,6 +77,18 @@ DraftedResult written_by(const Tensors& weights, const GenerateOptions& options,
   return result;
 }
 
+/// Of the longest prompt and the 12 tokens that have room behind it, in float64.
+TEST(Speculate, SaysWhatItsTextsTake) {
+  const auto bytes = [](bool latents, int tp) {
+    return largest_text_bytes(kDraftedPrompts, {.max_new_tokens = 100}, drafting_model(latents).shape, 8, tp);
+  };
+  const plan::ModelShape shape = drafting_model().shape;
+  const std::int64_t layers = shape.num_layers, h = shape.hidden, keys = shape.groups() * shape.head();
+  const std::int64_t logits = (1 + kDraftDepths) * shape.padded_vocab * 12;
+  EXPECT_EQ(bytes(false, 1), 24 * 8 * (layers * 2 * keys + kDraftDepths * (2 * keys + h)) + logits);
+  EXPECT_EQ(bytes(true, 2), 24 * 8 * 2 * (layers * (8 + 2) + kDraftDepths * (8 + 2 + h)) + logits);
+}
+
 TEST(Speculate, GivesTheTextsOfPlainDecodingWhateverIsDrafted) {
   const Tensors weights = random_weights(drafting_model().shape, 4);
   for (const double temperature : {0.0, 0.3, 1.0}) {

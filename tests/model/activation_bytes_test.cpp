@@ -88,12 +88,14 @@ struct Kind {
   bool llama;
   at::ScalarType dtype;
   bool bert = false, t5 = false;
+  bool normed_embeddings = false;
 };
 const Kind kKinds[] = {{"gpt", false, at::kFloat},
                        {"llama", true, at::kFloat},
                        {"llama in bf16", true, at::kBFloat16},
                        {"bert", false, at::kFloat, true},
-                       {"decoder of a t5", false, at::kFloat, false, true}};
+                       {"decoder of a t5", false, at::kFloat, false, true},
+                       {"gpt of normed embeddings", false, at::kFloat, false, false, true}};
 
 config::RunConfig config_of(const Kind& kind, const Mode& mode, int t, bool sp) {
   config::RunConfig config;
@@ -111,6 +113,7 @@ config::RunConfig config_of(const Kind& kind, const Mode& mode, int t, bool sp) 
   config.train.distribute_saved_activations = mode.distribute;
   config.train.recompute_gelu = mode.gelu;
   config.model.apply_residual_connection_post_layernorm = kind.bert;
+  config.model.embedding_layernorm = kind.normed_embeddings;
   config.data.decoder_seq_length = 32;
   return config;
 }
@@ -143,6 +146,7 @@ TransformerOptions options_of(const Kind& kind, const Mode& mode, bool sp) {
     options.shape.linear_bias = options.shape.learned_positions = false;
   }
   options.shape.residual_after_norm = kind.bert;
+  options.shape.embedding_norm = kind.normed_embeddings;
   options.hidden_dropout = options.attention_dropout = 0.1;
   options.sequence_parallel = sp;
   const auto named = [&](const std::string& module) {

@@ -8,10 +8,10 @@
 #include <utility>
 #include <vector>
 
-#include "megatron/base/error.h"
 #include "megatron/plan/cost/rank_buffers.h"
 #include "megatron/plan/parameters/shards.h"
 #include "megatron/plan/rules.h"
+#include "tests/plan/refusal.h"
 
 // Mixtures of experts: which combinations of options are taken, and what each rank holds.
 namespace megatron::plan {
@@ -32,19 +32,8 @@ RunConfig mixture() {
   return config;
 }
 
-std::string refusal_of(const std::function<void(RunConfig&)>& change) {
-  RunConfig config = mixture();
-  change(config);
-  try {
-    resolve(config);
-  } catch (const ConfigError& error) {
-    return error.what();
-  }
-  return "no error";
-}
-
 TEST(Experts, AreRefusedWhereTheyDoNotFit) {
-  EXPECT_EQ(refusal_of([](RunConfig&) {}), "no error");
+  EXPECT_EQ(refusal_of(mixture(), [](RunConfig&) {}), "no error");
   const std::vector<std::pair<const char*, std::function<void(RunConfig&)>>> all = {
       {"A shared expert has no biases",
        [](RunConfig& c) {
@@ -91,12 +80,18 @@ TEST(Experts, AreRefusedWhereTheyDoNotFit) {
          c.model.moe_router_group_topk = 2;
          c.model.moe_router_group_best = 3;
        }},
+      {"some layer must have experts", [](RunConfig& c) { c.model.first_k_dense_replace = 2; }},
+      {"some layer must have experts",
+       [](RunConfig& c) {
+         c.model.first_k_dense_replace = 1;
+         c.model.moe_layer_freq = 2;
+       }},
       {"first_k_dense_replace must be from 0", [](RunConfig& c) { c.model.first_k_dense_replace = -1; }},
       {"moe_expert_capacity_factor must be from 0", [](RunConfig& c) { c.model.moe_expert_capacity_factor = -1; }},
       {"moe_layer_freq must be from 1", [](RunConfig& c) { c.model.moe_layer_freq = 0; }},
       {"num_experts must be from 0", [](RunConfig& c) { c.model.num_experts = -1; }},
       {"moe_aux_loss_coeff must be from 0", [](RunConfig& c) { c.model.moe_aux_loss_coeff = -1; }}};
-  for (const auto& [rule, change] : all) EXPECT_THAT(refusal_of(change), HasSubstr(rule));
+  for (const auto& [rule, change] : all) EXPECT_THAT(refusal_of(mixture(), change), HasSubstr(rule));
 }
 
 TEST(Experts, AreInAllLayersBehindTheDenseOnes) {

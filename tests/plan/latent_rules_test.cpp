@@ -8,8 +8,8 @@
 #include <utility>
 #include <vector>
 
-#include "megatron/base/error.h"
 #include "megatron/plan/rules.h"
+#include "tests/plan/refusal.h"
 
 // Latent attention: which combinations of options are taken, and what each rank holds.
 namespace megatron::plan {
@@ -33,19 +33,8 @@ RunConfig latent_run() {
   return config;
 }
 
-std::string latent_refusal(const std::function<void(RunConfig&)>& change) {
-  RunConfig config = latent_run();
-  change(config);
-  try {
-    resolve(config);
-  } catch (const ConfigError& error) {
-    return error.what();
-  }
-  return "no error";
-}
-
 TEST(Latents, AreRefusedWhereTheyDoNotFit) {
-  EXPECT_EQ(latent_refusal([](RunConfig&) {}), "no error");
+  EXPECT_EQ(refusal_of(latent_run(), [](RunConfig&) {}), "no error");
   const std::vector<std::pair<const char*, std::function<void(RunConfig&)>>> all = {
       {"is for model.architecture gpt", [](RunConfig& c) { c.model.architecture = "bert"; }},
       {"kv_lora_rank must be from 1", [](RunConfig& c) { c.model.kv_lora_rank = 0; }},
@@ -71,10 +60,22 @@ TEST(Latents, AreRefusedWhereTheyDoNotFit) {
          c.lora.rank = 4;
          c.lora.base = "base";
        }},
+      {"must be at most 262144", [](RunConfig& c) { c.model.num_attention_heads = 1 << 13; }},
+      {"longrope_short_factor and model.longrope_long_factor must have a number above 0 for each pair",
+       [](RunConfig& c) {
+         c.model.rope_scaling_type = "longrope";
+         c.model.rope_scaling_factor = 4;
+       }},
+      {"mtp_num_layers excludes model.embedding_layernorm",
+       [](RunConfig& c) {
+         c.model.mtp_num_layers = 1;
+         c.model.embedding_layernorm = true;
+       }},
       {"mscale must be from 0", [](RunConfig& c) { c.model.mscale = -1; }}};
-  for (const auto& [rule, change] : all) EXPECT_THAT(latent_refusal(change), HasSubstr(rule));
-  EXPECT_EQ(latent_refusal([](RunConfig& c) { c.model.linear_bias_in = "mlp", c.model.add_bias_linear = true; }),
-            "no error");
+  for (const auto& [rule, change] : all) EXPECT_THAT(refusal_of(latent_run(), change), HasSubstr(rule));
+  EXPECT_EQ(
+      refusal_of(latent_run(), [](RunConfig& c) { c.model.linear_bias_in = "mlp", c.model.add_bias_linear = true; }),
+      "no error");
 }
 
 /// Down projections and norms are whole on each rank, which has a part of their gradients; up projections are divided

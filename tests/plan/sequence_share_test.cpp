@@ -3,15 +3,16 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <stdexcept>
 
-#include "megatron/base/error.h"
 #include "megatron/plan/cost/memory.h"
 #include "megatron/plan/cost/sequence_exchange.h"
 #include "megatron/plan/report.h"
 #include "megatron/plan/rules.h"
+#include "tests/plan/refusal.h"
 
 namespace megatron::plan {
 namespace {
@@ -70,21 +71,10 @@ config::RunConfig shared() {
   return config;
 }
 
-std::string refusal_of(const std::function<void(config::RunConfig&)>& change) {
-  config::RunConfig config = shared();
-  change(config);
-  try {
-    resolve(config);
-  } catch (const ConfigError& error) {
-    return error.what();
-  }
-  return "no error";
-}
-
 TEST(SharedSequences, AreRefusedWhereTheyDoNotFit) {
   using config::RunConfig;
-  EXPECT_EQ(refusal_of([](RunConfig&) {}), "no error");
-  EXPECT_EQ(refusal_of([](RunConfig& c) { c.parallel.cp_comm_type = "a2a"; }), "no error");
+  EXPECT_EQ(refusal_of(shared(), [](RunConfig&) {}), "no error");
+  EXPECT_EQ(refusal_of(shared(), [](RunConfig& c) { c.parallel.cp_comm_type = "a2a"; }), "no error");
   const std::vector<std::pair<const char*, std::function<void(RunConfig&)>>> all = {
       {"data.seq_length must divide by 2 x parallel.cp", [](RunConfig& c) { c.data.seq_length = 60; }},
       {"by parallel.cp x parallel.tp",
@@ -124,7 +114,7 @@ TEST(SharedSequences, AreRefusedWhereTheyDoNotFit) {
       {"distill.teacher needs whole sequences", [](RunConfig& c) { c.distill.teacher = "teacher"; }},
       {"parallel.cp_comm_type", [](RunConfig& c) { c.parallel.cp_comm_type = "ring"; }},
       {"parallel.cp must be from 1", [](RunConfig& c) { c.parallel.cp = 0; }}};
-  for (const auto& [rule, change] : all) EXPECT_THAT(refusal_of(change), HasSubstr(rule));
+  for (const auto& [rule, change] : all) EXPECT_THAT(refusal_of(shared(), change), HasSubstr(rule));
 }
 
 TEST(SharedSequences, LeaveTheGlobalBatchToTheOtherRanks) {

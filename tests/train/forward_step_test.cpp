@@ -90,6 +90,16 @@ TEST(ForwardStep, CollectsOfEachMicrobatchOfAnEvaluationInOrderWhereTheLastStage
   });
 }
 
+TEST(ForwardStep, IsRefusedOfAModelThatPredictsByDepths) {
+  config::RunConfig config = testing::tiny_config();
+  config.model.position_embedding_type = "rope";
+  config.model.mtp_num_layers = 1;
+  const plan::ResolvedRun run = plan::resolve(config);
+  Engine engine(run, {}, at::kCPU);
+  EXPECT_THROW(engine.pipeline.use({.loss = loss_of_aten, .collected = {}}), ConfigError);
+  engine.pipeline.use({});
+}
+
 TEST(ForwardStep, ThatReturnsNoScalarIsRefused) {
   const plan::ResolvedRun run = plan::resolve(testing::tiny_config());
   Engine engine(run, {}, at::kCPU);

@@ -208,7 +208,7 @@ struct ModelConfig : AttentionVariant, LayerVariant, ExpertsVariant, LatentVaria
       "longrope: what each wavelength is multiplied by, shortest first, in runs of sequences of up to "
       "rope_original_positions (docs/decisions/0123).",
       when("model.rope_scaling_type", {"longrope"}));
-    v("longrope_long_factor", longrope_long_factor, "longrope: the same in runs of longer sequences.",
+    v("longrope_long_factor", longrope_long_factor, "longrope: the multipliers in runs of longer sequences.",
       when("model.rope_scaling_type", {"longrope"}));
     v("longrope_attention_factor", longrope_attention_factor,
       "longrope: what rotated queries and keys are multiplied by; 0: sqrt(1 + ln(rope_scaling_factor) / "

@@ -7,6 +7,7 @@
 #include <span>
 
 #include "megatron/comm/group.h"
+#include "megatron/plan/cost/kv_cache.h"
 
 namespace megatron::generate {
 namespace {
@@ -44,7 +45,7 @@ class DraftedText {
     return {drafts.const_data_ptr<std::int64_t>(), drafts.const_data_ptr<std::int64_t>() + count};
   }
   void add(std::int64_t token) { all_.push_back(token); }
-  /// Of what was read only that stays whose next token is known.
+  /// Drops rejected drafts from the cache, which then ends before the text's last token.
   void forget_the_rest() { cache_.length = std::min(cache_.length, static_cast<std::int64_t>(all_.size()) - 1); }
 
  private:
@@ -68,10 +69,9 @@ class DraftedText {
 
 std::int64_t largest_text_bytes(const std::vector<Tokens>& prompts, const GenerateOptions& options,
                                 const plan::ModelShape& shape, std::int64_t element_bytes, int tp) {
-  // A depth's keys, values and states are whole heads and whole states on each rank of the last stage.
-  const std::int64_t groups = std::max<std::int64_t>(shape.groups() / tp, 1);
-  const std::int64_t row =
-      numbers_of_row(shape, tp) + shape.mtp_depths * tp * (2 * groups * shape.head() + shape.hidden);
+  std::int64_t row = numbers_of_row(shape, tp);
+  for (std::int64_t k = 0; k < shape.mtp_depths; ++k)  // on each rank of the last stage, states too
+    row += tp * (plan::cache_widths(shape.prediction_depth(k).layer.attention(), tp).numbers() + shape.hidden);
   std::int64_t most = 0;
   for (const Tokens& prompt : prompts) {
     const auto before = static_cast<std::int64_t>(prompt.size());

@@ -59,7 +59,8 @@ struct WeightFormat {
   const char* output = "";            ///< what --output names, for --help
   bool keeps_training = false;        ///< ExportOptions::training
   bool pads_vocabulary = false;       ///< ExportOptions::padded_vocab_size
-  bool holds_depths = false;          ///< of multi-token prediction
+  /// Whether it holds the depths of multi-token prediction of such a model. Null: of none.
+  bool (*holds_depths)(const FolderConfig& config) = nullptr;
   /// Writes `weights` of the model `config`; `output` appears whole or not at all. Throws ConfigError, before anything
   /// is written, for a model that the format cannot hold.
   void (*write)(const checkpoint::WeightSource& weights, const FolderConfig& config,

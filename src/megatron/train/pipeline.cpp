@@ -203,6 +203,13 @@ Pipeline::Pipeline(const plan::ResolvedRun& run, const parallel::ParallelContext
       link_(make_link(run, context, parameters)),
       expert_layers_(run.shape.expert_layers()) {}
 
+void Pipeline::use(ForwardStep step) {
+  if (step.loss && run_.shape.mtp_depths > 0)
+    throw ConfigError(rule_got_fix("a loss of one's own excludes model.mtp_num_layers: it predicts by no depth.",
+                                   concat("mtp_num_layers ", run_.shape.mtp_depths), "--mtp-num-layers 0"));
+  forward_step_ = std::move(step);
+}
+
 std::vector<double> Pipeline::take_router_counts() const {
   if (expert_layers_.empty()) return {};
   ExpertFigures figures(expert_layers_.size(), static_cast<std::size_t>(run_.shape.experts->count));

@@ -70,8 +70,9 @@ class Pipeline {
   Pipeline(const Pipeline&) = delete;
   Pipeline& operator=(const Pipeline&) = delete;
 
-  /// From now on the losses are those of `step`. The same on every rank.
-  void use(ForwardStep step) { forward_step_ = std::move(step); }
+  /// From now on the losses are those of `step`. The same on every rank. Throws ConfigError for a loss of one's own of
+  /// a model with depths of multi-token prediction, which it does not train.
+  void use(ForwardStep step);
   const ForwardStep& forward_step() const { return forward_step_; }
   /// From now on each operation is told to `activity`, which must outlive the pipeline's use; null: nobody is told.
   void report_to(comm::Activity* activity) { activity_ = activity; }

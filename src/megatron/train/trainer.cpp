@@ -109,10 +109,6 @@ class TrainingRun {
         engine_(run, world, device),
         saver_(save_folder(config_), world, saver_options(config_)),
         guard_(config_, world.rank()) {
-    if (forward_step.loss && run.shape.mtp_depths > 0)
-      throw ConfigError(
-          rule_got_fix("a loss of one's own excludes model.mtp_num_layers: it does not predict by depths.",
-                       concat("mtp_num_layers ", run.shape.mtp_depths), "--mtp-num-layers 0"));
     engine_.pipeline.use(config_.dpo.beta > 0               ? preference_step(config_.dpo)
                          : !config_.distill.teacher.empty() ? distillation_step(run, engine_)
                                                             : forward_step);

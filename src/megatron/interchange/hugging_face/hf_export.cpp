@@ -102,17 +102,6 @@ class FolderWriter {
   std::string dtype_;
 };
 
-/// What depths of prediction share with the model, under the names that DeepSeek-V3's folders have for it besides.
-void add_shared_tables(Mapping& theirs, const plan::ModelShape& shape) {
-  const std::vector<std::int64_t> begin = {0, 0}, size = {shape.vocab, shape.hidden};
-  for (std::int64_t k = 0; k < shape.mtp_depths; ++k) {
-    const std::string layer = concat("model.layers.", shape.num_layers + k, ".");
-    theirs[layer + "embed_tokens.weight"] = {.shape = size, .pieces = {{plan::kWordEmbedding, begin, begin, size}}};
-    const char* const output = shape.tied_output ? plan::kWordEmbedding : plan::kOutputMatrix;
-    theirs[layer + "shared_head.head.weight"] = {.shape = size, .pieces = {{output, begin, begin, size}}};
-  }
-}
-
 }  // namespace
 
 void export_hugging_face(const checkpoint::WeightSource& weights, const FolderConfig& config, const fs::path& folder,
@@ -123,7 +112,7 @@ void export_hugging_face(const checkpoint::WeightSource& weights, const FolderCo
     return [&source](const std::string& name) { return source.shape(name) != nullptr; };
   };
   Mapping names = inverted(family.written_table(shape_of(config.model), has(weights)));
-  add_shared_tables(names, shape_of(config.model));
+  if (family.copies != nullptr) names.merge(family.copies(shape_of(config.model)));
   const MappedSource theirs = all_under(weights, std::move(names));
   const std::unique_ptr<const checkpoint::WeightSource> fused =
       family.fused != nullptr ? family.fused(theirs) : nullptr;

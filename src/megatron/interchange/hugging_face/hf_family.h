@@ -40,6 +40,8 @@ struct HfFamily {
   Mapping (*written_table)(const plan::ModelShape& shape, const HasTensor& ours);
   /// Tensors that folders hold besides the weights: constants, and second names of tied matrices.
   bool (*needs_no_reading)(const FolderConfig& folder, const std::string& name);
+  /// Tensors of a folder that is to be written, made of ours, that hold what others hold too. Null: there are none.
+  Mapping (*copies)(const plan::ModelShape& shape) = nullptr;
   bool experts = false;  ///< its layers are mixtures of experts; of others no layer is
   /// Of a family whose folders hold tensors that no table of slices maps: the folder as its table has it, and what is
   /// to be written as the folder has it (fused_experts.h). Null: they are the same.

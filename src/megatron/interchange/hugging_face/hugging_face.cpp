@@ -38,6 +38,16 @@ std::string family_names() {
   return names;
 }
 
+/// Whether what export_hugging_face() writes of the model has its depths of multi-token prediction.
+bool folder_holds_depths(const FolderConfig& config) {
+  const HfFamily* const family = config.family != nullptr ? config.family : find_family(config.model);
+  if (family == nullptr || config.model.mtp_num_layers == 0) return false;
+  const plan::ModelShape shape = shape_of(config.model);
+  const auto has_none = [](const std::string&) { return false; };
+  return family->written_table(shape, has_none)
+      .contains(concat(shape.prediction_depth(0).prefix, plan::PredictionDepth::kProjection, ".weight"));
+}
+
 }  // namespace
 
 FolderConfig read_config(const std::filesystem::path& folder) {
@@ -48,15 +58,6 @@ FolderConfig read_config(const std::filesystem::path& folder) {
   if (config.model.mtp_num_layers > 0 && std::ranges::none_of(SafetensorsFolder(folder).tensors(), is_of_depth))
     config.model.mtp_num_layers = 0;
   return config;
-}
-
-bool folder_holds_depths(const FolderConfig& config) {
-  const HfFamily* const family = config.family != nullptr ? config.family : find_family(config.model);
-  if (family == nullptr || config.model.mtp_num_layers == 0) return false;
-  const plan::ModelShape shape = shape_of(config.model);
-  const auto has_none = [](const std::string&) { return false; };
-  return family->written_table(shape, has_none)
-      .contains(concat(shape.prediction_depth(0).prefix, plan::PredictionDepth::kProjection, ".weight"));
 }
 
 std::unique_ptr<checkpoint::WeightSource> open_hugging_face(const std::filesystem::path& folder) {
@@ -91,6 +92,7 @@ WeightFormat hugging_face_format() {
           .labels = [](const fs::path& folder) { return read_config(folder).labels; },
           .config_json = [](const fs::path& folder) { return read_file(folder / "config.json"); },
           .output = "folder to write; must not exist, or be empty",
+          .holds_depths = folder_holds_depths,
           .write = export_hugging_face};
 }
 

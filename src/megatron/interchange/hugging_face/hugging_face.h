@@ -22,7 +22,4 @@ std::unique_ptr<checkpoint::WeightSource> open_hugging_face(const std::filesyste
 void export_hugging_face(const checkpoint::WeightSource& weights, const FolderConfig& config,
                          const std::filesystem::path& folder, const ExportOptions& options);
 
-/// Whether what export_hugging_face() writes of the model has its depths of multi-token prediction.
-bool folder_holds_depths(const FolderConfig& config);
-
 }  // namespace megatron::interchange

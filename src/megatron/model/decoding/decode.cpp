@@ -86,12 +86,12 @@ struct CachedGpt::Impl {
   }
   /// Attention of the new tokens over the rows of the cache and over themselves, which are added to it.
   Attend attention(KvCache& cache, std::size_t layer, const Places& place) const;
-  /// The same of each sequence over its own blocks.
+  /// Attention of new tokens of each sequence over its own blocks, to which they are added.
   Attend attention_in_blocks(std::span<PagedCache* const> caches, std::size_t layer,
                              const at::Tensor& position_sb) const;
   /// The blocks on tokens that follow the cache's rows.
   Normed run(const at::Tensor& in, KvCache& cache) const;
-  /// The same of `s` tokens of each sequence; one of each, or several of one.
+  /// The blocks on `s` tokens that follow those of each sequence; one of each, or several of one.
   Normed run(const at::Tensor& in, std::int64_t s, std::span<PagedCache* const> caches) const;
   Normed run(const at::Tensor& in, PagedCache& cache) const;
   /// What a stage gives of the last token alone, and what of all of one sequence.

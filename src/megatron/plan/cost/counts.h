@@ -34,7 +34,7 @@ struct LayerFlops {
   double attention = 0;  ///< products of activations
 };
 LayerFlops layer_flops(const LayerSpec& layer, const LayerTokens& tokens);
-/// The same of a depth of multi-token prediction: its projection and its layer.
+/// Operations of a depth of multi-token prediction: its projection and its layer.
 LayerFlops depth_flops(const PredictionDepth& depth, const LayerTokens& tokens);
 /// Of the output layer, once; the head of a task counts as none.
 double output_flops(const ModelShape& shape, std::int64_t tokens);

@@ -379,7 +379,7 @@ WeightFormat torch_dist_format() {
           .output = "folder to write, for Megatron-LM's --load; must not exist",
           .keeps_training = true,
           .pads_vocabulary = true,
-          .holds_depths = true,
+          .holds_depths = [](const FolderConfig&) { return true; },
           .write = write_torch_dist};
 }
 

@@ -194,6 +194,21 @@ Mapping table_of(const ModelShape& shape, const std::string& prefix) {
   return table;
 }
 
+/// Depths of prediction have the matrices that they share with the model under names of their own besides.
+Mapping shared_matrices(const ModelShape& shape) {
+  Mapping theirs;
+  const std::vector<std::int64_t> begin = {0, 0}, size = {shape.vocab, shape.hidden};
+  const auto copy = [&](const std::string& name, const char* ours) {
+    theirs[name] = {.shape = size, .pieces = {{ours, begin, begin, size}}};
+  };
+  for (std::int64_t k = 0; k < shape.mtp_depths; ++k) {
+    const std::string layer = concat(kLayers, shape.num_layers + k, ".");
+    copy(layer + "embed_tokens.weight", plan::kWordEmbedding);
+    copy(layer + "shared_head.head.weight", shape.tied_output ? plan::kWordEmbedding : plan::kOutputMatrix);
+  }
+  return theirs;
+}
+
 /// Whether a tensor is of a layer behind the last, which predicts further tokens.
 bool predicts_further(const FolderConfig& folder, const std::string& name) {
   if (!name.starts_with(kLayers)) return false;
@@ -224,6 +239,7 @@ constinit const HfFamily kDeepseek = [] {
     return table_of(shape, theirs("model.embed_tokens.weight") ? "model." : "");
   };
   family.written_table = [](const ModelShape& shape, const HasTensor&) { return table_of(shape, "model."); };
+  family.copies = shared_matrices;
   family.needs_no_reading = [](const FolderConfig& folder, const std::string& name) {
     return needs_no_reading(folder, name) || predicts_further(folder, name);
   };

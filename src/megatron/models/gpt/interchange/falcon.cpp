@@ -86,22 +86,13 @@ void write_falcon(const FolderConfig& folder, const HasTensor&, json& object) {
   write_head(folder, object);
 }
 
-LayerNames falcon_layer(const std::string& layer, bool shared_norm) {
-  const std::string attention = layer + "self_attention.", mlp = layer + "mlp.";
-  return {{"input_layernorm", {layer + (shared_norm ? "input_layernorm" : "ln_attn")}},
-          {"self_attention.linear_qkv", {attention + "query_key_value"}},
-          {"self_attention.linear_proj", {attention + "dense"}},
-          {"pre_mlp_layernorm", {layer + "ln_mlp"}},
-          {"mlp.linear_fc1", {mlp + "dense_h_to_4h"}},
-          {"mlp.linear_fc2", {mlp + "dense_4h_to_h"}}};
-}
-
 /// Our names made of theirs: the rows of query_key_value are group after group its queries, key and value, as ours are.
 Mapping falcon_table(const ModelShape& shape, const std::string& prefix) {
   MappingBuilder build(/*transposed=*/false, /*by_groups=*/true);
   build.whole("embedding.word_embeddings.weight", prefix + "word_embeddings.weight", {shape.vocab, shape.hidden});
   for (std::int64_t layer = 0; layer < shape.num_layers; ++layer)
-    build.layer(shape.layer(layer), falcon_layer(concat(prefix, "h.", layer, "."), shape.shared_norm));
+    build.layer(shape.layer(layer), fused_heads_layer(concat(prefix, "h.", layer, "."), "self_attention",
+                                                      shape.shared_norm ? "input_layernorm" : "ln_attn", "ln_mlp"));
   build.norm("decoder.final_layernorm", prefix + "ln_f", shape);
   gpt_head(build, shape);
   return build.take();

@@ -340,6 +340,14 @@ LayerNames llama_layer(const std::string& layer) {
           {"mlp.linear_fc2", {mlp + "down_proj"}}};
 }
 
+LayerNames fused_heads_layer(const std::string& layer, const char* attention, const char* before_attention,
+                             const char* before_mlp) {
+  const std::string heads = concat(layer, attention, "."), mlp = layer + "mlp.";
+  return {{"input_layernorm", {layer + before_attention}},   {"self_attention.linear_qkv", {heads + "query_key_value"}},
+          {"self_attention.linear_proj", {heads + "dense"}}, {"pre_mlp_layernorm", {layer + before_mlp}},
+          {"mlp.linear_fc1", {mlp + "dense_h_to_4h"}},       {"mlp.linear_fc2", {mlp + "dense_4h_to_h"}}};
+}
+
 void name_experts(LayerNames& names, const std::string& mlp, std::int64_t count, const char* gate, const char* up,
                   const char* down) {
   for (std::int64_t e = 0; e < count; ++e) {

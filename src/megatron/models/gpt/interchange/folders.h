@@ -88,6 +88,9 @@ void refuse_windows(const nlohmann::json& object, interchange::JsonFields& field
 
 /// Names of Llama's tensors in a layer whose names begin with `layer`, for many families' to begin with.
 interchange::LayerNames llama_layer(const std::string& layer);
+/// Names of such a layer of GPT-NeoX and Falcon, whose attention and norms have different names.
+interchange::LayerNames fused_heads_layer(const std::string& layer, const char* attention, const char* before_attention,
+                                          const char* before_mlp);
 /// Adds those of the `count` experts in `mlp`, "model.layers.0.mlp.", whose matrices are called so.
 void name_experts(interchange::LayerNames& names, const std::string& mlp, std::int64_t count, const char* gate,
                   const char* up, const char* down);

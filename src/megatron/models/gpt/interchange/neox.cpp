@@ -44,22 +44,13 @@ void write_neox(const FolderConfig& folder, const HasTensor&, json& object) {
   write_head(folder, object);
 }
 
-LayerNames neox_layer(const std::string& layer) {
-  const std::string attention = layer + "attention.", mlp = layer + "mlp.";
-  return {{"input_layernorm", {layer + "input_layernorm"}},
-          {"self_attention.linear_qkv", {attention + "query_key_value"}},
-          {"self_attention.linear_proj", {attention + "dense"}},
-          {"pre_mlp_layernorm", {layer + "post_attention_layernorm"}},
-          {"mlp.linear_fc1", {mlp + "dense_h_to_4h"}},
-          {"mlp.linear_fc2", {mlp + "dense_4h_to_h"}}};
-}
-
 /// Our names made of theirs: the rows of query_key_value are head after head its query, key and value, as ours are.
 Mapping neox_table(const ModelShape& shape, const std::string& prefix) {
   MappingBuilder build(/*transposed=*/false, /*by_groups=*/true);
   build.whole("embedding.word_embeddings.weight", prefix + "embed_in.weight", {shape.vocab, shape.hidden});
   for (std::int64_t layer = 0; layer < shape.num_layers; ++layer)
-    build.layer(shape.layer(layer), neox_layer(concat(prefix, "layers.", layer, ".")));
+    build.layer(shape.layer(layer), fused_heads_layer(concat(prefix, "layers.", layer, "."), "attention",
+                                                      "input_layernorm", "post_attention_layernorm"));
   build.norm("decoder.final_layernorm", prefix + "final_layer_norm", shape);
   gpt_head(build, shape, "embed_out.weight");
   return build.take();
