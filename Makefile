@@ -22,7 +22,7 @@ help:
 	@echo 'make gpu-bundle  .gpu/: what proves the program on a machine with a GPU, where nothing can be built'
 	@echo 'make bench-all   every benchmark with its peers, then the table of docs/performance.md (BENCH=--quick: briefly)'
 	@echo 'make docs        write the generated references again (docs/config.md, from_megatron_lm.md, schedules)'
-	@echo 'make format      clang-format all sources;   make tidy: clang-tidy (.clang-tidy says which checks)'
+	@echo 'make format      clang-format all sources;   make tidy: clang-tidy over all of them (TIDY=--new: the newest)'
 
 setup:
 	@scripts/setup.sh
@@ -91,4 +91,4 @@ format:
 	@git ls-files -z '*.h' '*.cpp' '*.cu' | xargs -0 clang-format -i
 
 tidy: test-setup configure
-	@scripts/tidy.py
+	@scripts/tidy.py $(TIDY)

@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
 """clang-tidy (.clang-tidy says which checks) over every folder: files that keep no equal names to themselves are read
-together (cmake/unity_groups.py), and so what they include once. Usage: tidy.py [EXPRESSION], by default all; `program`:
-src and app; 'tests/plan' and the like: folders of tests; 'fuzz/', 'bench/', 'examples/'. Needs build/ to be configured,
-and clang-tidy in .cache/tidy (setup.sh --tests): older versions spend minutes in libtorch's headers. Exit code 1 where
-it found something."""
+together (cmake/unity_groups.py), and so what they include once. Usage: tidy.py [--new] [EXPRESSION], by default all;
+`program`: src and app; 'tests/plan' and the like: folders of tests; 'fuzz/', 'bench/', 'examples/'. --new: of these the
+files that changed within a day of the newest commit, as CI does, or all where .clang-tidy did. Needs build/ to be
+configured, and clang-tidy in .cache/tidy (setup.sh --tests): older versions spend minutes in libtorch's headers. Exit
+code 1 where it found something."""
+import argparse
 import concurrent.futures
 import json
 import os
@@ -20,10 +22,22 @@ TIDY = ROOT / ".cache/tidy/bin/clang-tidy"
 LINES = 20000  # of a group: what memory holds
 
 
-def folders(expression):
+def git(*words):
+    return subprocess.check_output(["git", "-C", ROOT, *words], text=True).split()
+
+
+def new_files():
+    """Changed by commits of the last day before the newest one, or since it."""
+    newest = int(git("log", "-1", "--format=%ct")[0])
+    return {*git("log", f"--since={newest - 24 * 3600}", "--name-only", "--format="), *git("diff", "--name-only", "HEAD")}
+
+
+def folders(expression, new):
     """{name: files}: the program's, each folder of tests, and the fuzz targets one by one."""
     found = {}
-    for path in subprocess.check_output(["git", "-C", ROOT, "ls-files", "*.cpp"], text=True).split():
+    files = git("ls-files", "*.cpp")
+    changed = new_files() if new else {".clang-tidy"}
+    for path in files if ".clang-tidy" in changed else [path for path in files if path in changed]:
         parts = pathlib.PurePath(path).parts
         if "/cuda/" in path or "nccl_" in path or parts[0] not in ("src", "app", "tests", "fuzz", "bench", "examples"):
             continue  # these need CUDA's headers
@@ -66,11 +80,15 @@ def main():
     if not TIDY.exists() or not (ROOT / "build/compile_commands.json").exists():
         sys.exit("tidy.py needs clang-tidy and a configured build.\n  got:  no .cache/tidy, or no "
                  "build/compile_commands.json\n  fix:  make test-setup configure")
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--new", action="store_true")
+    parser.add_argument("expression", nargs="?", default="")
+    options = parser.parse_args()
     words, sources = ["-I", str(WORK), *flags()], []
     WORK.mkdir(exist_ok=True)
     omp = subprocess.check_output(["g++", "-print-file-name=include/omp.h"], text=True).strip()
     shutil.copy(omp, WORK)  # of g++'s headers this one alone: the others are clang's own
-    for name, files in folders(sys.argv[1] if len(sys.argv) > 1 else "").items():
+    for name, files in folders(options.expression, options.new).items():
         for number, group in enumerate(groups_of(files)):
             if len(group) == 1:
                 sources.append(group[0])

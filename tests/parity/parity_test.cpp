@@ -37,7 +37,7 @@ namespace {
 /// Steps of the runs in double and in single precision: few, or MEGATRON_PARITY_STEPS. In half they have twice as many.
 std::int64_t number_of_steps() {
   const char* const named = std::getenv("MEGATRON_PARITY_STEPS");
-  return named != nullptr ? std::stoll(named) : 3;
+  return named != nullptr ? std::stoll(named) : 2;
 }
 
 plan::ResolvedRun run_of(const Layout& layout, const char* dtype, std::int64_t steps) {

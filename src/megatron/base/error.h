@@ -21,8 +21,6 @@ std::string concat(const Args&... args) {
 }
 
 /// "rule\n  got:  …\n  fix:  …": the one shape of every message to the user. An empty `fix` is left out.
-inline std::string rule_got_fix(const std::string& rule, const std::string& got, const std::string& fix = "") {
-  return rule + "\n  got:  " + got + (fix.empty() ? "" : "\n  fix:  " + fix);
-}
+std::string rule_got_fix(const std::string& rule, const std::string& got, const std::string& fix = "");
 
 }  // namespace megatron

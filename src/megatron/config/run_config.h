@@ -31,6 +31,14 @@ struct RunConfig {
   GuardConfig guard;
   LogConfig log;
 
+  // Compiled once: hundreds of options would be copied by code of its own in each of forty files.
+  RunConfig();
+  RunConfig(const RunConfig&);
+  RunConfig(RunConfig&&) noexcept;
+  RunConfig& operator=(const RunConfig&);
+  RunConfig& operator=(RunConfig&&) noexcept;
+  ~RunConfig();
+
   template <class Visitor>
   void visit(Visitor& v);
 };
