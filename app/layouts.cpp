@@ -38,7 +38,7 @@ plan::LayoutSearch find_layouts(const config::RunConfig& recipe, const RanksMach
         concat("No layout of the ranks fits into ", human_bytes(machine.capacity_bytes), " per rank."),
         found.too_large.empty()
             ? "weights, gradients and the optimizer's state alone are more"
-            : concat("the smallest holds ", human_bytes(static_cast<double>(found.too_large[0].memory.total())), ": ",
+            : concat("the smallest holds ", human_bytes(static_cast<double>(found.too_large[0].held_bytes())), ": ",
                      plan::flags_of(recipe, found.too_large[0].choice)),
         "more ranks (--world-size), or ranks with more memory (--fit)"));
   return found;

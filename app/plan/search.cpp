@@ -46,6 +46,11 @@ std::string stages_text(const plan::LayoutChoice& choice) {
   return choice.pp == 1 ? "-" : choice.stages.empty() ? "equal" : choice.stages;
 }
 
+/// "4 allgather": ranks that share sequences, and how.
+std::string sequences_text(const plan::LayoutChoice& choice) {
+  return choice.cp == 1 ? "-" : concat(choice.cp, " ", choice.cp_comm_type);
+}
+
 double days_of(const plan::FoundLayout& layout, double tokens) { return tokens / layout.tokens_per_s / 86400; }
 
 /// What the tokens cost; 0 where no price is said.
@@ -61,6 +66,9 @@ ordered_json row_of(const plan::FoundLayout& layout, const Options& options, dou
   for (const auto& [name, seconds] : layout.cost.parts.named()) parts[name] = 1e3 * seconds;
   const plan::LayoutChoice& choice = layout.choice;
   ordered_json row{{"tp", choice.tp},
+                   {"cp", choice.cp},
+                   {"cp_comm_type", choice.cp_comm_type},
+                   {"ep", choice.ep},
                    {"pp", choice.pp},
                    {"vpp", choice.vpp},
                    {"dp", layout.dp},
@@ -74,7 +82,8 @@ ordered_json row_of(const plan::FoundLayout& layout, const Options& options, dou
                    {"tokens_per_s", layout.tokens_per_s},
                    {"mfu", layout.cost.utilization},
                    {"step_ms", 1e3 * layout.cost.step_s},
-                   {"memory_bytes", layout.memory.total()},
+                   {"memory_bytes", layout.held_bytes()},
+                   {"gathered_bytes", layout.gathered_bytes},
                    {"exposed_communication", exposed_communication(layout.cost)},
                    {"days", days_of(layout, tokens)},
                    {"parts_ms", parts},
@@ -103,20 +112,23 @@ void print_layouts(const plan::LayoutSearch& found, const Options& options, cons
         hardware.name, found.allowed, found.evaluated,
         found.complete ? ", the others can be no faster or hold too much" : "; more were not tried");
   const bool priced = options.flags.gpu_hour_price > 0;
-  print("{:>3} {:>3} {:>3} {:>4} {:>5} {:>6} {:<12} {:<8} {:<10} {:<7} {:>12} {:>6} {:>10} {:>7} {:>7} {:>8}{}\n", "tp",
-        "pp", "vpp", "dp", "micro", "of", "schedule", "stages", "recompute", "shards", "tokens/s", "MFU", "memory",
-        "bubble", "comm", "days", priced ? formatted(" {:>12}", "price") : "");
+  print(
+      "{:>3} {:<12} {:>3} {:>3} {:>3} {:>4} {:>5} {:>6} {:<12} {:<8} {:<10} {:<7} {:>12} {:>6} {:>10} {:>7} {:>7} "
+      "{:>8}{}\n",
+      "tp", "cp", "ep", "pp", "vpp", "dp", "micro", "of", "schedule", "stages", "recompute", "shards", "tokens/s",
+      "MFU", "memory", "bubble", "comm", "days", priced ? formatted(" {:>12}", "price") : "");
   for (std::size_t i = 0; i < most; ++i) {
     const plan::FoundLayout& each = found.layouts[i];
     print(
-        "{:>3} {:>3} {:>3} {:>4} {:>5} {:>6} {:<12} {:<8} {:<10} {:<7} {:>12.0f} {:>5.1f}% {:>10} {:>6.1f}% {:>6.1f}% "
-        "{:>8.2f}{}\n",
-        each.choice.tp, each.choice.pp, each.choice.vpp, each.dp, each.choice.micro_batch_size, each.microbatches,
-        each.choice.schedule.empty() ? "-" : each.choice.schedule, stages_text(each.choice), recompute_text(each),
-        sharding_text(each.choice.sharding), each.tokens_per_s, 100 * each.cost.utilization,
-        human_bytes(static_cast<double>(each.memory.total())), 100 * each.cost.parts.pipeline / each.cost.step_s,
-        100 * exposed_communication(each.cost), days_of(each, tokens),
-        priced ? formatted(" {:>12.0f}", price_of(each, options, tokens)) : "");
+        "{:>3} {:<12} {:>3} {:>3} {:>3} {:>4} {:>5} {:>6} {:<12} {:<8} {:<10} {:<7} {:>12.0f} {:>5.1f}% {:>10} "
+        "{:>6.1f}% "
+        "{:>6.1f}% {:>8.2f}{}\n",
+        each.choice.tp, sequences_text(each.choice), each.choice.ep, each.choice.pp, each.choice.vpp, each.dp,
+        each.choice.micro_batch_size, each.microbatches, each.choice.schedule.empty() ? "-" : each.choice.schedule,
+        stages_text(each.choice), recompute_text(each), sharding_text(each.choice.sharding), each.tokens_per_s,
+        100 * each.cost.utilization, human_bytes(static_cast<double>(each.held_bytes())),
+        100 * each.cost.parts.pipeline / each.cost.step_s, 100 * exposed_communication(each.cost),
+        days_of(each, tokens), priced ? formatted(" {:>12.0f}", price_of(each, options, tokens)) : "");
   }
   const plan::FoundLayout& best = found.layouts[0];
   print("\nThe first loses least: of a step of {:.1f} ms", 1e3 * best.cost.step_s);
@@ -151,11 +163,11 @@ int plan_search(const Args& args) {
     std::vector<charts::Point> points;
     for (const auto* list : {&found.layouts, &found.too_large})
       for (const plan::FoundLayout& each : *list)
-        points.push_back({static_cast<double>(each.memory.total()) / 1e9, each.tokens_per_s,
+        points.push_back({static_cast<double>(each.held_bytes()) / 1e9, each.tokens_per_s,
                           plan::flags_of(options.run, each.choice), list == &found.layouts});
     std::vector<charts::Point> frontier;
     for (const plan::FoundLayout& each : plan::pareto(found.layouts))
-      frontier.push_back({static_cast<double>(each.memory.total()) / 1e9, each.tokens_per_s, "", true});
+      frontier.push_back({static_cast<double>(each.held_bytes()) / 1e9, each.tokens_per_s, "", true});
     write_file(options.flags.svg,
                charts::draw_scatter(concat("Layouts of ", command.recipe, " on ", options.run.parallel.world_size,
                                            " ranks of ", hardware.name),

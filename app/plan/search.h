@@ -15,7 +15,8 @@ struct SearchFlags {
 
   void visit(auto& v) {
     v("search", search,
-      "Which layout? Tries those that the rules allow on --world-size ranks, and prints the fastest that fit.",
+      "Which layout? Tries those that the rules allow on --world-size ranks (tp, cp and its way, ep, pp, dp, …), and "
+      "prints the fastest that fit.",
       config::Common());
     v("hardware", hardware, "With --search: a file of rates, or the name of one in configs/hardware/ without .toml.",
       config::Common());

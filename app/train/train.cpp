@@ -29,7 +29,8 @@ struct Options {
   void visit(auto& v) {
     v("layout", layout,
       "given: the layout of ranks that the options say; auto: the fastest that fits, as plan --search finds it, in "
-      "place of their tp, sp, pp, vpp, dp, stages, schedule, micro batch, recomputation and sharding.",
+      "place of their tp, sp, cp and its way, ep, pp, vpp, dp, stages, schedule, micro batch, recomputation and "
+      "sharding.",
       config::Choices({"given", "auto"}));
     v("hardware", hardware,
       "With --layout auto: what the ranks run on, a file (megatron bench hardware writes one) or the name of one in "
@@ -56,7 +57,7 @@ run::ChooseLayout chooser_of(const Options& options) {
     const plan::LayoutSearch found = find_layouts(config, machine, std::max(1, usable_cores() / ranks_here));
     const plan::FoundLayout& best = found.layouts[0];
     std::string note = concat("layout auto: ", plan::flags_of(config, best.choice), " (",
-                              human_bytes(static_cast<double>(best.memory.total())), " of ",
+                              human_bytes(static_cast<double>(best.held_bytes())), " of ",
                               human_bytes(machine.capacity_bytes), " per rank)");
     config = plan::with_layout(config, best.choice);
     return note;

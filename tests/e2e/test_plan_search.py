@@ -10,7 +10,8 @@ import xml.etree.ElementTree
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "testing"))
 from program import RunFolder, run  # noqa: E402
 
-RECIPE = pathlib.Path(__file__).resolve().parents[2] / "configs/gpt_1.3b.toml"
+CONFIGS = pathlib.Path(__file__).resolve().parents[2] / "configs"
+RECIPE = CONFIGS / "gpt_1.3b.toml"
 RANKS = [RECIPE, "--world-size", 8, "--global-batch-size", 64, "--train.dtype", "bf16", "--device", "cuda"]
 
 
@@ -27,7 +28,7 @@ class Search(unittest.TestCase):
             for row in found["layouts"]:
                 self.assertLessEqual(row["memory_bytes"], 24e9)
                 self.assertAlmostEqual(sum(row["parts_ms"].values()), row["step_ms"], delta=1e-6 * row["step_ms"])
-                self.assertEqual(row["tp"] * row["pp"] * row["dp"], 8)
+                self.assertEqual(row["tp"] * row["cp"] * row["pp"] * row["dp"], 8)
                 communication = row["parts_ms"]["tensor"] + row["parts_ms"]["data"]
                 self.assertAlmostEqual(row["exposed_communication"], communication / row["step_ms"], delta=1e-9)
                 self.assertAlmostEqual(row["price"], 8 * 24 * row["days"] * 2.5, delta=1e-6 * row["price"])
@@ -38,6 +39,22 @@ class Search(unittest.TestCase):
             shown = run("plan", *RANKS, "--search", "--fit", "24GB")
             self.assertIn("torchrun --nnodes 1 --nproc-per-node 8 --no-python megatron train", shown)
             self.assertIn(found["layouts"][0]["flags"], shown)
+
+    def test_ranks_share_experts_and_long_sequences(self):
+        moe = [CONFIGS / "deepseek_v2_lite.toml", "--world-size", 8, "--global-batch-size", 64, "--device", "cuda",
+               "--fit", "40GB"]
+        long = [CONFIGS / "llama3.2_1b.toml", "--world-size", 8, "--global-batch-size", 8, "--device", "cuda",
+                "--train.dtype", "bf16", "--seq-length", 131072, "--fit", "32GB"]
+        for words, size in ((moe, "ep"), (long, "cp")):
+            found = json.loads(run("plan", *words[:-2], "--search", "--top", 2, *words[-2:], "--json"))
+            for row in found["layouts"]:
+                self.assertGreater(row[size], 1)
+                self.assertIn(f"--{size} {row[size]} ", row["flags"] + " ")
+                self.assertEqual(row["cp_comm_type"] in ("a2a", "allgather", "p2p"), row["cp"] > 1)
+                plan = json.loads(run("plan", *words[:-2], *row["flags"].split(), "--json"))
+                self.assertEqual(plan["microbatches_per_step"], row["microbatches"])
+                fullest = max(plan["memory_bytes"]["total"])
+                self.assertEqual(fullest + row["gathered_bytes"], row["memory_bytes"])
 
     def test_what_cannot_be_is_said(self):
         self.assertIn("No layout", run("plan", *RANKS, "--search", "--fit", "100MB", code=2))
@@ -73,6 +90,28 @@ class Auto(unittest.TestCase):
         self.assertEqual(got.keys(), want.keys())
         for step, loss in want.items():
             self.assertLess(abs(got[step] / loss - 1), 1e-5)
+
+    def test_a_run_shares_experts_or_sequences_where_nothing_else_fits(self):
+        """One layer that ranks of tp and pp cannot divide, so that others must."""
+        one_layer = ["--num-layers", 1, "--num-attention-heads", 1, "--train-iters", 2, "--eval-interval", 0]
+        experts = ["--num-experts", 4, "--moe-ffn-hidden-size", 1023, "--disable-bias-linear"]
+        sequences = ["--seq-length", 4096, "--global-batch-size", 2]
+        for name, size, words in (("experts", "ep", experts), ("sequences", "cp", sequences)):
+            words = [*one_layer, *words]
+            search = ["plan", self.place.recipe, *words, "--world-size", 2, "--tokenizer", self.place.tokenizer,
+                      "--search", "--hardware", "dgx-h100", "--top", 1000, "--json"]
+            rows = json.loads(run(*search))["layouts"]
+            without = min(row["memory_bytes"] for row in rows if row[size] == 1)
+            self.assertLess(min(row["memory_bytes"] for row in rows if row[size] > 1), without)
+            self.place.train(name, *words, "--world-size", 2, "--layout", "auto", "--hardware", "dgx-h100",
+                             "--fit", without - 1)
+            recipe = tomllib.loads((self.place.path / name / "recipe.toml").read_text())
+            self.assertEqual(recipe["parallel"][size], 2)
+            self.place.train("one_" + name, *words)
+            got, want = self.place.losses(name), self.place.losses("one_" + name)
+            self.assertEqual(got.keys(), want.keys())
+            for step, loss in want.items():
+                self.assertLess(abs(got[step] / loss - 1), 1e-5)
 
     def test_what_a_search_lacks_is_said(self):
         words = ["--world-size", 2, "--layout", "auto"]

@@ -203,6 +203,33 @@ TEST(StepCost, SharesSequencesAndSendsTheirKeysAndValues) {
   EXPECT_GT(cost_of(config, hardware).parts.tensor, 0.9 * sent) << "these links are slow";
 }
 
+TEST(StepCost, HidesAllButOneMessageOfARingBesideAttention) {
+  config::RunConfig config = small(1, 1);
+  config.parallel.cp = config.parallel.world_size = 4;
+  config.parallel.cp_comm_type = "p2p";
+  Hardware hardware = products_alone();
+  hardware.node.bandwidth_gb_s = 1e5;  // fast
+  const double message = 2 * kStream / 4 / 1e14;
+  // Forward three of keys and values, backward three of them and four of their gradients, of twice the bytes.
+  EXPECT_NEAR(cost_of(config, hardware).parts.tensor, 4 * (3 + 3 + 4 * 2) * message / 4, 1e-3 * message);
+}
+
+TEST(StepCost, ComputesAttentionOfSharedSequencesInThePiecesOfTheirWay) {
+  Hardware hardware = products_alone();
+  hardware.compute.product_half_size = 16;  // a head's features, too
+  config::RunConfig config = small(1, 1);
+  const auto attention = [&](int cp, const char* way) {
+    config.parallel.cp = config.parallel.world_size = cp;
+    config.parallel.cp_comm_type = way;
+    return cost_of(config, hardware).parts.attention;
+  };
+  const auto slower = [](double pieces) { return (32 / pieces + 16) / (32 / pieces); };  // of one dimension so divided
+  const double one = attention(1, "auto"), unit = one / slower(1) / slower(1);
+  EXPECT_NEAR(attention(4, "a2a"), one / 4, 1e-9 * one);
+  EXPECT_NEAR(attention(4, "allgather"), unit * slower(4) * slower(1) / 4, 1e-9 * one);
+  EXPECT_NEAR(attention(4, "p2p"), unit * slower(8) * slower(8) / 4, 1e-9 * one);
+}
+
 TEST(StepCost, HasFourAllReducesALayerAndTwoMore) {
   Hardware hardware = products_alone();
   hardware.node.bandwidth_gb_s = 1;
@@ -227,6 +254,51 @@ TEST(StepCost, ReducesGradientsOnceAStep) {
   config.optimizer.use_distributed_optimizer = true;  // half of that, and the parameters gathered
   config.optimizer.overlap_param_gather = false;
   EXPECT_NEAR(cost_of(config, hardware).parts.data, 7 / 8.0 * (2 + 2) * parameters / 1e9, 1e-6);
+}
+
+TEST(StepCost, ReducesGradientsOfExpertsBetweenTheRanksThatHoldThem) {
+  Hardware hardware = products_alone();
+  hardware.node.bandwidth_gb_s = 1;
+  config::RunConfig config = small(1, 4);
+  config.model.add_bias_linear = false;
+  config.model.num_experts = 8;
+  config.model.moe_ffn_hidden_size = 32;
+  const double experts = 4 * 8 * 2 * 64 * 32,
+               dense = static_cast<double>(parameter_count(resolve(config).shape)) - experts;
+  for (const int ep : {1, 2, 4}) {
+    config.parallel.ep = ep;
+    const double copies = 4.0 / ep;  // of an expert
+    const double sent = 4 * (3 / 4.0 * dense + (copies - 1) / copies * experts / ep) / 1e9;
+    config.optimizer.use_distributed_optimizer = false;
+    EXPECT_NEAR(cost_of(config, hardware).parts.data, 2 * sent, 1e-6) << ep;
+    config.optimizer.use_distributed_optimizer = true;  // reduced once, and half as many bytes gathered
+    config.optimizer.overlap_param_gather = false;
+    EXPECT_NEAR(cost_of(config, hardware).parts.data, 1.5 * sent, 3e-6) << ep;
+    config.optimizer.data_parallel_sharding_strategy = "optim_grads_params";
+    config.optimizer.bucket_size = 1;  // every layer by itself: nothing is held whole
+    const double stage3 = cost_of(config, hardware).parts.data;
+    config.optimizer.data_parallel_sharding_strategy = "optim";
+    config.optimizer.bucket_size = 0;
+    EXPECT_GT(stage3, 1.9 * sent) << ep;  // gathered in both passes, but for the last layer, which is there
+    EXPECT_LT(stage3, 2.1 * sent) << ep;
+  }
+}
+
+TEST(MicrobatchCost, IsAStepWithoutItsEnd) {
+  Hardware hardware = products_alone();
+  hardware.node.bandwidth_gb_s = 1;
+  hardware.memory.bandwidth_gb_s = 10;
+  hardware.software.optimizer_bytes = 30;
+  hardware.software.stream_forward_passes = 3;
+  config::RunConfig config = small(2, 2);
+  config.train.recompute = "full";
+  const ResolvedRun run = resolve(config);
+  const StepParts parts = step_cost(run, hardware).parts;
+  const MicrobatchCost cost = microbatch_cost(run, hardware);
+  EXPECT_NEAR(cost.forward.sum() + cost.backward.sum(), parts.sum() - parts.data - parts.optimizer - parts.waiting,
+              1e-9 * parts.sum());
+  EXPECT_NEAR(cost.forward.matrices + cost.backward.matrices, parts.matrices, 1e-9 * parts.matrices);
+  EXPECT_GT(cost.backward.sum(), cost.forward.sum());
 }
 
 TEST(StepCost, UpdatesItsShareOfTheParameters) {

@@ -64,6 +64,37 @@ TEST(MemoryPlan, SplitsLayersOverPipelineRanksAndHoldsLogitsOnTheLast) {
   EXPECT_EQ(parameters, one.parameters + 4 * 4096 * 256);  // the tied embedding twice
 }
 
+TEST(MemoryPlan, DividesActivationsByCpAndExpertsByEp) {
+  config::RunConfig config;
+  config.model.num_layers = 2;
+  config.model.hidden_size = 64;
+  config.model.num_attention_heads = 8;
+  config.model.vocab_size = 256;
+  config.model.add_bias_linear = false;
+  config.model.num_experts = 8;
+  config.model.moe_ffn_hidden_size = 96;
+  config.data.seq_length = 64;
+  const auto plan_of = [&](int cp, int ep) {
+    config.parallel.cp = cp;
+    config.parallel.ep = ep;
+    config.parallel.world_size = std::max(cp, ep);
+    return largest_memory(resolve(config));
+  };
+  const MemoryPlan one = plan_of(1, 1);
+  const std::int64_t experts = 2 * 8 * 2 * 64 * 96;  // elements; of each 4 bytes, gradients 4, moments 8
+  for (const int ranks : {2, 4, 8}) {
+    const MemoryPlan sequences = plan_of(ranks, 1), shared = plan_of(1, ranks), both = plan_of(ranks, ranks);
+    EXPECT_EQ(sequences.activations * ranks, one.activations);
+    EXPECT_EQ(sequences.parameters, one.parameters);
+    EXPECT_EQ(one.parameters - shared.parameters, 4 * (experts - experts / ranks));
+    EXPECT_EQ(one.gradients - shared.gradients, 4 * (experts - experts / ranks));
+    EXPECT_EQ(one.optimizer_state - shared.optimizer_state, 8 * (experts - experts / ranks));
+    EXPECT_EQ(shared.activations, one.activations);
+    EXPECT_EQ(both.parameters, shared.parameters);
+    EXPECT_EQ(both.activations, sequences.activations);
+  }
+}
+
 TEST(MemoryPlan, DoublesInDoublePrecision) {
   const auto in = [](const char* dtype) { return with([=](auto& c) { c.train.dtype = dtype; }); };
   EXPECT_EQ(memory_of(in("fp64")).total(), 2 * memory_of(in("fp32")).total());

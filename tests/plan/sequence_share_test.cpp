@@ -165,6 +165,76 @@ TEST(SharedSequences, AreExchangedAsThePlanChooses) {
   EXPECT_EQ(exchanged_elements(run.config, attention, SequenceExchange::Ring), 16 * 2 * 64 * 3);
 }
 
+config::RunConfig shared_by(int cp, const char* way, const char* dtype = "fp32") {
+  config::RunConfig config = shared();
+  config.parallel.cp = config.parallel.world_size = cp;
+  config.parallel.cp_comm_type = way;
+  config.train.dtype = dtype;
+  return config;
+}
+
+/// What a ring's rank 0 reads and writes, walked through: bytes of queries' width, and of keys and values'.
+MovedBytes walked_ring(int ranks, double rows, double queries, double keys, double element) {
+  const double wide = std::max(element, 4.0), piece = rows / 2;
+  MovedBytes moved;
+  const auto copy = [&](double& sum, double numbers) { sum += 2 * numbers * element; };
+  copy(moved.forward, rows * keys);         // put together
+  copy(moved.backward, rows * keys);        // again
+  moved.forward += rows * queries * wide;   // zeros
+  moved.backward += rows * queries * wide;  // of the gradient
+  for (int owner = 0; owner < ranks; ++owner) {
+    moved.backward += rows * keys * wide;                     // zeros
+    if (owner > 0) moved.backward += 3 * rows * keys * wide;  // a sum that has come is added
+    for (const Positions& own : SequenceShare{ranks, 0}.pieces(2 * ranks))
+      for (const Positions& seen : SequenceShare{ranks, owner}.pieces(2 * ranks)) {
+        if (seen.begin > own.begin) continue;
+        // The sum so far times a factor, what came times one, and both added.
+        moved.forward += piece * queries * (2 * wide + (element + wide) + 3 * wide);
+        moved.backward += piece * (queries + keys) * (2 * wide + element);
+      }
+  }
+  moved.forward += rows * queries * (wide + element);            // in the model's type
+  moved.backward += rows * (queries + keys) * (wide + element);  // copied
+  return moved;
+}
+
+TEST(SharedSequences, MoveWhatEachWayCopies) {
+  for (const char* dtype : {"bf16", "fp64"})
+    for (const int cp : {2, 4, 8}) {
+      const config::RunConfig config = shared_by(cp, "p2p", dtype);
+      const SelfAttention attention = resolve(config).shape.layer(0).attention();
+      const double element = std::string(dtype) == "bf16" ? 2 : 8;
+      const double rows = static_cast<double>(config.train.micro_batch_size * config.data.seq_length) / cp,
+                   queries = static_cast<double>(attention.query_rows()),
+                   keys = 2 * static_cast<double>(attention.key_rows());
+      const MovedBytes want = walked_ring(cp, rows, queries, keys, element),
+                       got = moved_bytes(config, attention, SequenceExchange::Ring);
+      EXPECT_NEAR(got.forward, want.forward, 1e-9 * want.forward) << cp;
+      EXPECT_NEAR(got.backward, want.backward, 1e-9 * want.backward) << cp;
+      // Of the other ways a rank moves its own tokens' bytes, or those of whole sequences, whatever cp is.
+      const MovedBytes heads = moved_bytes(config, attention, SequenceExchange::AllToAll);
+      EXPECT_NEAR(heads.forward * cp,
+                  moved_bytes(shared_by(1, "auto", dtype), attention, SequenceExchange::AllToAll).forward,
+                  1e-9 * heads.forward * cp);
+      EXPECT_GT(moved_bytes(config, attention, SequenceExchange::AllGather).forward, 2 * cp * rows * keys * element);
+    }
+}
+
+TEST(SharedSequences, HoldWholeKeysAndValuesWhereTheyAreGathered) {
+  for (const int cp : {2, 4}) {
+    const ResolvedRun run = resolve(shared_by(cp, "allgather"));
+    const std::int64_t keys =
+        run.config.train.micro_batch_size * run.config.data.seq_length * run.shape.groups() * run.shape.head() * 4;
+    EXPECT_EQ(gathered_bytes(run.config, run.shape), 3 * 2 * keys) << "whatever cp is";
+    for (const char* way : {"a2a", "p2p"}) {
+      const ResolvedRun other = resolve(shared_by(cp, way));
+      EXPECT_EQ(gathered_bytes(other.config, other.shape), 0);
+    }
+  }
+  const ResolvedRun alone = resolve(shared_by(1, "allgather"));
+  EXPECT_EQ(gathered_bytes(alone.config, alone.shape), 0);
+}
+
 TEST(SharedSequences, AreShownInAPlan) {
   const ResolvedRun run = resolve(shared());
   const nlohmann::json all = report(run);

@@ -3,12 +3,16 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <numeric>
 #include <optional>
 #include <tuple>
 
 #include "megatron/base/error.h"
 #include "megatron/base/machine/parallel.h"
+#include "megatron/plan/cost/rank_buffers.h"
 #include "megatron/plan/cost/recomputation.h"
+#include "megatron/plan/cost/sequence_exchange.h"
+#include "megatron/plan/mend.h"
 #include "megatron/schedule/table.h"
 
 namespace megatron::plan {
@@ -19,16 +23,44 @@ constexpr int kMostTp = 64, kMostVpp = 12;
 
 double as_double(std::int64_t value) { return static_cast<double>(value); }
 
-/// What one microbatch takes on one tensor-parallel rank that has all layers, and what it holds, by (tp, micro batch,
-/// recomputation): the same for every pipeline.
-struct WholeModel {
-  double microbatch_s = 0;
-  double layers_s = 0;  ///< of that the products of layers, where all cost the same; else 0
-  double update_s = 0;
-  std::int64_t parameter_bytes = 0, gradient_bytes = 0, state_bytes = 0, activation_bytes = 0;
-  std::map<int, std::vector<std::int64_t>> balanced = {};  ///< layers by stage, by the number of stages
+/// Bytes of weights that the same ranks hold, on a tensor-parallel rank that has all layers, and what becomes of them.
+struct WeightBytes {
+  double elements = 0, parameters = 0, gradients = 0, state = 0;
+
+  void add(const ParameterSpec& spec, const ElementBytes& bytes) {
+    const double count = as_double(spec.local_size());
+    elements += count;
+    parameters += count * as_double(bytes.value);
+    gradients += count * as_double(bytes.gradient);
+    state += count * as_double(bytes.master + (spec.is_layer_matrix() ? bytes.matrix_state : bytes.state));
+  }
+};
+
+/// By (tp, ep), the same for every pipeline.
+struct WholeWeights {
+  WeightBytes dense, experts;
+  double frozen_bytes = 0;
+};
+
+/// What one microbatch takes on one tensor-parallel rank that has all layers, and what it holds, by (tp, cp, ep, micro
+/// batch, recomputation) and way of context parallelism: the same for every pipeline.
+struct WholePasses {
+  std::string way = {};
+  double forward_s = 0, backward_s = 0;
+  double layers_s = 0;  ///< of these the products of layers, where all cost the same; else 0
+  std::int64_t activation_bytes = 0, gathered_bytes = 0;
+
+  /// Whether a layout is no better with `other` in place of this.
+  bool beats(const WholePasses& other) const {
+    return forward_s <= other.forward_s && backward_s <= other.backward_s && gathered_bytes <= other.gathered_bytes;
+  }
+};
+
+/// Stages balanced by cost, by (tp, cp, micro batch, recomputation).
+struct BalancedStages {
   config::RunConfig config = {};
   ModelShape shape = {};
+  std::map<int, std::vector<std::int64_t>> layers = {};  ///< of each, by the number of stages
 };
 
 /// How layers are split.
@@ -51,30 +83,45 @@ std::vector<std::int64_t> divisors(std::int64_t n, std::int64_t most) {
   return found;
 }
 
-/// Of a rank of `choice`, without what its schedule and other ranks make it wait for. `ranks` may share the optimizer's
-/// state.
-double least_step_s(const WholeModel& whole, const LayoutChoice& choice, int ranks, std::int64_t microbatches,
+/// Ranks that share the optimizer's state of dense weights, and of experts.
+struct StateOwners {
+  double dense = 1, experts = 1;
+};
+StateOwners owners_of(const LayoutChoice& choice, int ranks) {
+  if (choice.sharding.empty()) return {};
+  return {static_cast<double>(ranks), static_cast<double>(ranks / choice.ep)};
+}
+
+/// Of a rank of `choice`, without what its schedule and other ranks make it wait for.
+double least_step_s(const WholePasses& whole, double update_s, const LayoutChoice& choice, std::int64_t microbatches,
                     double largest_share) {
   const double pp = choice.pp, m = as_double(microbatches);
   const bool splits_backward = choice.pp > 1 && schedule::schedule_named(choice.schedule).splits_backward;
   const double bubble = splits_backward ? 0 : (pp - 1) / (m * choice.vpp);
-  const double owners = choice.sharding.empty() ? 1 : ranks;
-  const double computed = std::max(whole.microbatch_s / pp * (1 + bubble), whole.layers_s * largest_share);
-  return m * computed + whole.update_s / pp / owners;
+  const double computed =
+      std::max((whole.forward_s + whole.backward_s) / pp * (1 + bubble), whole.layers_s * largest_share);
+  return m * computed + update_s / pp;
 }
 
-/// Weights, gradients and the optimizer's state, of which some rank has at least its even share, and what the first
-/// rank of a pipeline keeps before the first backward pass comes back to it: as many microbatches as there are ranks,
-/// of `first_share` of the model.
-double least_bytes(const WholeModel& whole, const LayoutChoice& choice, int ranks, std::int64_t microbatches,
-                   double first_share) {
-  const double owners = choice.sharding.empty() ? 1 : ranks;
-  const double gradients = choice.sharding.starts_with("optim_grads") ? 0 : as_double(whole.gradient_bytes);
-  const double parameters = as_double(whole.parameter_bytes) / (choice.sharding == "optim_grads_params" ? owners : 1);
+/// Weights, gradients and the optimizer's state, of which some rank has at least its even share.
+double least_state_bytes(const WholeWeights& whole, const LayoutChoice& choice, int ranks) {
+  const StateOwners owners = owners_of(choice, ranks);
+  const bool gradients = choice.sharding.starts_with("optim_grads"),
+             parameters = choice.sharding == "optim_grads_params";
+  const auto held = [&](const WeightBytes& bytes, double sharing) {
+    return bytes.parameters / (parameters ? sharing : 1) + bytes.gradients / (gradients ? sharing : 1) +
+           bytes.state / sharing;
+  };
+  return (whole.frozen_bytes + held(whole.dense, owners.dense) + held(whole.experts, owners.experts)) / choice.pp;
+}
+
+/// What the first rank of a pipeline keeps before the first backward pass comes back to it: as many microbatches as
+/// there are ranks, of `first_share` of the model; and what a layer gathers.
+double least_pass_bytes(const WholePasses& whole, const LayoutChoice& choice, std::int64_t microbatches,
+                        double first_share) {
   const double kept = as_double(whole.activation_bytes * std::min<std::int64_t>(microbatches, choice.pp));
   // A share of more than the mean would count a recomputed layer's working set more than once.
-  return (parameters + gradients + as_double(whole.state_bytes) / owners) / choice.pp +
-         kept * std::min(first_share, 1.0 / choice.pp);
+  return kept * std::min(first_share, 1.0 / choice.pp) + as_double(whole.gathered_bytes);
 }
 
 std::vector<std::string> schedules_of(int pp, int vpp) {
@@ -94,25 +141,23 @@ class Search {
         facts_(facts),
         world_(std::max(1, recipe.parallel.world_size)) {
     config::RunConfig alone = with_layout(recipe, {});
-    alone.parallel.world_size = alone.parallel.ep = alone.parallel.cp = 1;
+    alone.parallel.world_size = 1;
     alone.train.micro_batch_size = alone.train.global_batch_size = 1;
-    alone.train.memory_limit_gb = 0;                           // of ranks that share the model
-    alone.schedule = {};                                       // of so few samples
-    const ResolvedRun run = resolve(std::move(alone), facts);  // what is wrong with the recipe itself is said here
+    alone.train.memory_limit_gb = 0;                // of ranks that share the model
+    alone.schedule = {};                            // of so few samples
+    const ResolvedRun run = resolve(alone, facts);  // what is wrong with the recipe itself is said here
     model_ = run.config.model;
     num_layers_ = run.shape.num_layers;
+    groups_ = run.shape.groups();
     widths_ = {model_.num_attention_heads, run.shape.ffn_hidden};
     if (run.shape.experts)
       widths_.insert(widths_.end(), {run.shape.experts->expert.width, run.shape.experts->shared_width});
     batch_ = recipe.train.global_batch_size;
-    for (const auto& [name, size] : {std::pair{"ep", recipe.parallel.ep}, {"cp", recipe.parallel.cp}})
-      if (size < 1 || size > std::max<std::int64_t>(1, world_))
-        throw ConfigError(rule_got_fix(concat("A search needs a parallel.", name, " of 1 to the world size."),
-                                       concat(size, ", world size ", world_), concat("--", name, " 1 (the default)")));
-    // a2a divides heads by tp x cp. 1 where cp alone does not: tp 1 is left, whose plan says the rule.
-    if (const std::int64_t cp = recipe.parallel.cp; cp > 1 && recipe.parallel.cp_comm_type == "a2a")
-      for (const std::int64_t heads : {model_.num_attention_heads, run.shape.groups()})
-        widths_.push_back(heads % cp == 0 ? heads / cp : 1);
+    for (const std::int64_t cp : divisors(world_, run.config.data.seq_length / kLeastSharedTokens)) {
+      alone.parallel.cp = alone.parallel.world_size = static_cast<int>(cp);
+      if (cp == 1 || resolve_if_allowed(alone, facts)) sharing_.push_back(static_cast<int>(cp));
+    }
+    if (sharing_.empty()) sharing_ = {1};
     if (batch_ < 1)
       throw ConfigError(
           rule_got_fix("A search needs train.global_batch_size.", concat(batch_), "--global-batch-size 1536"));
@@ -123,14 +168,17 @@ class Search {
     std::vector<Candidate> all;
     for (const std::int64_t tp : divisors(world_, std::min<std::int64_t>(kMostTp, hardware_.ranks_per_node))) {
       if (std::ranges::any_of(widths_, [&](std::int64_t width) { return width % tp != 0; })) continue;
-      if (world_ / tp % recipe_.parallel.cp != 0) continue;
-      const std::int64_t left = world_ / tp / recipe_.parallel.cp;
-      for (const std::int64_t pp : divisors(left, num_layers_)) {
-        const std::int64_t dp = left / pp;
-        if (batch_ % dp != 0 || dp * recipe_.parallel.cp % recipe_.parallel.ep != 0) continue;
-        for (std::int64_t vpp = 1; vpp <= (pp == 1 ? 1 : std::min<std::int64_t>(num_layers_ / pp, kMostVpp)); ++vpp)
-          for (const std::int64_t micro : divisors(batch_ / dp, kMostMicroBatch))
-            add(all, static_cast<int>(tp), static_cast<int>(pp), static_cast<int>(vpp), micro, static_cast<int>(dp));
+      for (const int cp : sharing_) {
+        if (world_ / tp % cp != 0) continue;
+        const std::int64_t left = world_ / tp / cp;
+        for (const std::int64_t pp : divisors(left, num_layers_)) {
+          const std::int64_t dp = left / pp;
+          if (batch_ % dp != 0) continue;
+          for (const std::int64_t ep :
+               divisors(std::gcd(std::max<std::int64_t>(1, model_.num_experts), dp * cp), world_))
+            add(all, {.tp = static_cast<int>(tp), .pp = static_cast<int>(pp), .cp = cp, .ep = static_cast<int>(ep)},
+                dp);
+        }
       }
     }
     std::ranges::stable_sort(all, {}, &Candidate::least_step_s);
@@ -141,13 +189,14 @@ class Search {
 
   /// Nothing where a rule that was not foreseen is against it.
   std::optional<FoundLayout> evaluate(const LayoutChoice& choice) const {
-    const config::RunConfig config = with_layout(recipe_, choice);
-    if (!broken_rules(config, facts_).empty()) return std::nullopt;
-    const ResolvedRun run = resolve(config, facts_);
+    const std::optional<ResolvedRun> allowed = resolve_if_allowed(with_layout(recipe_, choice), facts_);
+    if (!allowed) return std::nullopt;
+    const ResolvedRun& run = *allowed;
     FoundLayout found{.choice = choice,
                       .dp = run.grid.sample_shares(),
                       .microbatches = run.microbatches_per_step,
                       .memory = largest_memory(run),
+                      .gathered_bytes = gathered_bytes(run.config, run.shape),
                       .cost = {}};
     found.cost = step_cost(run, hardware_);
     for (const StagePart& part : run.parts) {
@@ -159,9 +208,10 @@ class Search {
   }
 
   /// The layout with as few layers recomputed as fit; nothing where that is none or all of them.
-  std::optional<FoundLayout> with_fewest_layers(LayoutChoice choice) const {
+  std::optional<FoundLayout> with_fewest_layers(const FoundLayout& layout) const {
+    LayoutChoice choice = layout.choice;
     choice.recompute = kFitLayers;
-    choice.limit_gb = std::floor(capacity_ / 1e6) / 1e3;
+    choice.limit_gb = std::floor((capacity_ - as_double(layout.gathered_bytes)) / 1e6) / 1e3;
     if (const double limit = recipe_.train.memory_limit_gb; limit > 0)
       choice.limit_gb = std::min(choice.limit_gb, limit);
     auto found = evaluate(choice);
@@ -169,44 +219,86 @@ class Search {
     return found;
   }
 
-  bool fits(const FoundLayout& found) const { return as_double(found.memory.total()) <= capacity_; }
+  bool fits(const FoundLayout& found) const { return as_double(found.held_bytes()) <= capacity_; }
 
  private:
-  void add(std::vector<Candidate>& all, int tp, int pp, int vpp, std::int64_t micro, int dp) {
-    const std::int64_t microbatches = batch_ / dp / micro;
-    const int owners = dp * recipe_.parallel.cp;  // ranks that may share the optimizer's state
-    for (const std::string& schedule : schedules_of(pp, vpp)) {
-      if (pp > 1 && microbatches < schedule::schedule_named(schedule).min_microbatches(pp)) continue;
-      if (vpp > 1 && microbatches % pp != 0) continue;  // groups that are not whole wait longer
-      for (const char* recompute : {"none", "selective", "full"})
+  /// Those with the sizes of `sizes` and so many samples at once.
+  void add(std::vector<Candidate>& all, const LayoutChoice& sizes, std::int64_t dp) {
+    const WholeWeights* const weights = whole_weights(sizes.tp, sizes.ep);
+    if (weights == nullptr) return;
+    const std::int64_t most_vpp = sizes.pp == 1 ? 1 : std::min<std::int64_t>(num_layers_ / sizes.pp, kMostVpp);
+    for (std::int64_t vpp = 1; vpp <= most_vpp; ++vpp)
+      for (const std::int64_t micro : divisors(batch_ / dp, kMostMicroBatch)) {
+        if (std::gcd(micro, sizes.cp) > 1) continue;  // another has as many tokens on each rank, and shares them less
+        LayoutChoice choice = sizes;
+        choice.vpp = static_cast<int>(vpp);
+        choice.micro_batch_size = micro;
+        add(all, choice, *weights, static_cast<int>(dp * sizes.cp), batch_ / dp / micro);
+      }
+  }
+
+  /// With each schedule, recomputation, sharding over `ranks`, way of sharing sequences, and split into stages.
+  void add(std::vector<Candidate>& all, LayoutChoice choice, const WholeWeights& weights, int ranks,
+           std::int64_t microbatches) {
+    for (const std::string& schedule : schedules_of(choice.pp, choice.vpp)) {
+      choice.schedule = schedule;
+      if (choice.pp > 1 && microbatches < schedule::schedule_named(schedule).min_microbatches(choice.pp)) continue;
+      if (choice.vpp > 1 && microbatches % choice.pp != 0) continue;  // groups that are not whole wait longer
+      for (const char* recompute : {"none", "selective", "full"}) {
+        choice.recompute = recompute;
         for (const char* sharding : {"", "optim", "optim_grads", "optim_grads_params"}) {
-          if (owners == 1 && *sharding != '\0') continue;
-          WholeModel& whole = whole_model(tp, micro, recompute);
-          for (const Split& split : splits_of(whole, schedule, pp, vpp)) {
-            ++allowed_;
-            const LayoutChoice choice{tp, pp, vpp, micro, schedule, recompute, sharding, split.stages};
-            if (least_bytes(whole, choice, owners, microbatches, split.first_share) > capacity_) continue;
-            all.push_back({choice, least_step_s(whole, choice, owners, microbatches, split.largest_share)});
-          }
+          if (ranks == 1 && *sharding != '\0') continue;
+          choice.sharding = sharding;
+          add(all, choice, {least_state_bytes(weights, choice, ranks), update_s(weights, choice, ranks)}, microbatches);
         }
+      }
     }
+  }
+
+  /// What the weights of a layout hold at least, and how long their update takes on a rank that has all layers.
+  struct LeastOfWeights {
+    double bytes = 0, update_s = 0;
+  };
+
+  void add(std::vector<Candidate>& all, LayoutChoice choice, const LeastOfWeights& weights, std::int64_t microbatches) {
+    if (weights.bytes > capacity_) {
+      ++allowed_;
+      return;
+    }
+    for (const WholePasses& whole : whole_passes(choice)) {
+      choice.cp_comm_type = whole.way;
+      for (const Split& split : splits_of(choice)) {
+        ++allowed_;
+        choice.stages = split.stages;
+        if (weights.bytes + least_pass_bytes(whole, choice, microbatches, split.first_share) > capacity_) continue;
+        all.push_back({choice, least_step_s(whole, weights.update_s, choice, microbatches, split.largest_share)});
+      }
+    }
+  }
+
+  double update_s(const WholeWeights& weights, const LayoutChoice& choice, int ranks) const {
+    const StateOwners owners = owners_of(choice, ranks);
+    return memory_s(hardware_, hardware_.software.optimizer_bytes *
+                                   (weights.dense.elements / owners.dense + weights.experts.elements / owners.experts));
   }
 
   /// Equal stages where the layers divide, and balanced ones where these differ: of one stage a rank, or of two where
   /// the layers do not divide. With more they even out a rank's work by themselves.
-  std::vector<Split> splits_of(WholeModel& whole, const std::string& schedule, int pp, int vpp) {
+  std::vector<Split> splits_of(const LayoutChoice& choice) {
+    const int pp = choice.pp, vpp = choice.vpp;
     if (pp == 1) return {{}};
     const int stages = pp * vpp;
     const bool divide = num_layers_ % stages == 0;
     if (vpp > (divide ? 1 : 2)) return divide ? std::vector<Split>{{"", 1.0 / pp, 1.0 / pp}} : std::vector<Split>{};
-    const auto [at, is_new] = whole.balanced.try_emplace(stages);
+    BalancedStages& by_cost = balanced_.at({choice.tp, choice.cp, choice.micro_batch_size, choice.recompute});
+    const auto [at, is_new] = by_cost.layers.try_emplace(stages);
     const std::vector<std::int64_t>& balanced = at->second;
-    if (is_new) at->second = balanced_layers(num_layers_, stages, split_costs(whole.config, whole.shape, stages));
+    if (is_new) at->second = balanced_layers(num_layers_, stages, split_costs(by_cost.config, by_cost.shape, stages));
     std::vector<Split> splits;
     if (divide) splits.push_back({"", 1.0 / pp, 1.0 / pp});
     if (std::ranges::all_of(balanced, [&](std::int64_t layers) { return layers * stages == num_layers_; }))
       return splits;
-    const bool v_shaped = schedule::schedule_named(schedule).v_shaped;
+    const bool v_shaped = schedule::schedule_named(choice.schedule).v_shaped;
     const auto placement = v_shaped ? schedule::Placement::v_shaped(pp) : schedule::Placement::looped(pp, vpp);
     std::vector<std::int64_t> of_rank(static_cast<std::size_t>(pp), 0);
     for (int stage = 0; stage < stages; ++stage)
@@ -216,30 +308,79 @@ class Search {
     return splits;
   }
 
-  WholeModel& whole_model(int tp, std::int64_t micro, const char* recompute) {
-    const auto [at, is_new] = whole_.try_emplace({tp, micro, recompute});
-    if (!is_new) return at->second;
-    config::RunConfig config = with_layout(recipe_, {.tp = tp, .micro_batch_size = micro, .recompute = recompute});
-    config.parallel.world_size = tp * config.parallel.ep * config.parallel.cp;
-    config.train.global_batch_size = micro * config.parallel.ep;
+  /// The recipe on as few ranks as `choice` can have, without a pipeline; nothing where a rule is against it.
+  std::optional<ResolvedRun> without_pipeline(const LayoutChoice& choice) const {
+    config::RunConfig config = with_layout(recipe_, {.tp = choice.tp,
+                                                     .micro_batch_size = choice.micro_batch_size,
+                                                     .recompute = choice.recompute,
+                                                     .cp = choice.cp,
+                                                     .cp_comm_type = choice.cp_comm_type,
+                                                     .ep = choice.ep});
+    config.parallel.world_size = choice.tp * choice.ep * choice.cp;
+    config.train.global_batch_size = choice.micro_batch_size * choice.ep;
     config.schedule = {};
     config.train.memory_limit_gb = 0;  // of ranks that share a model
-    WholeModel& whole = at->second;
-    const ResolvedRun run = resolve(std::move(config), facts_);
-    whole.config = run.config;
-    whole.shape = run.shape;
-    const std::vector<double> layers = split_costs(run.config, run.shape, 1).layers;
-    const bool alike = std::ranges::all_of(layers, [&](double layer) { return layer == layers[0]; });
-    const StepCost cost = step_cost(run, hardware_);
-    const MemoryPlan memory = largest_memory(run);
-    whole.update_s = cost.parts.optimizer;
-    whole.microbatch_s = cost.parts.sum() - cost.parts.optimizer - cost.parts.data - cost.parts.waiting;
-    if (alike) whole.layers_s = cost.parts.matrices + cost.parts.attention;
-    whole.parameter_bytes = memory.parameters;
-    whole.gradient_bytes = memory.gradients;
-    whole.state_bytes = memory.optimizer_state;
-    whole.activation_bytes = memory.activations;
-    return whole;
+    return resolve_if_allowed(std::move(config), facts_);
+  }
+
+  /// Null where a rule is against such sizes.
+  const WholeWeights* whole_weights(int tp, int ep) {
+    const auto [at, is_new] = weights_.try_emplace({tp, ep});
+    std::optional<WholeWeights>& whole = at->second;
+    const std::optional<ResolvedRun> run = is_new ? without_pipeline({.tp = tp, .ep = ep}) : std::nullopt;
+    if (run) {
+      const ElementBytes bytes = element_bytes_of(run->config);
+      whole.emplace();
+      for (const ParameterSpec& spec : rank_parameters(*run, 0, 0))
+        (ep > 1 && spec.of_expert ? whole->experts : whole->dense).add(spec, bytes);
+      WeightBytes frozen;
+      if (run->shape.lora)
+        for (const ParameterSpec& spec : model_parameters(run->shape, tp, 0)) frozen.add(spec, bytes);
+      whole->frozen_bytes = frozen.parameters;
+    }
+    return whole ? &*whole : nullptr;
+  }
+
+  /// The passes of a microbatch in each way that heads allow, without those that another beats.
+  const std::vector<WholePasses>& whole_passes(LayoutChoice choice) {
+    const auto [at, is_new] =
+        passes_.try_emplace({choice.tp, choice.cp, choice.ep, choice.micro_batch_size, choice.recompute});
+    std::vector<WholePasses>& all = at->second;
+    if (!is_new) return all;
+    for (const std::string& way : ways_of(choice.tp, choice.cp)) {
+      choice.cp_comm_type = way;
+      std::optional<ResolvedRun> run = without_pipeline(choice);
+      if (!run) continue;
+      const MicrobatchCost cost = microbatch_cost(*run, hardware_);
+      const StagePart& part = run->parts.front();
+      WholePasses whole{.way = way,
+                        .forward_s = cost.forward.sum(),
+                        .backward_s = cost.backward.sum(),
+                        .activation_bytes = stage_activation_bytes(run->config, run->shape, part) +
+                                            recomputed_bytes(run->config, run->shape, part),
+                        .gathered_bytes = gathered_bytes(run->config, run->shape)};
+      const std::vector<double> layers = split_costs(run->config, run->shape, 1).layers;
+      if (std::ranges::all_of(layers, [&](double layer) { return layer == layers[0]; }))
+        for (const StepParts* parts : {&cost.forward, &cost.backward})
+          whole.layers_s += parts->matrices + parts->attention;
+      balanced_.try_emplace({choice.tp, choice.cp, choice.micro_batch_size, choice.recompute},
+                            BalancedStages{.config = std::move(run->config), .shape = std::move(run->shape)});
+      if (std::ranges::any_of(all, [&](const WholePasses& other) { return other.beats(whole); })) continue;
+      std::erase_if(all, [&](const WholePasses& other) { return whole.beats(other); });
+      all.push_back(std::move(whole));
+    }
+    return all;
+  }
+
+  std::vector<std::string> ways_of(int tp, int cp) const {
+    if (cp == 1) return {""};
+    std::vector<std::string> ways;
+    const std::int64_t ranks = std::int64_t{tp} * cp;
+    if (model_.num_attention_heads % ranks == 0 && groups_ % ranks == 0)
+      ways.emplace_back(name_of(SequenceExchange::AllToAll));
+    for (const SequenceExchange way : {SequenceExchange::AllGather, SequenceExchange::Ring})
+      ways.emplace_back(name_of(way));
+    return ways;
   }
 
   const config::RunConfig& recipe_;
@@ -249,10 +390,14 @@ class Search {
   std::int64_t world_;
   config::ModelConfig model_;
   std::int64_t num_layers_ = 0;       ///< of all stacks
+  std::int64_t groups_ = 1;           ///< of keys and values
+  std::vector<int> sharing_;          ///< sizes of context parallelism that are tried
   std::vector<std::int64_t> widths_;  ///< what tp must divide
   std::int64_t batch_ = 0;
   std::int64_t allowed_ = 0;
-  std::map<std::tuple<int, std::int64_t, std::string>, WholeModel> whole_;
+  std::map<std::pair<int, int>, std::optional<WholeWeights>> weights_;
+  std::map<std::tuple<int, int, int, std::int64_t, std::string>, std::vector<WholePasses>> passes_;
+  std::map<std::tuple<int, int, std::int64_t, std::string>, BalancedStages> balanced_;
 };
 
 bool faster(const FoundLayout& a, const FoundLayout& b) { return a.cost.step_s < b.cost.step_s; }
@@ -265,6 +410,9 @@ config::RunConfig with_layout(config::RunConfig recipe, const LayoutChoice& choi
   parallel.pp = choice.pp;
   parallel.vpp = choice.vpp;
   parallel.dp = 0;
+  parallel.cp = choice.cp;
+  parallel.cp_comm_type = choice.cp > 1 && !choice.cp_comm_type.empty() ? choice.cp_comm_type : "auto";
+  parallel.ep = choice.ep;
   parallel.sp = choice.tp > 1 && recipe.data.seq_length / std::max(1, parallel.cp) % choice.tp == 0;
   parallel.pp_schedule = choice.schedule;
   reset_stages(parallel);
@@ -305,8 +453,11 @@ std::string flags_that_reset_stages(const config::ParallelConfig& parallel, cons
 std::string flags_of(const config::RunConfig& recipe, const LayoutChoice& choice) {
   const config::RunConfig config = with_layout(recipe, choice);
   std::string flags = concat("--tp ", choice.tp, config.parallel.sp ? " --sp" : "", " --pp ", choice.pp);
-  if (config.parallel.cp > 1) flags += concat(" --cp ", config.parallel.cp);
-  if (config.parallel.ep > 1) flags += concat(" --ep ", config.parallel.ep);
+  if (choice.cp > 1)
+    flags += concat(" --cp ", choice.cp, " --cp-comm-type ", config.parallel.cp_comm_type);
+  else if (recipe.parallel.cp > 1)
+    flags += " --cp 1";
+  if (choice.ep > 1 || recipe.parallel.ep > 1) flags += concat(" --ep ", choice.ep);
   if (choice.pp > 1) flags += concat(" --vpp ", choice.vpp, " --schedule ", choice.schedule);
   if (!choice.stages.empty()) flags += concat(" --pp-layout ", choice.stages);
   flags += flags_that_reset_stages(recipe.parallel, choice);
@@ -352,8 +503,7 @@ LayoutSearch search_layouts(const config::RunConfig& recipe, const Hardware& har
   const std::size_t best = std::min(result.layouts.size(), static_cast<std::size_t>(most));
   std::vector<std::optional<FoundLayout>> fewer(best);
   for_each_on_threads(best, threads, [&](std::size_t i, std::size_t) {
-    const LayoutChoice& choice = result.layouts[i].choice;
-    if (choice.recompute != "none") fewer[i] = search.with_fewest_layers(choice);
+    if (result.layouts[i].choice.recompute != "none") fewer[i] = search.with_fewest_layers(result.layouts[i]);
   });
   const auto is_new = [&](const LayoutChoice& choice) {  // of selective and of full one layout becomes
     return std::ranges::find(result.layouts, choice, &FoundLayout::choice) == result.layouts.end();
@@ -361,17 +511,17 @@ LayoutSearch search_layouts(const config::RunConfig& recipe, const Hardware& har
   for (auto& each : fewer)
     if (each && search.fits(*each) && is_new(each->choice)) result.layouts.push_back(std::move(*each));
   std::ranges::stable_sort(result.layouts, faster);
-  std::ranges::stable_sort(result.too_large, {}, [](const FoundLayout& each) { return each.memory.total(); });
+  std::ranges::stable_sort(result.too_large, {}, &FoundLayout::held_bytes);
   return result;
 }
 
 std::vector<FoundLayout> pareto(std::vector<FoundLayout> layouts) {
   std::ranges::stable_sort(layouts, [](const FoundLayout& a, const FoundLayout& b) {
-    return std::pair(a.cost.step_s, a.memory.total()) < std::pair(b.cost.step_s, b.memory.total());
+    return std::pair(a.cost.step_s, a.held_bytes()) < std::pair(b.cost.step_s, b.held_bytes());
   });
   std::vector<FoundLayout> best;
   for (FoundLayout& each : layouts)
-    if (best.empty() || each.memory.total() < best.back().memory.total()) best.push_back(std::move(each));
+    if (best.empty() || each.held_bytes() < best.back().held_bytes()) best.push_back(std::move(each));
   return best;
 }
 

@@ -562,6 +562,14 @@ ResolvedRun resolve_as_given(config::RunConfig config, const Facts& facts) {
 
 }  // namespace
 
+std::optional<ResolvedRun> resolve_if_allowed(config::RunConfig config, const Facts& facts) {
+  try {
+    return resolve_as_given(std::move(config), facts);
+  } catch (const ConfigError&) {
+    return std::nullopt;
+  }
+}
+
 std::string broken_rules(const config::RunConfig& config, const Facts& facts) {
   try {
     resolve_as_given(config, facts);

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <optional>
 #include <set>
 #include <utility>
 
@@ -11,6 +10,7 @@
 #include "megatron/plan/cost/rank_buffers.h"
 #include "megatron/plan/cost/recomputation.h"
 #include "megatron/plan/cost/sequence_exchange.h"
+#include "megatron/plan/cost/update_cost.h"
 #include "megatron/plan/parameters/adapters.h"
 #include "megatron/plan/pipeline_plan.h"
 #include "megatron/plan/ranks/rank_roles.h"
@@ -60,7 +60,9 @@ class Pieces {
         hidden_(as_double(run.shape.hidden)),
         tp_span_(span_of(run.grid, run.grid.peers(0, Axis::Tp), hardware.ranks_per_node)),
         ep_span_(span_of(run.grid, roles_of(run).experts(0).ranks, hardware.ranks_per_node)),
-        cp_span_(span_of(run.grid, roles_of(run).sequence(0).ranks, hardware.ranks_per_node)) {}
+        cp_span_(span_of(run.grid, roles_of(run).sequence(0).ranks, hardware.ranks_per_node)) {
+    if (cp_ > 1) exchange_ = sequence_exchange(run.config, run.shape);
+  }
 
   LayerWork work_of(const LayerSpec& layer) const {
     const config::RunConfig& config = run_.config;
@@ -85,6 +87,8 @@ class Pieces {
     Passes passes;
     passes.forward = layer_forward(work);
     passes.forward.tensor += sequence_exchange_s(spec, 1, passes.forward.attention);
+    const MovedBytes moved = cp_ > 1 ? moved_bytes(run_.config, spec.attention(), exchange_) : MovedBytes();
+    passes.forward.elementwise += memory_s(hardware_, moved.forward);
     StepParts& back = passes.backward_input;
     for (const Product& p : work.weights) {
       back.matrices += seconds({p.count, p.m, p.k, p.n});
@@ -96,7 +100,8 @@ class Pieces {
       if (software.score_forward_passes == 0) back.attention += seen(core) * seconds(core.scores);
     }
     back.elementwise = elementwise(work, software.stream_backward_passes, software.query_backward_passes,
-                                   software.inner_backward_passes);
+                                   software.inner_backward_passes) +
+                       memory_s(hardware_, moved.backward);
     back.launches = software.backward_launches * software.launch_us * 1e-6;
     back.tensor = 2 * all_reduce_s(hardware_, tp_span_, stream_bytes()) + 3 * exchange_s(work) +
                   sequence_exchange_s(spec, backward_passes(), back.attention);
@@ -191,9 +196,21 @@ class Pieces {
     const double groups = std::max(1.0, as_double(attention.groups) / tp_);
     return {1, rows, as_double(attention.query_rows()) / tp_ + 2 * groups * as_double(attention.head_size), inputs};
   }
-  AttentionCore core_of(std::int64_t heads, std::int64_t size, const LayerTokens& tokens, std::int64_t keys) const {
-    const double count = as_double(tokens.sequences * heads) / tp_, length = as_double(tokens.length) / cp_;
-    return {{count, length, as_double(keys), as_double(size)}, {count, length, as_double(size), as_double(keys)}};
+  /// Of ranks that share sequences each has its queries of all heads, or all of a share of the heads, or in a ring of
+  /// its two pieces of queries at a time one, with one of all pieces of keys.
+  AttentionCore core_of(std::int64_t heads, std::int64_t size, const LayerTokens& tokens, std::int64_t of_keys) const {
+    double count = as_double(tokens.sequences * heads) / tp_, length = as_double(tokens.length) / cp_,
+           keys = as_double(of_keys);
+    if (cp_ > 1 && exchange_ == SequenceExchange::AllToAll) {
+      count /= cp_;
+      length *= cp_;
+    }
+    if (cp_ > 1 && exchange_ == SequenceExchange::Ring) {
+      count *= 4 * cp_;
+      length /= 2;
+      keys /= 2 * cp_;
+    }
+    return {{count, length, keys, as_double(size)}, {count, length, as_double(size), keys}};
   }
   void add_inside(LayerWork& work, const SelfAttention& attention, const LayerTokens& tokens) const {
     AttentionCore core = core_of(attention.heads, attention.head_size, tokens, tokens.length);
@@ -236,17 +253,16 @@ class Pieces {
   /// computes, which takes `attention` seconds.
   double sequence_exchange_s(const LayerSpec& layer, double passes, double attention) const {
     if (cp_ == 1) return 0;
-    const SequenceExchange exchange = sequence_exchange(run_.config, run_.shape);
-    const double sent = as_double(exchanged_elements(run_.config, layer.attention(), exchange)) * element_;
+    const double sent = as_double(exchanged_elements(run_.config, layer.attention(), exchange_)) * element_;
     // A pass of a ring carries (n - 1) / n of the bytes that it is given.
     const double all = passes * ring_pass_s(hardware_, cp_span_, sent * cp_ / (cp_ - 1));
-    return exchange == SequenceExchange::Ring ? std::max(all / cp_, all - attention) : all;
+    return exchange_ == SequenceExchange::Ring ? std::max(all / cp_, all - attention) : all;
   }
 
   /// What attention's backward pass sends between ranks of a sequence, in passes forward. A ring sends keys and values
   /// once more, and their gradients, in float32 or wider, to one rank more.
   double backward_passes() const {
-    if (cp_ == 1 || sequence_exchange(run_.config, run_.shape) != SequenceExchange::Ring) return 2;
+    if (cp_ == 1 || exchange_ != SequenceExchange::Ring) return 2;
     return 1 + cp_ / (cp_ - 1) * std::max(element_, 4.0) / element_;
   }
 
@@ -265,6 +281,8 @@ class Pieces {
         const double again = attention_forward(work);
         back.attention += again;
         back.tensor += sequence_exchange_s(spec, 1, again);
+        if (cp_ > 1)
+          back.elementwise += memory_s(hardware_, moved_bytes(run_.config, spec.attention(), exchange_).forward);
       }
       if (module == "mlp") {
         for (const Product& product : work.again_of_mlp) back.matrices += seconds(product);
@@ -277,6 +295,7 @@ class Pieces {
   const Hardware& hardware_;
   double tp_, cp_, tokens_, element_, hidden_;
   Span tp_span_, ep_span_, cp_span_;
+  SequenceExchange exchange_ = SequenceExchange::AllGather;
 };
 
 /// By stage. `partial`: of microbatches that recompute in part (schedule::Op::partial).
@@ -318,85 +337,6 @@ void set_messages(schedule::Costs& costs, const ResolvedRun& run, const Hardware
   if (gathers)
     costs.latency += ring_pass_s(hardware, span_of(run.grid, run.grid.peers(0, Axis::Tp), hardware.ranks_per_node),
                                  pieces.stream_bytes());
-}
-
-/// What is left of a collective of `buckets` parts that overlaps with `window` seconds of computation: its last part
-/// overlaps with nothing.
-double exposed_s(const Hardware& hardware, double collective, double buckets, double window) {
-  const double hidden = std::min(collective - collective / buckets, window);
-  return collective - hidden + hardware.software.overlap_slowdown * hidden;
-}
-
-/// Elements that a rank gathers of parameters that take turns in a microbatch's passes.
-struct Gathered {
-  double forward = 0, backward = 0, units = 0;
-};
-/// The passes of a microbatch go through all stages of the rank and back, again and again.
-Gathered gathered_of(const ParameterPool& pool) {
-  std::vector<int> there, back;
-  for (const auto& [stage, orders] : pool.orders) {
-    there.insert(there.end(), orders.forward.begin(), orders.forward.end());
-    back.insert(back.begin(), orders.backward.begin(), orders.backward.end());
-  }
-  std::vector<int> order = there;
-  order.insert(order.end(), back.begin(), back.end());
-  const std::int64_t first = gathered_elements(pool, order);
-  order.insert(order.end(), there.begin(), there.end());
-  const std::int64_t second = gathered_elements(pool, order);
-  order.insert(order.end(), back.begin(), back.end());
-  return {as_double(second - first), as_double(gathered_elements(pool, order) - second),
-          static_cast<double>(pool.units.size())};
-}
-
-/// Elements of a rank's buffers, and of those that it updates.
-struct BufferSizes {
-  double elements = 0, buckets = 0, owned = 0;
-  bool reduces_microbatches = false;  ///< gradients take turns: each microbatch is reduced
-  std::optional<Gathered> gathered = {};
-};
-BufferSizes buffer_sizes(const ResolvedRun& run, int pp_rank) {
-  const auto specs = rank_parameters(run, 0, pp_rank);
-  const BufferLayout layout = rank_layout(run, specs);
-  BufferSizes sizes{as_double(layout.size), static_cast<double>(layout.buckets.size()),
-                    as_double(owned_elements(layout, owners_of(run))),
-                    rank_gradient_pool(run, specs, layout).has_value()};
-  if (const auto pool = rank_parameter_pool(run, specs, layout, parts_of_rank(run.parts, run.placement, pp_rank)))
-    sizes.gathered = gathered_of(*pool);
-  return sizes;
-}
-
-/// What is left of gathering parameters that take turns while one microbatch is computed, in `seconds`.
-double gather_in_turn_s(const ResolvedRun& run, const Hardware& hardware, const Span& span, double elements,
-                        double units, double seconds) {
-  const double bytes = elements * as_double(element_bytes_of(run.config).value);
-  const double gather = ring_pass_s(hardware, span, bytes) + ring_pass_s(hardware, span, 0) * (units - 1);
-  return run.config.optimizer.overlap_param_gather ? exposed_s(hardware, gather, units, seconds) : gather;
-}
-
-/// Update, and what data-parallel ranks exchange for it, of a rank with such buffers.
-StepParts update_cost(const ResolvedRun& run, const Hardware& hardware, const BufferSizes& sizes, double forward,
-                      double backward) {
-  const ElementBytes element = element_bytes_of(run.config);
-  const config::OptimizerConfig& optimizer = run.config.optimizer;
-  const Span span = span_of(run.grid, RankRoles(run.grid).gradients(0).ranks, hardware.ranks_per_node);
-  const auto& [elements, buckets, owned, reduces_microbatches, gathered] = sizes;
-  const double microbatches = as_double(run.microbatches_per_step);
-  const double gradients = elements * as_double(element.gradient), values = elements * as_double(element.value);
-  const bool shared = shares_state(run);
-  StepParts parts;
-  const double reduce = shared ? ring_pass_s(hardware, span, gradients) : all_reduce_s(hardware, span, gradients);
-  const double steps = ring_pass_s(hardware, span, 0) * (shared ? 1 : 2) * (buckets - 1);  // latencies of the others
-  parts.data = optimizer.overlap_grad_reduce ? exposed_s(hardware, reduce + steps, buckets, backward) : reduce + steps;
-  if (reduces_microbatches) parts.data *= microbatches;
-  if (gathered) {
-    parts.data += microbatches * (gather_in_turn_s(run, hardware, span, gathered->forward, gathered->units, forward) +
-                                  gather_in_turn_s(run, hardware, span, gathered->backward, gathered->units, backward));
-  } else if (shared) {
-    const double gather = ring_pass_s(hardware, span, values);
-    parts.data += optimizer.overlap_param_gather ? exposed_s(hardware, gather, buckets, forward) : gather;
-  }
-  parts.optimizer = memory_s(hardware, hardware.software.optimizer_bytes * owned);
-  return parts;
 }
 
 /// The sum of the tied embedding's two copies.
@@ -525,11 +465,23 @@ StepParts& StepParts::add(const StepParts& other, double times) {
   return *this;
 }
 
+MicrobatchCost microbatch_cost(const ResolvedRun& run, const Hardware& hardware) {
+  MicrobatchCost cost;
+  for (const Passes& stage : stage_passes(run, Pieces(run, hardware), /*partial=*/false)) {
+    cost.forward.add(stage.forward);
+    cost.backward.add(stage.backward_input);
+    cost.backward.add(stage.backward_weight);
+  }
+  return cost;
+}
+
 StepCost step_cost(const ResolvedRun& run, const Hardware& hardware) {
   const Pieces pieces(run, hardware);
   const schedule::Program program = pipeline_program(run, run.microbatches_per_step);
   const std::vector<double> shares = partial_shares(program);
-  const std::vector<Passes> whole = stage_passes(run, pieces, false), partial = stage_passes(run, pieces, true);
+  const bool some_partial = std::ranges::any_of(shares, [](double share) { return share > 0; });
+  const std::vector<Passes> whole = stage_passes(run, pieces, false),
+                            partial = some_partial ? stage_passes(run, pieces, true) : whole;
   std::vector<Passes> stages(whole.size());  // means over microbatches
   schedule::Costs costs;
   for (std::size_t stage = 0; stage < stages.size(); ++stage) {
@@ -543,12 +495,12 @@ StepCost step_cost(const ResolvedRun& run, const Hardware& hardware) {
   set_messages(costs, run, hardware, pieces);
   const double makespan = schedule::simulate(program, costs).makespan;
   StepParts busiest, slowest_update;
-  std::vector<std::pair<int, BufferSizes>> known;  // ranks, each unlike the others
+  std::vector<std::pair<int, UpdatedBuffers>> known;  // ranks, each unlike the others
   for (int rank = 0; rank < run.placement.num_ranks(); ++rank) {
     Passes once;
     for (const int stage : run.placement.stages_of(rank)) once.add(stages[static_cast<std::size_t>(stage)], 1);
     auto alike = std::ranges::find_if(known, [&](const auto& other) { return same_sizes(run, other.first, rank); });
-    if (alike == known.end()) alike = known.insert(known.end(), {rank, buffer_sizes(run, rank)});
+    if (alike == known.end()) alike = known.insert(known.end(), {rank, updated_buffers(run, rank)});
     const StepParts update = update_cost(run, hardware, alike->second, once.forward.sum(), once.backward());
     if (update.sum() > slowest_update.sum()) slowest_update = update;
     StepParts all;

@@ -64,6 +64,11 @@ struct StepParts {
   std::vector<std::pair<const char*, double>> named() const;
 };
 
+/// One microbatch's passes through all layers on a rank, by what the time goes to.
+struct MicrobatchCost {
+  StepParts forward, backward;
+};
+
 struct StepCost {
   double step_s = 0;  ///< the sum of the parts
   StepParts parts;    ///< of the pipeline rank that computes longest
@@ -74,6 +79,10 @@ struct StepCost {
   double rank_tflops = 0;  ///< computed_flops a second and rank, 10^12
   double utilization = 0;  ///< model_flops a second and rank, as a share of the peak
 };
+
+/// The passes of all stages of `run`, of a microbatch that recomputes all that train.recompute says; what its pipeline
+/// and other data-parallel ranks make it wait for is not in them. Throws as step_cost().
+MicrobatchCost microbatch_cost(const ResolvedRun& run, const Hardware& hardware);
 
 /// Predicts a step of `run` at its full batch. Layers as model/ computes them; of full recomputation the whole forward
 /// pass counts again. The pipeline is the run's own program, simulated. Throws ConfigError where the hardware does not

@@ -16,4 +16,26 @@ SequenceExchange sequence_exchange(const config::RunConfig& config, const ModelS
 std::int64_t exchanged_elements(const config::RunConfig& config, const SelfAttention& attention,
                                 SequenceExchange exchange);
 
+/// Bytes of keys and values of whole sequences, and of their gradients, that a rank holds while one layer computes
+/// attention: three times those of a microbatch where they are gathered (backward has them, their gradients by position
+/// and these by rank); 0 where a rank holds no more than its share of a layer at a time, and where cp is 1. MemoryPlan
+/// does not count them: they are an operator's, and the only ones that cp does not divide.
+std::int64_t gathered_bytes(const config::RunConfig& config, const ModelShape& shape);
+
+/// Bytes that an exchange moves through a rank's own memory in a layer's passes, read and written, in addition to what
+/// attention itself moves.
+struct MovedBytes {
+  double forward = 0, backward = 0;
+};
+/// With t tokens of a microbatch on each of n ranks, q = t x query width, k = t x width of keys and values together, in
+/// elements of e bytes, w = max(e, 4), v = n + 1/2 (each row of a rank meets so many pieces of keys):
+///   AllGather  forward (2 + 2n) k e: put together, put in order. Backward (4 + 6.5n) k e: both again, gradients set to
+///              0, added for the second piece, put in the order of ranks, copied.
+///   AllToAll   forward (6 (q + k) + 4 q) e: three copies of what goes, two of the outputs; backward twice that, and
+///              (8 q) e of the outputs again.
+///   Ring       forward q (v (6w + e) + 2w + e) + 2 k e: outputs are merged in float32 or wider. Backward
+///              (q + k) (v (2w + e) + 2w + e) + k (2e + (4n - 4) w): sums of gradients, of keys and values on their
+///              way.
+MovedBytes moved_bytes(const config::RunConfig& config, const SelfAttention& attention, SequenceExchange exchange);
+
 }  // namespace megatron::plan
