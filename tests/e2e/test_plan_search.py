@@ -95,7 +95,7 @@ class Auto(unittest.TestCase):
         """One layer that ranks of tp and pp cannot divide, so that others must."""
         one_layer = ["--num-layers", 1, "--num-attention-heads", 1, "--train-iters", 2, "--eval-interval", 0]
         experts = ["--num-experts", 4, "--moe-ffn-hidden-size", 1023, "--disable-bias-linear"]
-        sequences = ["--seq-length", 4096, "--global-batch-size", 2]
+        sequences = ["--seq-length", 4096, "--global-batch-size", 2, "--micro-batch-size", 1]
         for name, size, words in (("experts", "ep", experts), ("sequences", "cp", sequences)):
             words = [*one_layer, *words]
             search = ["plan", self.place.recipe, *words, "--world-size", 2, "--tokenizer", self.place.tokenizer,

@@ -279,8 +279,9 @@ TEST(StepCost, ReducesGradientsOfExpertsBetweenTheRanksThatHoldThem) {
     const double stage3 = cost_of(config, hardware).parts.data;
     config.optimizer.data_parallel_sharding_strategy = "optim";
     config.optimizer.bucket_size = 0;
-    EXPECT_GT(stage3, 1.9 * sent) << ep;  // gathered in both passes, but for the last layer, which is there
-    EXPECT_LT(stage3, 2.1 * sent) << ep;
+    // Gathered forward and backward, but for units that are still there; of experts that nobody shares nothing.
+    EXPECT_GT(stage3, 1.4 * sent) << ep;
+    EXPECT_LT(stage3, 2 * sent + 3e-6) << ep;
   }
 }
 

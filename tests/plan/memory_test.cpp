@@ -1,10 +1,13 @@
 #include "megatron/plan/cost/memory.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <functional>
+#include <map>
 
 #include "megatron/plan/cost/counts.h"
+#include "megatron/plan/cost/layer_kinds.h"
 #include "megatron/plan/pipeline_plan.h"
 
 namespace megatron::plan {
@@ -260,6 +263,43 @@ TEST(SplitCosts, CountTheEmbeddingAndWhatIsComputedAgain) {
   });
   EXPECT_NEAR(some.layers[0], plain.layers[0], 1e-9 * plain.layers[0]);
   EXPECT_NEAR(some.layers[2], plain.layers[2] * 4 / 3, 1e-9 * plain.layers[2]);
+}
+
+TEST(LayerKinds, HoldAndCostTheSame) {
+  const auto base = [] {
+    config::RunConfig config;
+    config.model.num_layers = 6;
+    config.model.hidden_size = 64;
+    config.model.num_attention_heads = 8;
+    config.model.vocab_size = 256;
+    config.data.seq_length = 64;
+    return config;
+  };
+  config::RunConfig experts = base(), windows = base(), pair = base();
+  experts.model.add_bias_linear = false;
+  experts.model.num_experts = 4;
+  experts.model.moe_layer_freq = 2;
+  experts.model.first_k_dense_replace = 1;
+  windows.model.sliding_window = 16;
+  windows.model.window_attn_skip_freq = 2;
+  pair.model.architecture = "t5";
+  std::vector<std::size_t> kinds;
+  for (const config::RunConfig& config : {base(), experts, windows, pair}) {
+    const ResolvedRun run = resolve(config);
+    std::map<std::int64_t, std::int64_t> first;  // layers by kind
+    for (std::int64_t l = 0; l < run.shape.num_layers; ++l) {
+      const LayerSpec same = run.shape.layer(first.try_emplace(layer_kind(run.shape, l), l).first->second),
+                      layer = run.shape.layer(l);
+      const LayerTokens tokens{.sequences = 2, .length = 64, .encoder_length = 64};
+      const LayerFlops a = layer_flops(same, tokens), b = layer_flops(layer, tokens);
+      EXPECT_EQ(a.matrices, b.matrices) << l;
+      EXPECT_EQ(a.attention, b.attention) << l;
+      EXPECT_EQ(layer_activation_bytes(run.config, same), layer_activation_bytes(run.config, layer)) << l;
+    }
+    kinds.push_back(first.size());
+    EXPECT_EQ(one_layer_kind(run.shape), first.size() == 1);
+  }
+  EXPECT_THAT(kinds, testing::ElementsAre(1, 2, 6, 12));
 }
 
 TEST(SplitCosts, AreThoseOfEachLayer) {

@@ -9,6 +9,7 @@
 
 #include "megatron/base/error.h"
 #include "megatron/base/machine/parallel.h"
+#include "megatron/plan/cost/layer_kinds.h"
 #include "megatron/plan/cost/rank_buffers.h"
 #include "megatron/plan/cost/recomputation.h"
 #include "megatron/plan/cost/sequence_exchange.h"
@@ -359,8 +360,7 @@ class Search {
                         .activation_bytes = stage_activation_bytes(run->config, run->shape, part) +
                                             recomputed_bytes(run->config, run->shape, part),
                         .gathered_bytes = gathered_bytes(run->config, run->shape)};
-      const std::vector<double> layers = split_costs(run->config, run->shape, 1).layers;
-      if (std::ranges::all_of(layers, [&](double layer) { return layer == layers[0]; }))
+      if (one_layer_kind(run->shape))
         for (const StepParts* parts : {&cost.forward, &cost.backward})
           whole.layers_s += parts->matrices + parts->attention;
       balanced_.try_emplace({choice.tp, choice.cp, choice.micro_batch_size, choice.recompute},

@@ -6,12 +6,12 @@
 #include <utility>
 
 #include "megatron/plan/cost/counts.h"
+#include "megatron/plan/cost/layer_kinds.h"
 #include "megatron/plan/cost/memory.h"
 #include "megatron/plan/cost/rank_buffers.h"
 #include "megatron/plan/cost/recomputation.h"
 #include "megatron/plan/cost/sequence_exchange.h"
 #include "megatron/plan/cost/update_cost.h"
-#include "megatron/plan/parameters/adapters.h"
 #include "megatron/plan/pipeline_plan.h"
 #include "megatron/plan/ranks/rank_roles.h"
 
@@ -302,12 +302,14 @@ class Pieces {
 std::vector<Passes> stage_passes(const ResolvedRun& run, const Pieces& pieces, bool partial) {
   const Passes embedding = pieces.embedding(), output = pieces.output();
   const LayerRecomputation recomputation = layer_recomputation(run.config.train, run.shape.num_layers);
+  ByLayerKind<Passes> layers(run.shape);
   std::vector<Passes> stages;
   for (const StagePart& part : run.parts) {
     Passes stage;
     const std::vector<bool> again = layers_again(run.config.train, run.shape, part, partial);
     for (std::int64_t l = 0; l < part.num_layers; ++l) {
-      const Passes layer = pieces.layer(run.shape.layer(part.first_layer + l), partial);
+      const Passes& layer =
+          layers.of(part.first_layer + l, [&](const LayerSpec& spec) { return pieces.layer(spec, partial); });
       stage.add(layer, 1);
       if (again[static_cast<std::size_t>(l)]) stage.backward_input.add(layer.forward, 1);
     }
@@ -368,6 +370,7 @@ double computed_flops(const ResolvedRun& run, const Pieces& pieces, const std::v
         3 + (depths_again(recomputation, false) ? 1 - share : 0) + (depths_again(recomputation, true) ? share : 0);
     microbatch += times * pieces.depth_flops_of(run.shape.prediction_depth(k));
   }
+  ByLayerKind<double> flops(run.shape);
   for (std::size_t stage = 0; stage < run.parts.size(); ++stage) {
     const StagePart& part = run.parts[stage];
     const std::vector<bool> whole = layers_again(run.config.train, run.shape, part, false),
@@ -376,7 +379,8 @@ double computed_flops(const ResolvedRun& run, const Pieces& pieces, const std::v
       const double share = partial_shares[stage];
       const auto layer = static_cast<std::size_t>(l);
       const double times = 3 + (whole[layer] ? 1 - share : 0) + (partial[layer] ? share : 0);
-      microbatch += times * pieces.layer_flops_of(run.shape.layer(part.first_layer + l));
+      microbatch +=
+          times * flops.of(part.first_layer + l, [&](const LayerSpec& spec) { return pieces.layer_flops_of(spec); });
     }
   }
   const double ranks = run.grid.size(Axis::Tp) * run.grid.sequence_shares();  // that share a microbatch

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "megatron/plan/cost/counts.h"
+#include "megatron/plan/cost/layer_kinds.h"
 #include "megatron/plan/cost/rank_buffers.h"
 #include "megatron/plan/cost/recomputation.h"
 #include "megatron/plan/parameters/adapters.h"
@@ -151,6 +152,7 @@ std::int64_t stage_activation_bytes(const config::RunConfig& config, const Model
   };
   const bool parts = config.train.distribute_saved_activations && config.parallel.tp > 1 && !config.parallel.sp;
   std::int64_t bytes = 0;
+  ByLayerKind<std::int64_t> kept(shape);
   bool begins_again = false;  // the first layer is recomputed
   for (const LayerGroup& group : autograd_groups(config.train, shape, part, partial)) {
     begins_again = begins_again || (group.again && group.first == 0);
@@ -160,7 +162,8 @@ std::int64_t stage_activation_bytes(const config::RunConfig& config, const Model
       continue;
     }
     for (std::int64_t l = group.first; l < group.last; ++l)
-      bytes += layer_activation_bytes(config, shape.layer(part.first_layer + l), partial);
+      bytes += kept.of(part.first_layer + l,
+                       [&](const LayerSpec& layer) { return layer_activation_bytes(config, layer, partial); });
   }
   for (const Stretch& stretch : stretches_of(shape, part))  // what cross attention reads, the same in each layer
     if (stretch.decoder && stretch.layers > 0) bytes += stream_of(false);
@@ -183,10 +186,12 @@ std::int64_t stage_activation_bytes(const config::RunConfig& config, const Model
 std::int64_t recomputed_bytes(const config::RunConfig& config, const ModelShape& shape, const StagePart& part,
                               bool partial) {
   std::int64_t most = 0;
+  ByLayerKind<std::int64_t> kept(shape);
   for (const LayerGroup& group : autograd_groups(config.train, shape, part, partial)) {
     std::int64_t bytes = 0;
     for (std::int64_t l = group.first; group.again && l < group.last; ++l)
-      bytes += layer_activation_bytes(config, shape.layer(part.first_layer + l));
+      bytes +=
+          kept.of(part.first_layer + l, [&](const LayerSpec& layer) { return layer_activation_bytes(config, layer); });
     most = std::max(most, bytes);
   }
   return std::max(most, depth_bytes(config, shape, part, partial).again);
@@ -203,6 +208,8 @@ schedule::Costs stage_costs(const config::RunConfig& config, const ModelShape& s
   const EmbeddingOperations embedding = embedding_operations(config, shape);
   const LayerRecomputation recomputation = layer_recomputation(config.train, shape.num_layers);
   schedule::Costs costs;
+  ByLayerKind<LayerFlops> flops_of(shape);
+  ByLayerKind<std::pair<double, double>> weight_bytes_of(shape);  // and of partial microbatches
   for (const StagePart& part : parts) {
     double forward = part.output ? 3 * output : 0, input = 0, partial_input = 0, weight = 0, weight_bytes = 0,
            partial_weight_bytes = 0;
@@ -211,8 +218,13 @@ schedule::Costs stage_costs(const config::RunConfig& config, const ModelShape& s
     for (const auto& [first, number, decoder] : stretches_of(shape, part)) {
       for (std::int64_t l = 0; l < number; ++l) {
         const auto in_stage = static_cast<std::size_t>(first - part.first_layer + l);
-        const LayerSpec layer = shape.layer(first + l);
-        const LayerFlops flops = layer_flops(layer, tokens_of(layer, batch, length, config.data.decoder_seq_length));
+        const LayerFlops& flops = flops_of.of(first + l, [&](const LayerSpec& layer) {
+          return layer_flops(layer, tokens_of(layer, batch, length, config.data.decoder_seq_length));
+        });
+        const auto& [bytes, partial_bytes] = weight_bytes_of.of(first + l, [&](const LayerSpec& layer) {
+          return std::pair(static_cast<double>(layer_weight_bytes(config, layer, false)),
+                           static_cast<double>(layer_weight_bytes(config, layer, true)));
+        });
         const double matrices = flops.matrices / unit, attention = flops.attention / unit;
         const double backward = matrices + 2 * attention;
         input += backward + (again[in_stage] ? matrices + attention : 0);
@@ -221,8 +233,8 @@ schedule::Costs stage_costs(const config::RunConfig& config, const ModelShape& s
         partial_input += backward + (partially_again[in_stage] ? matrices + attention : 0);
         forward += matrices + attention;
         weight += matrices;
-        weight_bytes += static_cast<double>(layer_weight_bytes(config, layer, false));
-        partial_weight_bytes += static_cast<double>(layer_weight_bytes(config, layer, true));
+        weight_bytes += bytes;
+        partial_weight_bytes += partial_bytes;
       }
       if (decoder && number > 0) {  // what k and v of cross attention are products of, the same in each layer
         const auto states =
