@@ -271,9 +271,10 @@ WRONG = {
         --optimizer.clip-norm max
         --launch thread
         word""",
-    "bench comm": "\n--ranks 0\n--sizes 0\nword",
-    "bench data --input {text} --tokenizer {tok}": "\n--repeats 0\n--workers -1\n--input=\nword",
-    "bench tokenizer --input {text} --vocab-size 300": "\n--repeats 0\n--threads -1\n--one-character-mb -1",
+    "bench comm --sizes 4096 --repeats 1": "\n--ranks 0\n--sizes 0\nword",
+    "bench data --input {text} --tokenizer {tok} --samples 10 --fetches 10 --seq-length 8 --repeats 1":
+        "\n--repeats 0\n--workers -1\n--input=\nword",
+    "bench tokenizer --input {text} --vocab-size 300 --repeats 1": "\n--repeats 0\n--threads -1\n--one-character-mb -1",
     "bench generate --load {run} --prompt-tokens 2 --new-tokens 2 --prefill-tokens 4 --repeats 1":
         "\n--repeats 0\n--prompt-tokens 9999\n--tp 3",
     "bench pipeline {recipe} --vocab-size 320 --pp 2 --world-size 2 --steps 1 --rounds 1":
