@@ -98,7 +98,9 @@ class Adapters(Tuned):
         model = peft.get_peft_model(self.model(), config)
         with torch.no_grad():
             for name, parameter in model.named_parameters():
-                if "lora_" in name:
+                if "lora_magnitude_vector" in name:
+                    parameter.mul_(1 + torch.randn_like(parameter) * 0.2)
+                elif "lora_" in name:
                     parameter.copy_(torch.randn_like(parameter) * 0.1)
         model.save_pretrained(self.place.path / "adapter")
         return model
@@ -113,14 +115,25 @@ class Adapters(Tuned):
                           self.base, "--lora.rank", 4, "--lora.alpha", 12, *options)
 
     def test_losses_and_matrices_are_pefts_at_every_step_in_every_layout(self):
-        model = self.adapted()
+        self.check_against_peft(LAYOUTS)
+
+    def test_losses_and_magnitudes_are_pefts_at_every_step(self):
+        layouts = {name: LAYOUTS[name] for name in ("one", "tp2_pp2")}
+        self.check_against_peft(layouts, "--lora.dora", use_dora=True)
+        with open(self.place.path / "one-adapter" / "adapter_config.json") as file:
+            self.assertIs(json.load(file)["use_dora"], True)
+        message = self.refuse("--load", self.place.path / "adapter")
+        self.assertIn("--lora.dora true", message)
+
+    def check_against_peft(self, layouts, *words, **options):
+        model = self.adapted(**options)
         before = self.logits(model)
         want = self.their_losses(model)
         self.assertGreater(abs(want[0] - want[-1]), 0.1)
         after = peft.get_peft_model_state_dict(model)
-        for name, layout in LAYOUTS.items():
+        for name, layout in layouts.items():
             with self.subTest(name):
-                got = self.train_adapters(name, "--load", self.place.path / "adapter", *layout)
+                got = self.train_adapters(name, "--load", self.place.path / "adapter", *words, *layout)
                 self.check_losses(got, want)
                 back = self.place.path / f"{name}-adapter"
                 run("checkpoint", "export", "--load", self.place.path / name, "--output", back, "--format", "peft")
@@ -149,7 +162,19 @@ class Adapters(Tuned):
                                   "k_proj", "down_proj")
         self.check_losses(got, want)
 
+    def test_dora_begins_as_the_model_that_it_adapts(self):
+        with torch.no_grad():
+            want = torch.nn.functional.cross_entropy(self.model()(self.ids[:, :-1]).logits[0], self.ids[0, 1:]).item()
+        got = self.train_adapters("fresh", "--lora.dora", *LAYOUTS["tp2_sp"])
+        self.assertAlmostEqual(got[0], want, delta=1e-5)
+        self.assertLess(got[-1], got[0])
+
     def test_one_matrix_of_queries_keys_and_values_is_merged(self):
+        for dora in (False, True):
+            with self.subTest(dora=dora):
+                self.check_one_matrix(f"dora-{dora}", use_dora=dora)
+
+    def check_one_matrix(self, name, **options):
         torch.manual_seed(3)
         base = self.place.path / "gpt2"
         transformers.GPT2LMHeadModel(transformers.GPT2Config(
@@ -157,20 +182,36 @@ class Adapters(Tuned):
         model = peft.get_peft_model(
             transformers.AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32),
             peft.LoraConfig(r=4, lora_alpha=12, target_modules=["c_attn", "c_proj", "c_fc"], fan_in_fan_out=True,
-                            init_lora_weights=False))
-        model.save_pretrained(self.place.path / "gpt2-adapter")
+                            init_lora_weights=False, **options))
+        with torch.no_grad():
+            for key, parameter in model.named_parameters():
+                if "lora_magnitude_vector" in key:
+                    parameter.mul_(1 + torch.randn_like(parameter) * 0.2)
+        model.save_pretrained(self.place.path / f"{name}-adapter")
         model.eval()
-        merged = self.place.path / "gpt2-merged"
-        run("checkpoint", "export", "--load", self.place.path / "gpt2-adapter", "--output", merged)
+        merged = self.place.path / f"{name}-merged"
+        run("checkpoint", "export", "--load", self.place.path / f"{name}-adapter", "--output", merged)
         read = transformers.AutoModelForCausalLM.from_pretrained(merged, dtype=torch.float32)
         read.eval()
         self.check_close(self.logits(read), self.logits(model))
 
+    def refuse(self, *options):
+        """What is said of adapters that are trained with other options than theirs."""
+        return run("train", self.place.recipe, "--tokenizer", self.place.tokenizer, "--train.out",
+                   self.place.path / "refused", *WORDS, *PLAIN, "--data-path", self.place.path / "alike_text_document",
+                   "--seq-length", self.ids.shape[1] - 1, "--micro-batch-size", 1, "--global-batch-size", 2,
+                   "--lora.base", self.base, "--lora.rank", 4, "--lora.alpha", 12, *options, code=2)
+
     def test_what_is_not_known_is_refused(self):
-        self.adapted(use_dora=True)
+        self.adapted(lora_bias=True)
         message = run("checkpoint", "export", "--load", self.place.path / "adapter", "--output",
-                      self.place.path / "dora", code=2)
-        self.assertIn("use_dora", message)
+                      self.place.path / "biased", code=2)
+        self.assertIn("lora_bias", message)
+        config = self.place.path / "adapter" / "adapter_config.json"
+        config.write_text(json.dumps({**json.loads(config.read_text()), "lora_bias": False, "use_dora": True}))
+        message = run("checkpoint", "export", "--load", self.place.path / "adapter", "--output",
+                      self.place.path / "empty", code=2)
+        self.assertIn("lora_magnitude_vector", message)
 
 
 @unittest.skipIf(MISSING, MISSING)

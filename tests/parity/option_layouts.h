@@ -136,6 +136,21 @@ inline std::vector<Layout> lora_layouts() {
                  .recompute = "selective",
                  .llama = 2,
                  .with = all_linear + " train.recompute_modules=core_attn train.recompute_modules=mlp"});
+  // With magnitudes, whose norms are of all ranks' columns of a row.
+  for (const std::string& with : {all_linear + " lora.dora=true", some + " lora.dora=true"}) {
+    std::vector<Layout> these;
+    these.push_back({.tp = 4, .sp = true, .llama = 1});
+    these.push_back({.tp = 4, .micro_batch = 2, .llama = 2});
+    if (with.starts_with(all_linear)) {
+      these.push_back({.dp = 4, .micro_batch = 2, .llama = 2});
+      these.push_back({.tp = 2, .pp = 2, .dp = 2, .sp = true, .schedule = "zb-h1", .sharded = true, .pooled = true});
+      these.push_back({.tp = 2, .pp = 2, .sp = true, .schedule = "zb-h1", .recompute = "full", .llama = 2});
+    }
+    for (Layout& layout : these) {
+      layout.with = with;
+      all.push_back(layout);
+    }
+  }
   return all;
 }
 

@@ -57,10 +57,30 @@ TEST(Adapters, HaveTheShapesThatPeftGivesThem) {
   expect("mlp.linear_fc2.down_proj", 48, 32);
 }
 
+TEST(Adapters, HaveAMagnitudePerOutputWithDora) {
+  config::RunConfig config = llama(2, 1);
+  config.lora.dora = true;
+  config.lora.targets = {"k_proj", "down_proj"};
+  const ResolvedRun run = resolve(config);
+  std::vector<std::string> names;
+  for (const ParameterSpec& spec : trained_parameters(run.shape, 1, 0, run.parts)) {
+    if (spec.shape.size() > 1) continue;
+    names.push_back(spec.name);
+    EXPECT_EQ(spec.shape[0], spec.name.find("k_proj") != std::string::npos ? 8 : 32) << spec.name;
+    EXPECT_FALSE(spec.weight_decay) << spec.name;
+  }
+  EXPECT_THAT(names, ::testing::ElementsAre("decoder.layers.0.self_attention.linear_qkv.k_proj.lora_magnitude_vector",
+                                            "decoder.layers.0.mlp.linear_fc2.down_proj.lora_magnitude_vector",
+                                            "decoder.layers.1.self_attention.linear_qkv.k_proj.lora_magnitude_vector",
+                                            "decoder.layers.1.mlp.linear_fc2.down_proj.lora_magnitude_vector"));
+}
+
 TEST(Adapters, AreHeldByTheRanksOnceOrInCopiesThatAreCounted) {
   for (const std::int64_t groups : {1, 2, 4, 8})
     for (const int tp : {1, 2, 4, 8}) {
-      const ResolvedRun run = resolve(llama(groups, tp));
+      config::RunConfig config = llama(groups, tp);
+      config.lora.dora = true;
+      const ResolvedRun run = resolve(config);
       std::map<std::string, std::map<std::int64_t, int>> held;  // by name: how often each index is somebody's own
       for (int rank = 0; rank < tp; ++rank)
         for (const ParameterSpec& spec : trained_parameters(run.shape, tp, rank, run.parts)) {
@@ -131,6 +151,12 @@ TEST(Adapters, AloneHaveGradientsAndStateInThePlannedMemory) {
   EXPECT_EQ(adapted.optimizer_state, 8 * elements);
   EXPECT_EQ(adapted.parameters, memory_of(plain).parameters + 4 * elements);
   config.lora.rank = 4;
+  config.lora.dora = true;  // a number per output, of all 4 * 32 + 2 * 48 + 32 multiples of 16
+  const MemoryPlan with_magnitudes = memory_of(resolve(config));
+  EXPECT_EQ(with_magnitudes.gradients, 4 * (elements + 2 * 256));
+  EXPECT_EQ(with_magnitudes.optimizer_state, 8 * (elements + 2 * 256));
+  EXPECT_EQ(with_magnitudes.parameters, adapted.parameters + 4 * 2 * 256);
+  config.lora.dora = false;
   config.train.dtype = "bf16";
   EXPECT_EQ(memory_of(resolve(config)).optimizer_state, 12 * elements) << "with float32 masters";
 }
@@ -143,6 +169,11 @@ TEST(Adapters, TakeTwoThirdsOfTheMatricesOperations) {
   ModelShape shape = run.shape;
   shape.padded_vocab = 64;
   EXPECT_DOUBLE_EQ(training_flops(shape, 1, 128), 2 * matrices + 3 * (adapters + attention));
+  shape.lora->dora = true;
+  EXPECT_DOUBLE_EQ(training_flops(shape, 1, 128), 2 * matrices + 3 * (adapters + attention));
+  shape.lora->dropout = 0.1;  // W x and W drop(x)
+  const double dropped = 2.0 * 128 * 2 * (4 * 32 * 32 + 3 * 32 * 48);
+  EXPECT_DOUBLE_EQ(training_flops(shape, 1, 128), 2 * (matrices + dropped) + 3 * (adapters + attention));
 }
 
 std::string error_after(const std::function<void(config::RunConfig&)>& change) {

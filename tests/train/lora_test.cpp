@@ -1,7 +1,11 @@
+#include <ATen/ops/cat.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/matmul.h>
 #include <gtest/gtest.h>
 
+#include <map>
+#include <string>
+#include <tuple>
 #include <vector>
 
 #include "megatron/comm/threads/local_backend.h"
@@ -9,6 +13,7 @@
 #include "megatron/kernels/runtime.h"
 #include "megatron/plan/cost/memory.h"
 #include "megatron/plan/parameters/adapters.h"
+#include "tests/testing/tensors.h"
 #include "tests/train/tiny_run.h"
 
 namespace megatron::train {
@@ -26,7 +31,8 @@ config::RunConfig adapted_config(int tp, int dp, const char* dtype) {
   return config;
 }
 
-/// Every weight of `model` gets scale B A of `adapted` added, as matrices of a whole model.
+/// Every weight of `model` gets scale B A of `adapted` added, as matrices of a whole model, and rows of the magnitudes
+/// that there are.
 void merge(const Engine& adapted, const Engine& model, const plan::ModelShape& shape) {
   for (std::int64_t number = 0; number < shape.num_layers; ++number) {
     const plan::LayerSpec layer = shape.layer(number);
@@ -37,18 +43,26 @@ void merge(const Engine& adapted, const Engine& model, const plan::ModelShape& s
           const auto matrix = [&](const char* which) {
             return adapted.parameters.get(plan::adapter_name(layer, linear, part, which))->value.detach();
           };
-          weight.view({part.groups, part.group_outputs, linear.inputs})
-              .narrow(1, part.offset, part.length)
-              .add_(at::matmul(matrix("B"), matrix("A")).view({part.groups, part.length, linear.inputs}),
+          const at::Tensor rows =
+              weight.view({part.groups, part.group_outputs, linear.inputs}).narrow(1, part.offset, part.length);
+          rows.add_(at::matmul(matrix("B"), matrix("A")).view({part.groups, part.length, linear.inputs}),
                     shape.lora->scale());
+          if (!shape.lora->dora) continue;
+          const at::Tensor m = adapted.parameters.get(plan::magnitude_name(layer, linear, part))->value.detach();
+          rows.mul_(m.view({part.groups, part.length, 1}).div(rows.square().sum(2, /*keepdim=*/true).sqrt()));
         }
         kernels::written_to(weight);
       }
   }
 }
 
-TEST(Lora, TrainsTheModelThatItsMergedWeightsAre) {
-  const plan::ResolvedRun run = plan::resolve(adapted_config(1, 1, "fp64"));
+class Lora : public ::testing::TestWithParam<bool> {};
+INSTANTIATE_TEST_SUITE_P(Kinds, Lora, ::testing::Bool(), [](const auto& test) { return test.param ? "dora" : "lora"; });
+
+TEST_P(Lora, TrainsTheModelThatItsMergedWeightsAre) {
+  config::RunConfig config = adapted_config(1, 1, "fp64");
+  config.lora.dora = GetParam();
+  const plan::ResolvedRun run = plan::resolve(config);
   config::RunConfig plain_config = run.config;
   plain_config.lora.rank = 0;
   const plan::ResolvedRun plain = plan::resolve(plain_config);
@@ -66,11 +80,12 @@ TEST(Lora, TrainsTheModelThatItsMergedWeightsAre) {
   });
 }
 
-TEST(Lora, LeavesTheWeightsAndHoldsWhatIsPlanned) {
+TEST_P(Lora, LeavesTheWeightsAndHoldsWhatIsPlanned) {
   for (const char* dtype : {"fp64", "bf16"})
     for (const int tp : {1, 2}) {
       config::RunConfig config = adapted_config(tp, 2, dtype);
       config.optimizer.use_distributed_optimizer = true;
+      config.lora.dora = GetParam();
       const plan::ResolvedRun run = plan::resolve(config);
       const plan::MemoryPlan planned = plan::memory_plan(run, 0, 0, 0);
       comm::run_ranks(run.grid.world_size(), [&](const comm::Group& world) {
@@ -87,6 +102,42 @@ TEST(Lora, LeavesTheWeightsAndHoldsWhatIsPlanned) {
         EXPECT_EQ(engine.optimizer.bytes(), planned.optimizer_state);
         EXPECT_EQ(static_cast<std::int64_t>(frozen->values().nbytes() + engine.parameters.values().nbytes()),
                   planned.parameters);
+      });
+    }
+}
+
+// With B zero the magnitudes of a layer are the norms of its rows; of two ranks they are those of one.
+TEST(Dora, BeginsAsTheNormsOfTheWeightsInEveryLayout) {
+  std::map<std::string, at::Tensor> magnitudes;  // of one rank, in float64
+  for (const int tp : {1, 2})
+    for (const char* dtype : {"fp64", "bf16"}) {
+      config::RunConfig config = adapted_config(tp, 1, dtype);
+      config.lora.dora = true;
+      const plan::ResolvedRun run = plan::resolve(config);
+      comm::run_ranks(tp, [&](const comm::Group& world) {
+        kernels::configure_thread(1);
+        Engine engine(run, world, at::kCPU);
+        std::map<std::string, std::vector<at::Tensor>> of_layer;
+        for (const parallel::ParameterPtr& parameter : engine.parameters.all()) {
+          const std::string& name = parameter->spec.name;
+          if (!name.ends_with(".lora_magnitude_vector")) continue;
+          const at::Tensor own = parameter->value.detach().to(at::kDouble);
+          if (magnitudes.contains(name)) {
+            const double near = dtype == std::string("fp64") ? 1e-14 : 1e-2;
+            EXPECT_NEAR_TENSOR(own, megatron::testing::slice_of(magnitudes.at(name), parameter->spec), near) << name;
+          } else {
+            of_layer[name.substr(0, name.rfind('.', name.rfind('.') - 1))].push_back(own.clone());
+          }
+        }
+        if (!magnitudes.empty()) return;
+        EXPECT_EQ(of_layer.size(), 2u * 4);
+        for (const auto& [layer, parts] : of_layer) {
+          const at::Tensor rows = engine.parameters.get(layer + ".weight")->value.detach().square().sum(1).sqrt();
+          EXPECT_NEAR_TENSOR(std::get<0>(at::cat(parts).sort()), std::get<0>(rows.sort()), 1e-14) << layer;
+        }
+        for (const parallel::ParameterPtr& parameter : engine.parameters.all())
+          if (parameter->spec.name.ends_with(".lora_magnitude_vector"))
+            magnitudes[parameter->spec.name] = parameter->value.detach().clone();
       });
     }
 }

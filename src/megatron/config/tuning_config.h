@@ -8,13 +8,14 @@
 // The options of run_config.h of tuning: which adapters a run trains in place of the weights, and on what preferences.
 namespace megatron::config {
 
-/// Low-rank adapters (Hu et al. 2021): y = W x + scale B A x, where A and B alone are trained.
+/// Low-rank adapters (Hu et al. 2021): y = W x + scale B A x, where A and B alone are trained; with dora (Liu et al.
+/// 2024) y = m / |W + scale B A| times that, with a norm and a trained m per output.
 struct LoraConfig {
   std::int64_t rank = 0;
   double alpha = 8;
   double dropout = 0;
   std::vector<std::string> targets = {"all-linear"};
-  bool rslora = false;
+  bool rslora = false, dora = false;
   std::string base;
 
   void visit(auto& v) {
@@ -28,6 +29,9 @@ struct LoraConfig {
       Choices({"all-linear", "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}));
     v("rslora", rslora, "Scale the adapters by alpha / sqrt(rank) (Kalajdzievski 2023).", Affects::Weights,
       when("lora.rank"), OnlyInTraining());
+    v("dora", dora,
+      "Train a magnitude of each output too: rows of W + scale B A are brought to that length (DoRA, Liu et al. 2024).",
+      Affects::Weights, when("lora.rank"), OnlyInTraining());
     v("base", base,
       "Folder of the weights that stay as they are, of any kind that can be loaded; empty: as train.seed draws them.",
       when("lora.rank"), OnlyInTraining());

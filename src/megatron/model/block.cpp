@@ -36,7 +36,8 @@ parallel::AdapterPtr adapter_of(const parallel::ParameterStore& p, const plan::L
     if (!options.lora->adapts(part.name)) continue;
     const auto matrix = [&](const char* which) { return p.get(plan::adapter_name(layer, linear, part, which)); };
     parts.push_back({part, matrix("A"), matrix("B"),
-                     stream_key(options.seed, concat("dropout/", layer.prefix, linear.name, ".", part.name))});
+                     stream_key(options.seed, concat("dropout/", layer.prefix, linear.name, ".", part.name)),
+                     options.lora->dora ? p.get(plan::magnitude_name(layer, linear, part)) : nullptr});
   }
   if (parts.empty()) return nullptr;
   const bool row = linear.split == plan::Linear::Split::Inputs;

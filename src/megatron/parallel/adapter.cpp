@@ -2,6 +2,8 @@
 
 #include "megatron/kernels/matmul.h"
 #include "megatron/kernels/normalization.h"
+#include "megatron/parallel/backward.h"
+#include "megatron/parallel/magnitude.h"
 
 namespace megatron::parallel {
 namespace {
@@ -14,58 +16,122 @@ at::Tensor outputs_of(const at::Tensor& y, const plan::LinearPart& part) {
   return y.view(shape).narrow(-1, part.offset, part.length);
 }
 
-/// The gradient of a part's outputs, [s, b, groups * length], contiguous.
-at::Tensor gradient_of(const at::Tensor& dy, const plan::LinearPart& part) {
-  auto shape = dy.sizes().vec();
+/// The same, one after the other: [s, b, groups * length], contiguous; maybe a view.
+at::Tensor joined_outputs(const at::Tensor& y, const plan::LinearPart& part) {
+  auto shape = y.sizes().vec();
   shape.back() = part.outputs();
-  return outputs_of(dy, part).reshape(shape).contiguous();
+  return outputs_of(y, part).reshape(shape).contiguous();
 }
+
+/// What a part's outputs are multiplied by, [groups * length], in float32 or wider.
+at::Tensor factor_of(const Adapter::Part& part, const at::Tensor& norms) {
+  return magnitude_factor(part.magnitude->arrived().detach(), norms);
+}
+
+/// x times a factor per output, rounded once.
+at::Tensor scaled_outputs(const at::Tensor& x, const at::Tensor& factor) { return x.mul(factor).to(x.scalar_type()); }
 
 }  // namespace
 
-at::Tensor Adapter::dropped(const Part& part, const at::Tensor& x, const at::Tensor& samples) const {
-  if (dropout_ == 0 || !samples.defined()) return x;
+Adapter::Pass Adapter::pass(const Parameter& weight, const at::Tensor& samples, const comm::Group& inputs) const {
+  Pass pass{.samples = samples};
+  if (!has_magnitudes()) return pass;
+  for (const Part& part : parts_)
+    pass.norms.push_back(
+        adapted_norms(weight.arrived(), part.outputs, part.a->arrived(), part.b->arrived(), scale_, inputs));
+  return pass;
+}
+
+at::Tensor Adapter::dropped(const Part& part, const at::Tensor& x, const Pass& pass) const {
+  if (!drops(pass)) return x;
   return kernels::dropout_backward(x, {.p = dropout_,
                                        .key = part.dropout_key,
-                                       .sample_ids = samples,
+                                       .sample_ids = pass.samples,
                                        .features = features_,
                                        .feature_offset = first_feature_});  // the mask times x, as times a gradient
 }
 
-void Adapter::add_to(const at::Tensor& y, const at::Tensor& x, const at::Tensor& samples) const {
-  for (const Part& part : parts_) {
-    const at::Tensor z = kernels::linear(dropped(part, x, samples), part.a->arrived());
+void Adapter::add_to(const at::Tensor& y, const at::Tensor& x, const Parameter& weight, const Pass& pass) const {
+  for (std::size_t i = 0; i < parts_.size(); ++i) {
+    const Part& part = parts_[i];
+    const at::Tensor in = dropped(part, x, pass), z = kernels::linear(in, part.a->arrived());
     const at::Tensor outputs = outputs_of(y, part.outputs);
-    outputs.add_(kernels::linear(z, part.b->arrived()).view(outputs.sizes()), scale_);
+    const at::Tensor added = kernels::linear(z, part.b->arrived()).view(outputs.sizes());
+    if (!part.magnitude) {
+      outputs.add_(added, scale_);
+      continue;
+    }
+    const at::Tensor factor = factor_of(part, pass.norms[i]).view({part.outputs.groups, part.outputs.length});
+    if (!drops(pass)) {
+      outputs.add_(added, scale_).mul_(factor);
+      continue;
+    }
+    const at::Tensor product =
+        kernels::linear(in, rows_of(weight.arrived(), part.outputs)).view(outputs.sizes());  // W drop(x)
+    outputs.add_(product.add(added, scale_).mul(factor).sub_(product));
   }
 }
 
-void Adapter::add_input_gradient(const at::Tensor& dx, const at::Tensor& dy, const at::Tensor& samples) const {
-  for (const Part& part : parts_) {
-    const at::Tensor dz = kernels::linear_input_gradient(gradient_of(dy, part.outputs), part.b->value);
-    dx.add_(dropped(part, kernels::linear_input_gradient(dz, part.a->value), samples), scale_);
+at::Tensor Adapter::through_weight(const at::Tensor& dy, const Pass& pass) const {
+  if (!has_magnitudes() || drops(pass)) return dy;
+  const at::Tensor scaled = dy.clone();
+  for (std::size_t i = 0; i < parts_.size(); ++i) {
+    const plan::LinearPart& outputs = parts_[i].outputs;
+    outputs_of(scaled, outputs).mul_(factor_of(parts_[i], pass.norms[i]).view({outputs.groups, outputs.length}));
+  }
+  return scaled;
+}
+
+void Adapter::add_input_gradient(const at::Tensor& dx, const at::Tensor& dy, const Parameter& weight,
+                                 const Pass& pass) const {
+  for (std::size_t i = 0; i < parts_.size(); ++i) {
+    const Part& part = parts_[i];
+    const at::Tensor dpart = joined_outputs(dy, part.outputs),
+                     scaled = part.magnitude ? scaled_outputs(dpart, factor_of(part, pass.norms[i])) : dpart,
+                     dz = kernels::linear_input_gradient(scaled, part.b->arrived()),
+                     through_a = kernels::linear_input_gradient(dz, part.a->arrived());
+    if (!part.magnitude || !drops(pass)) {
+      dx.add_(dropped(part, through_a, pass), scale_);
+      continue;
+    }
+    const at::Tensor through_w =  // (g - 1) W drop(x)
+        kernels::linear_input_gradient(scaled.sub(dpart), rows_of(weight.arrived(), part.outputs));
+    dx.add_(dropped(part, through_w.add_(through_a, scale_), pass));
   }
 }
 
-void Adapter::write_gradients(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& samples) const {
-  for (const Part& part : parts_) {
-    const at::Tensor dpart = gradient_of(dy, part.outputs), in = dropped(part, x, samples);
-    const at::Tensor z = kernels::linear(in, part.a->value).mul_(scale_),
-                     dz = kernels::linear_input_gradient(dpart, part.b->value).mul_(scale_);
-    Contribution b(part.b);
-    kernels::linear_weight_gradient(b.target(), dpart, z, b.beta());
-    b.written();
-    Contribution a(part.a);
-    kernels::linear_weight_gradient(a.target(), dz, in, a.beta());
-    a.written();
-  }
+void Adapter::write_gradients(const at::Tensor& dy, const at::Tensor& x, Parameter& weight, const Pass& pass) const {
+  without_autograd([&] {
+    at::Tensor product;  // W x of all parts
+    if (has_magnitudes() && !drops(pass)) product = kernels::linear(x, weight.arrived(), &weight.packed);
+    for (std::size_t i = 0; i < parts_.size(); ++i) {
+      const Part& part = parts_[i];
+      at::Tensor dpart = joined_outputs(dy, part.outputs);
+      const at::Tensor in = dropped(part, x, pass), z = kernels::linear(in, part.a->arrived()).mul_(scale_);
+      if (part.magnitude) {
+        const at::Tensor& norms = pass.norms[i];
+        const at::Tensor own = product.defined() ? joined_outputs(product, part.outputs)
+                                                 : kernels::linear(in, rows_of(weight.arrived(), part.outputs));
+        const at::Tensor unscaled = own.add(kernels::linear(z, part.b->arrived())).to(norms.scalar_type());
+        const at::Tensor dfactor = unscaled.mul_(dpart).view({-1, part.outputs.outputs()}).sum(0);
+        Contribution(part.magnitude).write(magnitude_factor(dfactor, norms));
+        dpart = scaled_outputs(dpart, factor_of(part, norms));
+      }
+      const at::Tensor dz = kernels::linear_input_gradient(dpart, part.b->arrived()).mul_(scale_);
+      Contribution b(part.b);
+      kernels::linear_weight_gradient(b.target(), dpart, z, b.beta());
+      b.written();
+      Contribution a(part.a);
+      kernels::linear_weight_gradient(a.target(), dz, in, a.beta());
+      a.written();
+    }
+  });
 }
 
 void Adapter::append_values(std::vector<at::Tensor>& inputs) const {
-  for (const Part& part : parts_) {
-    inputs.push_back(part.a->value);
-    inputs.push_back(part.b->value);
-  }
+  for (const Part& part : parts_)
+    for (const ParameterPtr& parameter : {part.a, part.b, part.magnitude})
+      if (parameter) inputs.push_back(parameter->value);
 }
 
 }  // namespace megatron::parallel

@@ -110,8 +110,9 @@ class LinearBackward {
     const at::Tensor& w = weight_->arrived();
     const AdapterPtr& adapter = adaptation_.adapter;
     const auto product = [&] {
-      at::Tensor dx = kernels::linear_input_gradient(dy, w, &weight_->packed);
-      if (adapter) adapter->add_input_gradient(dx, dy, adaptation_.samples);
+      const at::Tensor own = adapter ? adapter->through_weight(dy, adaptation_.pass) : dy;
+      at::Tensor dx = kernels::linear_input_gradient(own, w, &weight_->packed);
+      if (adapter) adapter->add_input_gradient(dx, dy, *weight_, adaptation_.pass);
       return dx;
     };
     if (!input_.u_fn) return product();
@@ -149,7 +150,7 @@ class LinearBackward {
       kernels::linear_weight_gradient(weight.target(), dy, x, weight.beta());
       weight.written();
     }
-    if (adaptation_.adapter) adaptation_.adapter->write_gradients(dy, x, adaptation_.samples);
+    if (adaptation_.adapter) adaptation_.adapter->write_gradients(dy, x, *weight_, adaptation_.pass);
     if (!bias_at_once_) write_bias_gradient(dy_part, Contribution::When::Now);
   }
   void write_bias_gradient(const at::Tensor& dy_part, Contribution::When when) const {
@@ -172,16 +173,24 @@ class LinearBackward {
   bool needs_dx_, bias_at_once_;
 };
 
-/// y = x W^T (+ b, added to the sum over ranks).
+/// The adapters in a new pass. `inputs`: the ranks that have the weight's other columns.
+Adaptation adaptation_of(const AdapterPtr& adapter, const ParameterPtr& weight, const at::Tensor& samples,
+                         const comm::Group& inputs) {
+  if (!adapter) return {};
+  return {adapter, adapter->pass(*weight, samples, inputs)};
+}
+
+/// y = x W^T (+ b, added to what adapters make of it, and to the sum over ranks).
 at::Tensor product(const at::Tensor& x, const ParameterPtr& weight, const ParameterPtr& bias,
                    const Adaptation& adaptation, const Links& links) {
   const at::Tensor b = bias ? bias->arrived() : at::Tensor(), whole = links.gather_x.all_gather(x);
-  const bool summed = links.sum_y.size() > 1 || links.scatter_y.size() > 1;
-  auto y = kernels::linear(whole, weight->arrived(), &weight->packed, summed ? at::Tensor() : b);
-  if (adaptation.adapter) adaptation.adapter->add_to(y, whole, adaptation.samples);
+  const bool later = links.sum_y.size() > 1 || links.scatter_y.size() > 1 ||
+                     (adaptation.adapter && adaptation.adapter->has_magnitudes());
+  auto y = kernels::linear(whole, weight->arrived(), &weight->packed, later ? at::Tensor() : b);
+  if (adaptation.adapter) adaptation.adapter->add_to(y, whole, *weight, adaptation.pass);
   links.sum_y.all_reduce(y);
   y = links.scatter_y.reduce_scatter(y);
-  return summed && bias ? y.add_(b) : y;
+  return later && bias ? y.add_(b) : y;
 }
 
 /// Tells autograd that y is the layer's value for x.
@@ -230,7 +239,7 @@ at::Tensor ColumnParallelLinear::forward(const at::Tensor& x, RecomputeFunction 
   Links links;
   (options_.sequence_parallel ? links.gather_x : links.sum_dx) = tp_;
   const ParameterPtr bias = options_.skip_bias_add ? nullptr : bias_;
-  const Adaptation adaptation{adapter_, samples};
+  const Adaptation adaptation = adaptation_of(adapter_, weight_, samples, comm::Group());
   auto y = without_autograd([&] { return product(x, weight_, bias, adaptation, links); });
   y = with_linear_backward(x, y, weight_, bias, adaptation, links, kept_or(x, std::move(recompute_fn)));
   return options_.gather_output ? comm::gather_from_group(y, tp_, -1) : y;
@@ -240,7 +249,7 @@ Activated ColumnParallelLinear::forward(const at::Tensor& x, const InnerActivati
                                         RecomputeFunction recompute_fn, const at::Tensor& samples) const {
   Links links;
   (options_.sequence_parallel ? links.gather_x : links.sum_dx) = tp_;
-  const Adaptation adaptation{adapter_, samples};
+  const Adaptation adaptation = adaptation_of(adapter_, weight_, samples, comm::Group());
   const auto out = without_autograd([&]() -> kernels::ActivatedOutput {
     if (adapter_) {
       const at::Tensor u = product(x, weight_, bias_, adaptation, links);
@@ -268,7 +277,7 @@ at::Tensor RowParallelLinear::forward(const at::Tensor& x, RecomputeFunction rec
   Links links;
   (options_.sequence_parallel ? links.scatter_y : links.sum_y) = tp_;
   const ParameterPtr bias = options_.skip_bias_add ? nullptr : bias_;
-  const Adaptation adaptation{adapter_, samples};
+  const Adaptation adaptation = adaptation_of(adapter_, weight_, samples, tp_);
   const auto y = row_product(part, weight_, bias, adaptation, links, value);
   return with_linear_backward(part, y, weight_, bias, adaptation, links, kept_or(part, std::move(recompute_fn)));
 }
@@ -278,7 +287,7 @@ at::Tensor RowParallelLinear::forward(const Activated& x, const InnerActivation&
   Links links;
   (options_.sequence_parallel ? links.scatter_y : links.sum_y) = tp_;
   const ParameterPtr bias = options_.skip_bias_add ? nullptr : bias_;
-  const Adaptation adaptation{adapter_, samples};
+  const Adaptation adaptation = adaptation_of(adapter_, weight_, samples, tp_);
   const auto y = row_product(x.y, weight_, bias, adaptation, links, value);
   return with_linear_backward(x.u, y, weight_, bias, adaptation, links, activated_input(x, inner, again));
 }

@@ -49,11 +49,11 @@ struct ActivatedAgain {
   RecomputeFunction u_fn = {}, y_fn = {};
 };
 
-/// The low-rank adapters of a layer, and the samples of a pass that drops what they read (adapter.h). A weight that is
-/// frozen gets no gradient: without adapters its input is then not kept.
+/// The low-rank adapters of a layer in a pass (adapter.h). A weight that is frozen gets no gradient: without adapters
+/// its input is then not kept.
 struct Adaptation {
   AdapterPtr adapter = {};  ///< null: none
-  at::Tensor samples = {};
+  Adapter::Pass pass = {};
 };
 
 /// y = x W^T + b with W split by output rows.
@@ -77,7 +77,7 @@ class ColumnParallelLinear {
   };
 
   ColumnParallelLinear(ParameterPtr weight, ParameterPtr bias, comm::Group tp, Options options = {false, false, false});
-  /// `samples`: see Adaptation.
+  /// `samples`: of a pass that drops what adapters read (Adapter::Pass).
   at::Tensor forward(const at::Tensor& x, RecomputeFunction recompute_fn = {}, const at::Tensor& samples = {}) const;
   /// The layer, bias included, as u, and what `inner` makes of it. Not with gather_output.
   Activated forward(const at::Tensor& x, const InnerActivation& inner, RecomputeFunction recompute_fn,
@@ -102,6 +102,7 @@ class ColumnParallelLinear {
 ///           [s/t, b, out]   with sequence_parallel: this rank's positions; s must divide by t
 ///
 /// Communication: forward one all-reduce of y; backward none (an all-gather of dx where input_is_parallel is false).
+/// Adapters with magnitudes: forward one more of [out] per part, before that of y.
 /// sequence_parallel: forward one reduce-scatter of y; backward one all-gather of dy, which both products read (one
 /// more where the weight gradient is put off). The bias gradient is that of this rank's positions: a partial sum
 /// (spec.sequence_partial).
@@ -114,7 +115,7 @@ class RowParallelLinear {
   };
 
   RowParallelLinear(ParameterPtr weight, ParameterPtr bias, comm::Group tp, Options options = {true, false, false});
-  /// `samples`: see Adaptation.
+  /// `samples`: of a pass that drops what adapters read (Adapter::Pass).
   at::Tensor forward(const at::Tensor& x, RecomputeFunction recompute_fn = {}, Value value = Value::Needed,
                      const at::Tensor& samples = {}) const;
   /// Of x.y, which `inner` made of x.u: the gradient is that of u. With input_is_parallel.

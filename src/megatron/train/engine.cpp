@@ -14,6 +14,7 @@
 #include "megatron/train/batches.h"
 #include "megatron/train/model_samples.h"
 #include "megatron/train/resume/agreement.h"
+#include "megatron/train/resume/magnitudes.h"
 
 namespace megatron::train {
 namespace {
@@ -194,7 +195,9 @@ Engine::Engine(const plan::ResolvedRun& run, comm::Group world, at::Device devic
             .mtp_depths = run.shape.mtp_depths,
             .num_experts = run.shape.experts ? run.shape.experts->count : 0,
             .router_biases = router_biases(run.shape),
-            .bias_update_rate = run.config.model.moe_router_bias_update_rate}) {}
+            .bias_update_rate = run.config.model.moe_router_bias_update_rate}) {
+  set_magnitudes(run, *this);
+}
 
 StepResult synthetic_step(Engine& engine, const plan::ResolvedRun& run, std::int64_t i,
                           const plan::LearningRates& rates) {

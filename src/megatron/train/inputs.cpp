@@ -357,11 +357,14 @@ interchange::OpenedAdapter adapters_to_begin_with(const fs::path& folder, const 
     throw ConfigError(rule_got_fix("Adapters need the weights that they were trained on.", "no lora.base",
                                    "--lora.base FOLDER, the model's"));
   const plan::Lora &theirs = opened.lora, &ours = *run.shape.lora;
-  if (theirs.rank != ours.rank || theirs.alpha != ours.alpha || theirs.rslora != ours.rslora)
+  if (theirs.rank != ours.rank || theirs.alpha != ours.alpha || theirs.rslora != ours.rslora ||
+      theirs.dora != ours.dora)
     throw ConfigError(rule_got_fix(
-        concat("lora.rank, lora.alpha and lora.rslora must be those of the adapters in ", folder.string(), "."),
-        fmt::format("rank {}, alpha {}, rslora {}", ours.rank, ours.alpha, ours.rslora),
-        fmt::format("--lora.rank {} --lora.alpha {} --lora.rslora {}", theirs.rank, theirs.alpha, theirs.rslora)));
+        concat("lora.rank, lora.alpha, lora.rslora and lora.dora must be those of the adapters in ", folder.string(),
+               "."),
+        fmt::format("rank {}, alpha {}, rslora {}, dora {}", ours.rank, ours.alpha, ours.rslora, ours.dora),
+        fmt::format("--lora.rank {} --lora.alpha {} --lora.rslora {} --lora.dora {}", theirs.rank, theirs.alpha,
+                    theirs.rslora, theirs.dora)));
   return opened;
 }
 

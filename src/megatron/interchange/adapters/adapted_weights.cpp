@@ -13,6 +13,7 @@
 #include "megatron/interchange/formats.h"
 #include "megatron/interchange/hugging_face/hf_config.h"
 #include "megatron/interchange/weights.h"
+#include "megatron/parallel/magnitude.h"
 
 namespace megatron::interchange {
 namespace fs = std::filesystem;
@@ -72,17 +73,22 @@ AdaptedWeights::AdaptedWeights(std::unique_ptr<const checkpoint::WeightSource> b
     for (const plan::Branch& branch : layer.branches)
       for (const plan::Linear& linear : branch.linears(layer.hidden))
         for (const plan::LinearPart& part : plan::linear_parts(layer, linear, 1)) {
-          Part own{part, plan::adapter_name(layer, linear, part, "A"), plan::adapter_name(layer, linear, part, "B")};
-          const auto *a = adapter_.matrices->shape(own.a), *b = adapter_.matrices->shape(own.b);
-          if (a == nullptr && b == nullptr) continue;
-          const std::vector<std::int64_t> want_a{adapter_.lora.rank, linear.inputs},
-              want_b{part.outputs(), adapter_.lora.rank};
-          if (a == nullptr || b == nullptr || *a != want_a || *b != want_b)
-            throw ConfigError(
-                rule_got_fix(concat(name(), ": the adapter ", own.a, " must be of the model in ", base_folder_, "."),
-                             "matrices of other shapes", "name the folder of the model that it was trained on"));
+          Part own{part, plan::adapter_name(layer, linear, part, "A"), plan::adapter_name(layer, linear, part, "B"),
+                   plan::magnitude_name(layer, linear, part), linear.inputs};
+          std::vector<std::pair<std::string, std::vector<std::int64_t>>> wanted = {
+              {own.a, {adapter_.lora.rank, linear.inputs}}, {own.b, {part.outputs(), adapter_.lora.rank}}};
+          if (adapter_.lora.dora) wanted.push_back({own.magnitude, {part.outputs()}});
+          if (std::ranges::none_of(wanted,
+                                   [&](const auto& each) { return adapter_.matrices->shape(each.first) != nullptr; }))
+            continue;
+          for (const auto& [tensor, shape_there] : wanted)
+            if (const auto* const found = adapter_.matrices->shape(tensor); found == nullptr || *found != shape_there)
+              throw ConfigError(
+                  rule_got_fix(concat(name(), ": ", tensor, " must be of the model in ", base_folder_, "."),
+                               found == nullptr ? "no such tensor" : "one of another shape",
+                               "name the folder of the model that it was trained on"));
           parts_[layer.prefix + linear.name + ".weight"].push_back(std::move(own));
-          used += 2;
+          used += wanted.size();
         }
   }
   if (used != adapter_.matrices->tensors().size())
@@ -92,29 +98,60 @@ AdaptedWeights::AdaptedWeights(std::unique_ptr<const checkpoint::WeightSource> b
                      "name the folder of the model that they were trained on"));
 }
 
-void AdaptedWeights::read(const std::string& tensor, const checkpoint::Box& box, const at::Tensor& into) const {
-  const auto found = parts_.find(tensor);
-  if (found == parts_.end()) return base_->read(tensor, box, into);
-  const at::TensorOptions type =
-      at::TensorOptions().dtype(into.scalar_type() == at::kDouble ? at::kDouble : at::kFloat);
+/// `a` has the columns of the slice that is read.
+struct AdaptedWeights::Matrices {
+  at::Tensor a, b, magnitude;
+};
+
+at::Tensor AdaptedWeights::merged(const std::string& tensor, const checkpoint::Box& box,
+                                  std::vector<Matrices>& matrices, const at::TensorOptions& type) const {
   const at::Tensor sum = at::empty(box.shape, type);
   base_->read(tensor, box, sum);
+  const plan::Lora& lora = adapter_.lora;
+  const std::vector<Part>& parts = parts_.at(tensor);
   const std::int64_t first = box.offset[0], end = first + box.shape[0];
-  for (const Part& part : found->second) {
-    at::Tensor a, b;
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    const Part& part = parts[i];
+    Matrices& own = matrices.at(i);
     for (std::int64_t group = 0; group < part.rows.groups; ++group) {
       const std::int64_t begin = group * part.rows.group_outputs + part.rows.offset;
       const std::int64_t from = std::max(first, begin), to = std::min(end, begin + part.rows.length);
       if (from >= to) continue;
-      if (!a.defined()) {
-        a = read_whole(*adapter_.matrices, part.a, type).narrow(1, box.offset[1], box.shape[1]);
-        b = read_whole(*adapter_.matrices, part.b, type);
+      if (!own.a.defined()) {
+        own.a = read_whole(*adapter_.matrices, part.a, type).narrow(1, box.offset[1], box.shape[1]);
+        own.b = read_whole(*adapter_.matrices, part.b, type);
+        if (lora.dora) own.magnitude = read_whole(*adapter_.matrices, part.magnitude, type);
       }
-      sum.narrow(0, from - first, to - from)
-          .addmm_(b.narrow(0, group * part.rows.length + from - begin, to - from), a, 1, adapter_.lora.scale());
+      const std::int64_t row = group * part.rows.length + from - begin;
+      const at::Tensor rows = sum.narrow(0, from - first, to - from);
+      rows.addmm_(own.b.narrow(0, row, to - from), own.a, 1, lora.scale());
+      if (lora.dora)
+        rows.mul_(parallel::magnitude_factor(own.magnitude.narrow(0, row, to - from), rows.square().sum(1).sqrt())
+                      .unsqueeze(1));
     }
   }
-  into.copy_(sum);
+  return sum;
+}
+
+void AdaptedWeights::read(const std::string& tensor, const checkpoint::Box& box, const at::Tensor& into) const {
+  constexpr std::int64_t kMaxElements = std::int64_t{1} << 22;
+  const auto found = parts_.find(tensor);
+  if (found == parts_.end()) return base_->read(tensor, box, into);
+  const at::TensorOptions type =
+      at::TensorOptions().dtype(into.scalar_type() == at::kDouble ? at::kDouble : at::kFloat);
+  std::vector<Matrices> matrices(found->second.size());
+  if (!adapter_.lora.dora) {
+    into.copy_(merged(tensor, box, matrices, type));
+    return;
+  }
+  // Norms are of whole rows, of which the slice may have a part.
+  const std::int64_t inputs = found->second.front().inputs, step = std::max<std::int64_t>(1, kMaxElements / inputs);
+  for (std::int64_t row = 0; row < box.shape[0]; row += step) {
+    const std::int64_t rows = std::min(step, box.shape[0] - row);
+    into.narrow(0, row, rows)
+        .copy_(merged(tensor, {{box.offset[0] + row, 0}, {rows, inputs}}, matrices, type)
+                   .narrow(1, box.offset[1], box.shape[1]));
+  }
 }
 
 std::unique_ptr<checkpoint::WeightSource> open_adapted(const fs::path& folder, const std::string& base_folder) {

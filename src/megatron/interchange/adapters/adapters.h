@@ -15,7 +15,7 @@
 // adapter_model.safetensors). As weights of a model they are those of their base with the adapters merged into them.
 namespace megatron::interchange {
 
-/// The matrices of adapters under our names (plan::adapter_name()), whole.
+/// The matrices of adapters under our names (plan::adapter_name(), plan::magnitude_name()), whole.
 struct OpenedAdapter {
   std::shared_ptr<const checkpoint::WeightSource> matrices;
   plan::Lora lora;  ///< as the folder says, without targets
@@ -29,10 +29,10 @@ enum class AdapterUse : std::uint8_t { Merging, Training };
 bool holds_adapter(const std::filesystem::path& folder);
 
 /// The adapters in `folder`, of layers of `model`. Throws ConfigError naming file and field for what is damaged,
-/// unknown (DoRA, biases, ranks by layer), or of other layers.
+/// unknown (biases, ranks by layer), or of other layers.
 OpenedAdapter open_adapter(const std::filesystem::path& folder, const config::ModelConfig& model, AdapterUse use);
 
-/// The weights of `base` with those adapters added to them.
+/// The weights of `base` with those adapters added to them, and with lora.dora rows of their magnitudes.
 class AdaptedWeights final : public checkpoint::WeightSource {
  public:
   AdaptedWeights(std::unique_ptr<const checkpoint::WeightSource> base, OpenedAdapter adapter, std::string base_folder,
@@ -42,7 +42,7 @@ class AdaptedWeights final : public checkpoint::WeightSource {
   std::vector<std::string> tensors() const override { return base_->tensors(); }
   const std::vector<std::int64_t>* shape(const std::string& tensor) const override { return base_->shape(tensor); }
   std::string dtype(const std::string& tensor) const override { return base_->dtype(tensor); }
-  /// Sums in float32 (float64 into float64) and rounds once.
+  /// Sums in float32 (float64 into float64) and rounds once. With magnitudes reads whole rows, a few at a time.
   void read(const std::string& tensor, const checkpoint::Box& box, const at::Tensor& into) const override;
 
   const OpenedAdapter& adapter() const { return adapter_; }
@@ -51,8 +51,14 @@ class AdaptedWeights final : public checkpoint::WeightSource {
  private:
   struct Part {
     plan::LinearPart rows;
-    std::string a, b;
+    std::string a, b, magnitude;
+    std::int64_t inputs = 0;
   };
+  struct Matrices;  // of a part, once they are read
+  /// The rows and columns of `box`, whole rows where there are magnitudes, in `type`.
+  at::Tensor merged(const std::string& tensor, const checkpoint::Box& box, std::vector<Matrices>& matrices,
+                    const at::TensorOptions& type) const;
+
   std::unique_ptr<const checkpoint::WeightSource> base_;
   OpenedAdapter adapter_;
   std::string base_folder_;
@@ -67,10 +73,10 @@ std::unique_ptr<checkpoint::WeightSource> open_adapted(const std::filesystem::pa
 /// A part of our layers as PEFT has it.
 struct PeftPart {
   plan::LinearPart part;
-  std::string a, b;    ///< our names of its matrices
-  std::string module;  ///< theirs: "model.layers.0.self_attn.q_proj"
+  std::string a, b, magnitude;  ///< our names of its matrices
+  std::string module;           ///< theirs: "model.layers.0.self_attn.q_proj"
   bool transposed = false;
-  std::vector<std::int64_t> rows = {};  ///< of their B, where they are not all in order; else empty
+  std::vector<std::int64_t> rows = {};  ///< of their B and magnitude, where they are not all in order; else empty
 };
 /// Every part of the layers of `model`. Throws ConfigError where no family of Hugging Face's holds the model.
 std::vector<PeftPart> peft_parts(const config::ModelConfig& model);

@@ -32,6 +32,7 @@ using nlohmann::json;
 
 constexpr const char *kConfig = "adapter_config.json", *kMatrices = "adapter_model.safetensors";
 constexpr const char* kPrefix = "base_model.model.";
+constexpr const char *kA = ".lora_A.weight", *kB = ".lora_B.weight", *kMagnitude = ".lora_magnitude_vector";
 constexpr std::uint64_t kMaxConfigBytes = std::uint64_t{1} << 20;
 constexpr std::int64_t kMaxRank = 1 << 16;
 
@@ -44,14 +45,14 @@ json read_peft_config(const fs::path& folder) {
 const std::set<std::string>& known_fields() {
   static const std::set<std::string> known = {"peft_type",      "r",
                                               "lora_alpha",     "lora_dropout",
-                                              "use_rslora",     "bias",
-                                              "task_type",      "auto_mapping",
-                                              "peft_version",   "base_model_name_or_path",
-                                              "revision",       "inference_mode",
+                                              "use_rslora",     "use_dora",
+                                              "bias",           "task_type",
+                                              "auto_mapping",   "peft_version",
+                                              "revision",       "base_model_name_or_path",
                                               "target_modules", "exclude_modules",
                                               "fan_in_fan_out", "init_lora_weights",
                                               "megatron_core",  "qalora_group_size",
-                                              "runtime_config"};
+                                              "runtime_config", "inference_mode"};
   return known;
 }
 
@@ -72,11 +73,12 @@ plan::Lora read_lora(const fs::path& folder) {
         "an adapter whose init_lora_weights is true, false, gaussian, eva or orthogonal"));
   for (const auto& [key, value] : object.items())
     if (!known_fields().contains(key) && !is_unset(value))
-      fields.refuse(key, "null: adapters of this program are A and B of one rank, and nothing else is trained");
+      fields.refuse(key, "null: adapters of this program are A and B of one rank, magnitudes, and nothing else");
   plan::Lora lora{.rank = fields.size("r", kMaxRank),
                   .alpha = fields.number("lora_alpha", 8),
                   .dropout = fields.number("lora_dropout", 0),
-                  .rslora = fields.flag("use_rslora", false)};
+                  .rslora = fields.flag("use_rslora", false),
+                  .dora = fields.flag("use_dora", false)};
   if (!(lora.alpha > 0)) fields.refuse("lora_alpha", "above 0");
   return lora;
 }
@@ -98,11 +100,12 @@ std::string base_of(const fs::path& folder) {
 /// The matrices of a folder under our names.
 class PeftMatrices final : public checkpoint::WeightSource {
  public:
-  PeftMatrices(const fs::path& folder, const config::ModelConfig& model, AdapterUse use) : raw_(folder, kMatrices) {
+  PeftMatrices(const fs::path& folder, const config::ModelConfig& model, AdapterUse use, bool dora)
+      : raw_(folder, kMatrices) {
     std::set<std::string> used;
     for (const PeftPart& part : peft_parts(model)) {
-      const std::string a = concat(kPrefix, part.module, ".lora_A.weight"),
-                        b = concat(kPrefix, part.module, ".lora_B.weight");
+      const std::string a = concat(kPrefix, part.module, kA), b = concat(kPrefix, part.module, kB),
+                        magnitude = concat(kPrefix, part.module, kMagnitude);
       const auto *a_shape = raw_.shape(a), *b_shape = raw_.shape(b);
       if (a_shape == nullptr || b_shape == nullptr || a_shape->size() != 2 || b_shape->size() != 2) continue;
       if (use == AdapterUse::Training && !used.insert(a).second)
@@ -118,7 +121,19 @@ class PeftMatrices final : public checkpoint::WeightSource {
             rule_got_fix(concat(name(), ": \"", b, "\" must have the rows of its layer."), concat(b_shape->at(0))));
       entries_[part.a] = {a, *a_shape, {}};
       entries_[part.b] = {b, *b_shape, part.rows};
-      if (!part.rows.empty()) entries_[part.b].shape[0] = static_cast<std::int64_t>(part.rows.size());
+      if (dora) {
+        const auto* const shape = raw_.shape(magnitude);
+        if (shape == nullptr || *shape != std::vector{b_shape->at(0)})
+          throw ConfigError(rule_got_fix(
+              concat(name(), ": with use_dora \"", magnitude, "\" must have a number for each row of its B."),
+              shape == nullptr ? "no such tensor" : "another shape", "save the adapter again"));
+        used.insert(magnitude);
+        entries_[part.magnitude] = {magnitude, *shape, part.rows};
+      }
+      if (part.rows.empty()) continue;
+      for (const std::string& of : {part.b, part.magnitude})
+        if (const auto entry = entries_.find(of); entry != entries_.end())
+          entry->second.shape[0] = static_cast<std::int64_t>(part.rows.size());
     }
     for (const std::string& tensor : raw_.tensors())
       if (!used.contains(tensor))
@@ -141,10 +156,12 @@ class PeftMatrices final : public checkpoint::WeightSource {
   void read(const std::string& tensor, const checkpoint::Box& box, const at::Tensor& into) const override {
     const Entry& entry = entries_.at(tensor);
     if (entry.rows.empty()) return raw_.read(entry.theirs, box, into);
-    for (std::int64_t i = 0; i < box.shape[0]; ++i)
-      raw_.read(entry.theirs,
-                {{entry.rows.at(static_cast<std::size_t>(box.offset[0] + i)), box.offset[1]}, {1, box.shape[1]}},
-                into.narrow(0, i, 1));
+    checkpoint::Box row = box;
+    row.shape[0] = 1;
+    for (std::int64_t i = 0; i < box.shape[0]; ++i) {
+      row.offset[0] = entry.rows.at(static_cast<std::size_t>(box.offset[0] + i));
+      raw_.read(entry.theirs, row, into.narrow(0, i, 1));
+    }
   }
 
  private:
@@ -197,7 +214,8 @@ void write_peft(const checkpoint::WeightSource& weights, const FolderConfig& con
   std::vector<checkpoint::SafetensorsEntry> entries;
   std::map<std::string, std::string> ours;
   for (const PeftPart& part : written)
-    for (const auto& [name, matrix] : {std::pair{part.a, ".lora_A.weight"}, {part.b, ".lora_B.weight"}}) {
+    for (const auto& [name, matrix] : {std::pair{part.a, kA}, {part.b, kB}, {part.magnitude, kMagnitude}}) {
+      if (matrix == kMagnitude && !lora.dora) continue;
       const std::string theirs = concat(kPrefix, part.module, matrix);
       const at::ScalarType type = scalar_type(options.dtype.empty() ? matrices.dtype(name) : options.dtype, "--dtype");
       entries.push_back({.name = theirs, .dtype = checkpoint::dtype_name(type), .shape = *matrices.shape(name)});
@@ -210,7 +228,7 @@ void write_peft(const checkpoint::WeightSource& weights, const FolderConfig& con
   file.write(header);
   for (const auto& entry : placed.tensors) {
     const at::Tensor tensor = at::empty(entry.shape, scalar_type(entry.dtype, entry.name));
-    matrices.read(ours.at(entry.name), {{0, 0}, entry.shape}, tensor);
+    matrices.read(ours.at(entry.name), {std::vector<std::int64_t>(entry.shape.size(), 0), entry.shape}, tensor);
     file.write({static_cast<const std::byte*>(tensor.const_data_ptr()), static_cast<std::size_t>(tensor.nbytes())});
   }
   file.commit();
@@ -221,7 +239,7 @@ void write_peft(const checkpoint::WeightSource& weights, const FolderConfig& con
                        {"lora_alpha", lora.alpha},
                        {"lora_dropout", lora.dropout},
                        {"use_rslora", lora.rslora},
-                       {"use_dora", false},
+                       {"use_dora", lora.dora},
                        {"bias", "none"},
                        {"fan_in_fan_out", std::ranges::any_of(written, &PeftPart::transposed)},
                        {"init_lora_weights", true},
@@ -249,6 +267,7 @@ std::vector<PeftPart> peft_parts(const config::ModelConfig& model) {
           PeftPart own{.part = part,
                        .a = plan::adapter_name(layer, linear, part, "A"),
                        .b = plan::adapter_name(layer, linear, part, "B"),
+                       .magnitude = plan::magnitude_name(layer, linear, part),
                        .module = {},
                        .transposed = weight.transposed};
           std::string source;
@@ -279,13 +298,13 @@ bool is_peft(const fs::path& folder) {
 
 OpenedAdapter open_peft(const fs::path& folder, const config::ModelConfig& model, AdapterUse use) {
   plan::Lora lora = read_lora(folder);
-  return {std::make_shared<const PeftMatrices>(folder, model, use), std::move(lora)};
+  return {std::make_shared<const PeftMatrices>(folder, model, use, lora.dora), std::move(lora)};
 }
 
 WeightFormat peft_format() {
   return {.name = "peft",
           .holder = "PEFT's folder of an adapter (adapter_config.json) whose model is on this machine",
-          .models = "LoRA of any model that can be read, merged into it",
+          .models = "LoRA and DoRA of any model that can be read, merged into it",
           .detect = is_peft,
           .model = [](const fs::path& folder) { return model_config_of(base_of(folder)); },
           .config = [](const fs::path& folder) { return format_of(base_of(folder)).config(base_of(folder)); },

@@ -83,7 +83,9 @@ double training_flops(const ModelShape& shape, std::int64_t sequences, std::int6
     others += flops.attention;
   }
   // Of weights that are not trained the gradient is not computed.
-  if (shape.lora) return 2 * matrices + 3 * (others + adapter_flops(shape, sequences * seq_length));
+  if (shape.lora)
+    return 2 * (matrices + dropped_weight_flops(shape, sequences * seq_length)) +
+           3 * (others + adapter_flops(shape, sequences * seq_length));
   return 3 * (matrices + others);
 }
 

@@ -55,8 +55,12 @@ bool Lora::adapts(const std::string& part) const {
 
 std::optional<Lora> lora_of(const config::LoraConfig& lora) {
   if (lora.rank <= 0) return std::nullopt;
-  return Lora{
-      .rank = lora.rank, .alpha = lora.alpha, .dropout = lora.dropout, .rslora = lora.rslora, .targets = lora.targets};
+  return Lora{.rank = lora.rank,
+              .alpha = lora.alpha,
+              .dropout = lora.dropout,
+              .rslora = lora.rslora,
+              .dora = lora.dora,
+              .targets = lora.targets};
 }
 
 std::vector<LinearPart> linear_parts(const LayerSpec& layer, const Linear& linear, int tp) {
@@ -90,35 +94,43 @@ std::string adapter_name(const LayerSpec& layer, const Linear& linear, const Lin
   return concat(layer.prefix, linear.name, ".", part.name, ".lora_", matrix, ".weight");
 }
 
+std::string magnitude_name(const LayerSpec& layer, const Linear& linear, const LinearPart& part) {
+  return concat(layer.prefix, linear.name, ".", part.name, ".lora_magnitude_vector");
+}
+
 std::vector<ParameterSpec> adapter_parameters(const ModelShape& shape, int tp, int tp_rank,
                                               const std::vector<StagePart>& parts) {
   std::vector<ParameterSpec> specs;
   for (const StagePart& stage : parts) {
-    for_each_adapter(shape, stage.first_layer, stage.num_layers, 1,
-                     [&](std::int64_t number, const LayerSpec& layer, const Linear& linear, const LinearPart& part) {
-                       const bool row = linear.split == Split::Inputs;
-                       const std::int64_t rank = shape.lora->rank;
-                       const auto add = [&](const char* matrix, std::int64_t rows,
-                                            std::int64_t columns) -> ParameterSpec& {
-                         return specs.emplace_back(ParameterSpec{.name = adapter_name(layer, linear, part, matrix),
-                                                                 .shape = {rows, columns},
-                                                                 .stage = stage.stage,
-                                                                 .depth = 1 + number});
-                       };
-                       ParameterSpec& a = add("A", rank, linear.inputs);
-                       a.init = Init::Uniform;
-                       a.init_std = 1 / std::sqrt(static_cast<double>(linear.inputs));
-                       a.heads_partial = !row;
-                       if (row) {
-                         a.split_dim = 1;
-                         a.pieces = even(linear.inputs, tp, tp_rank);
-                       }
-                       ParameterSpec& b = add("B", part.outputs(), rank);
-                       b.heads_partial = row;
-                       if (row) return;
-                       b.split_dim = 0;
-                       b.pieces = rows_of(layer, linear, part, tp, tp_rank);
-                     });
+    for_each_adapter(
+        shape, stage.first_layer, stage.num_layers, 1,
+        [&](std::int64_t number, const LayerSpec& layer, const Linear& linear, const LinearPart& part) {
+          const bool row = linear.split == Split::Inputs;
+          const std::int64_t rank = shape.lora->rank;
+          const auto add = [&](std::string name, std::vector<std::int64_t> full) -> ParameterSpec& {
+            return specs.emplace_back(ParameterSpec{
+                .name = std::move(name), .shape = std::move(full), .stage = stage.stage, .depth = 1 + number});
+          };
+          ParameterSpec& a = add(adapter_name(layer, linear, part, "A"), {rank, linear.inputs});
+          a.init = Init::Uniform;
+          a.init_std = 1 / std::sqrt(static_cast<double>(linear.inputs));
+          a.heads_partial = !row;
+          if (row) {
+            a.split_dim = 1;
+            a.pieces = even(linear.inputs, tp, tp_rank);
+          }
+          const auto by_outputs = [&](ParameterSpec& spec) {
+            spec.heads_partial = row;
+            if (row) return;
+            spec.split_dim = 0;
+            spec.pieces = rows_of(layer, linear, part, tp, tp_rank);
+          };
+          by_outputs(add(adapter_name(layer, linear, part, "B"), {part.outputs(), rank}));
+          if (!shape.lora->dora) return;
+          ParameterSpec& magnitude = add(magnitude_name(layer, linear, part), {part.outputs()});
+          magnitude.weight_decay = false;
+          by_outputs(magnitude);
+        });
   }
   return specs;
 }
@@ -139,6 +151,16 @@ double adapter_flops(const ModelShape& shape, std::int64_t tokens) {
   for_each_adapter(shape, 0, shape.num_layers, 1,
                    [&](std::int64_t, const LayerSpec&, const Linear& linear, const LinearPart& part) {
                      flops += 2 * static_cast<double>(tokens * shape.lora->rank * (linear.inputs + part.outputs()));
+                   });
+  return flops;
+}
+
+double dropped_weight_flops(const ModelShape& shape, std::int64_t tokens) {
+  double flops = 0;
+  if (!shape.lora || !shape.lora->dora || shape.lora->dropout == 0) return flops;
+  for_each_adapter(shape, 0, shape.num_layers, 1,
+                   [&](std::int64_t, const LayerSpec&, const Linear& linear, const LinearPart& part) {
+                     flops += 2 * static_cast<double>(tokens * linear.inputs * part.outputs());
                    });
   return flops;
 }

@@ -10,6 +10,8 @@
 
 // Low-rank adapters (Hu et al. 2021) as parameters: of each part of a linear layer that PEFT knows as a layer of its
 // own a matrix A [rank, inputs] and a matrix B [outputs of the part, rank]. The part's output is W x + scale B A x.
+// With lora.dora (Liu et al. 2024) it has a magnitude m [outputs of the part] too, and its output is that of the matrix
+// diag(m / |V|) V, where V = W + scale B A and |V| has the norms of its rows.
 namespace megatron::plan {
 
 /// A part of a linear layer: of its outputs, seen as [groups, group_outputs], those from `offset` on, `length` of each
@@ -29,13 +31,18 @@ std::vector<LinearPart> linear_parts(const LayerSpec& layer, const Linear& linea
 /// "decoder.layers.0.self_attention.linear_qkv.q_proj.lora_A.weight".
 std::string adapter_name(const LayerSpec& layer, const Linear& linear, const LinearPart& part, const char* matrix);
 
+/// What `part` calls its magnitude, with lora.dora: "….linear_qkv.q_proj.lora_magnitude_vector".
+std::string magnitude_name(const LayerSpec& layer, const Linear& linear, const LinearPart& part);
+
 /// The adapters that options describe; nothing with lora.rank 0.
 std::optional<Lora> lora_of(const config::LoraConfig& lora);
 
 /// The parameters of the adapters that one rank holds, in forward order; arguments as those of model_parameters(). A is
 /// drawn evenly from -1/sqrt(inputs) to 1/sqrt(inputs), as torch.nn.Linear draws a weight and PEFT an A; B is zero. Of
 /// column-parallel layers B is split as the layer and A is whole; of row-parallel ones A is split and B is whole. What
-/// is whole gets a part of its gradient on each rank (ParameterSpec::heads_partial).
+/// is whole gets a part of its gradient on each rank (ParameterSpec::heads_partial). A magnitude is held as the rows of
+/// B are, and is no parameter that decays; it is zero until the weights are there whose norms it begins as
+/// (train/resume/magnitudes.h).
 std::vector<ParameterSpec> adapter_parameters(const ModelShape& shape, int tp, int tp_rank,
                                               const std::vector<StagePart>& parts);
 
@@ -46,7 +53,12 @@ std::vector<ParameterSpec> trained_parameters(const ModelShape& shape, int tp, i
 /// The model without its adapters: the weights that they belong to.
 ModelShape without_adapters(ModelShape shape);
 
-/// Floating-point operations of the adapters' products in a forward pass over so many tokens.
+/// Floating-point operations of the adapters' products in a forward pass over so many tokens. Norms of rows, one
+/// product of A and B per microbatch, are not counted.
 double adapter_flops(const ModelShape& shape, std::int64_t tokens);
+
+/// Those of the weights with what dropout leaves of their inputs, besides their products with the inputs themselves:
+/// with lora.dora and lora.dropout both are part of an output. Else 0.
+double dropped_weight_flops(const ModelShape& shape, std::int64_t tokens);
 
 }  // namespace megatron::plan

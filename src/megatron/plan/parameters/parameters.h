@@ -82,7 +82,7 @@ enum class Head : std::uint8_t { Tokens, Classes, Options, Span };
 struct Lora {
   std::int64_t rank = 0;
   double alpha = 0, dropout = 0;
-  bool rslora = false;
+  bool rslora = false, dora = false;      ///< dora: each output has a magnitude besides
   std::vector<std::string> targets = {};  ///< names of parts (LinearPart), or "all-linear"
 
   double scale() const;                        ///< what adapters count

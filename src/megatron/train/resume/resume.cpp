@@ -17,6 +17,7 @@
 #include "megatron/interchange/weights.h"
 #include "megatron/plan/parameters/adapters.h"
 #include "megatron/train/inputs.h"
+#include "megatron/train/resume/magnitudes.h"
 
 namespace megatron::train {
 namespace {
@@ -110,6 +111,7 @@ class Attempts {
 
   Start start() {
     load_base();
+    set_magnitudes(run_, engine_);
     const Decision decision = decision_of_rank_0();
     if (decision.kind == Decision::Kind::Weights) return begin_with_weights(decision);
     if (decision.kind == Decision::Kind::Checkpoint) return resume(decision);

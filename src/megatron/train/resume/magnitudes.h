@@ -1,0 +1,12 @@
+#pragma once
+#include "megatron/train/engine.h"
+
+// The magnitudes of weight-decomposed adapters (lora.dora; parallel/magnitude.h) as a run begins.
+namespace megatron::train {
+
+/// Gives the magnitudes of this rank the norms of the rows of its weights with the adapters added, and their masters
+/// these norms before they are rounded: with B zero those of the weights, so that the model is at first what its
+/// weights are. Nothing without lora.dora. Collective over tp.
+void set_magnitudes(const plan::ResolvedRun& run, Engine& engine);
+
+}  // namespace megatron::train
