@@ -267,23 +267,36 @@ class Preferences(Tuned):
         return log_p[0, begin - 1:].sum()
 
     def their_losses(self, smoothing):
-        """The sigmoid loss of trl's DPOTrainer.dpo_loss, written out."""
+        """The sigmoid loss of trl's DPOTrainer.dpo_loss, written out; with it what that logs, in `figures`."""
+        self.figures = []
         model = self.model()
         reference = copy.deepcopy(model)
 
         def loss_of():
-            all_pairs = []
-            for prompt, chosen, rejected in self.PAIRS:
-                ratio = self.log_probability(model, prompt, chosen) - self.log_probability(model, prompt, rejected)
-                with torch.no_grad():
-                    of_reference = (self.log_probability(reference, prompt, chosen) -
-                                    self.log_probability(reference, prompt, rejected))
-                margin = self.BETA * (ratio - of_reference)
-                all_pairs.append(-torch.nn.functional.logsigmoid(margin) * (1 - smoothing) -
-                                 torch.nn.functional.logsigmoid(-margin) * smoothing)
-            return torch.stack(all_pairs).mean()
+            log_p = torch.stack([torch.stack([self.log_probability(model, prompt, answer) for answer in answers])
+                                 for prompt, *answers in self.PAIRS])
+            with torch.no_grad():
+                log_q = torch.stack([torch.stack([self.log_probability(reference, prompt, answer)
+                                                  for answer in answers]) for prompt, *answers in self.PAIRS])
+            rewards = self.BETA * (log_p - log_q)
+            chosen, rejected = rewards.unbind(1)
+            self.figures.append({"rewards/chosen": chosen.mean(), "rewards/rejected": rejected.mean(),
+                                 "rewards/accuracies": (chosen > rejected).float().mean(),
+                                 "rewards/margins": (chosen - rejected).mean(),
+                                 "logps/chosen": log_p[:, 0].mean(), "logps/rejected": log_p[:, 1].mean()})
+            return (-torch.nn.functional.logsigmoid(chosen - rejected) * (1 - smoothing) -
+                    torch.nn.functional.logsigmoid(rejected - chosen) * smoothing).mean()
 
         return self.steps(model, loss_of)
+
+    def check_figures(self, name):
+        """What the run has logged is what trl's DPOTrainer.get_batch_loss_metrics logs."""
+        steps = [line for line in self.place.metrics(name) if "loss" in line]
+        for step, (ours, theirs) in enumerate(zip(steps, self.figures, strict=True), 1):
+            for figure, value in theirs.items():
+                if step == 1 and figure == "rewards/accuracies":  # rewards are zero but for rounding
+                    continue
+                self.assertAlmostEqual(ours[figure], value.item(), delta=2e-4, msg=f"step {step}, {figure}")
 
     def prefer(self, name, *options):
         return self.train(name, "--data-path", self.path, "--seq-length", 32, "--micro-batch-size", 2,
@@ -297,6 +310,8 @@ class Preferences(Tuned):
         for name, layout in LAYOUTS.items():
             with self.subTest(name):
                 self.check_losses(self.prefer(name, *layout), want)
+                self.check_figures(name)
+        self.assertGreater(self.figures[-1]["rewards/margins"], 0.1)
 
     def test_label_smoothing(self):
         got = self.prefer("smoothed", "--dpo.label_smoothing", self.SMOOTHING)

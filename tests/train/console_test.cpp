@@ -133,6 +133,18 @@ TEST(Console, PrintsLossesOfTokensAheadAsMegatronDoes) {
             std::string::npos);
 }
 
+TEST(Console, PrintsWhatALossOfOnesOwnReports) {
+  IterationLine line = example();
+  line.figures = {{"rewards/margins", -0.25}, {"logps/chosen", -31.5}};
+  EXPECT_NE(iteration_line(line, 0).find(" lm loss: 9.876543E+00 | rewards/margins: -2.500000E-01 | logps/chosen: "
+                                         "-3.150000E+01 | loss scale: 1.0 |"),
+            std::string::npos);
+  EXPECT_NE(compact_line(line, 0).find(" | rewards/margins -0.25 | logps/chosen -31.5 | lr "), std::string::npos);
+  EXPECT_NE(validation_lines("iteration 20", 3, 20.0855369, {}, line.figures)
+                .find(" lm loss PPL: 2.008554E+01 | rewards/margins: -2.500000E-01 | logps/chosen: -3.150000E+01 | \n"),
+            std::string::npos);
+}
+
 TEST(Console, PrintsTheValidationMessageOfMegatron) {
   const std::string rule(94, '-');
   EXPECT_EQ(

@@ -192,6 +192,11 @@ TEST(Scalars, HaveMegatronsTags) {
   skipped.skipped = true;
   EXPECT_EQ(tags_of(scalars_of(skipped, few)), (std::set<std::string>{"learning-rate", "learning-rate vs samples",
                                                                       "batch-size", "batch-size vs samples"}));
+  IterationMetrics tuned = metrics;
+  tuned.figures = {{"rewards/margins", 0.5}};
+  EXPECT_TRUE(tags_of(scalars_of(tuned, few)).contains("rewards/margins"));
+  EXPECT_TRUE(tags_of(scalars_of(ValidationMetrics{.iteration = 3, .loss = 2, .figures = tuned.figures}, few))
+                  .contains("rewards/margins validation"));
   few.world_size_to_tensorboard = true;
   EXPECT_TRUE(tags_of(scalars_of(skipped, few)).contains("world-size vs samples"));
   EXPECT_EQ(tags_of(scalars_of(ValidationMetrics{.iteration = 3, .loss = 2}, few)),

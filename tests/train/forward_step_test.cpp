@@ -1,5 +1,6 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/nll_loss.h>
+#include <ATen/ops/stack.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -88,6 +89,44 @@ TEST(ForwardStep, CollectsOfEachMicrobatchOfAnEvaluationInOrderWhereTheLastStage
     ASSERT_EQ(all.non_loss.size(), world.rank() == 1 ? 3 : 0);
     for (std::size_t m = 0; m < all.non_loss.size(); ++m) EXPECT_NEAR(all.non_loss[m].item<double>(), single[m], 1e-10);
   });
+}
+
+/// With it as figures the loss again and the number of tokens.
+model::LossSum loss_with_figures(const model::TransformerStage& stage, at::Tensor x, const model::Batch& batch,
+                                 bool training) {
+  model::LossSum loss = loss_of_aten(stage, std::move(x), batch, training);
+  loss.figures = at::stack({loss.sum.detach(), batch.loss_mask_bs.sum().to(at::kDouble)});
+  return loss;
+}
+
+TEST(ForwardStep, ReportsFiguresAsMeansOverTheGlobalBatchInTrainingAndValidation) {
+  for (const Spread& spread : {Spread{1, 1, 1, false, ""}, {2, 2, 1, true, "1f1b"}, {1, 2, 2, false, "zb-v"}}) {
+    const plan::ResolvedRun run = plan::resolve(
+        testing::tiny_pipeline_config(spread.tp, 2, spread.pp, spread.vpp, spread.sp, spread.schedule, "fp64"));
+    comm::run_ranks(run.grid.world_size(), [&](const comm::Group& world) {
+      kernels::configure_thread(1);
+      Engine engine(run, world, at::kCPU);
+      engine.pipeline.use({.loss = loss_with_figures, .collected = {}, .figures = {"again", "one"}});
+      const auto expect_means = [&](const std::vector<LossFigure>& figures, double loss) {
+        ASSERT_EQ(figures.size(), 2u);
+        EXPECT_EQ(figures[0].name, "again");
+        EXPECT_NEAR(figures[0].value, loss, 1e-12);
+        EXPECT_EQ(figures[1].name, "one");
+        EXPECT_DOUBLE_EQ(figures[1].value, 1);
+      };
+      const StepResult step = testing::take_step(run, engine, 0);
+      expect_means(step.figures, step.loss);
+      const auto batch = [&](std::size_t m) {
+        return synthetic_batch(std::vector{static_cast<std::int64_t>(m)}, 10, 61, 1, at::kCPU);
+      };
+      const Evaluation evaluation = evaluate(engine.pipeline, engine.context, 3, batch);
+      expect_means(evaluation.figures, evaluation.loss);
+      engine.pipeline.use({.loss = loss_of_aten, .collected = {}, .figures = {"missing"}});
+      if (spread.pp == 1) {
+        EXPECT_THROW(testing::take_step(run, engine, 1), std::logic_error);
+      }
+    });
+  }
 }
 
 TEST(ForwardStep, IsRefusedOfAModelThatPredictsByDepths) {

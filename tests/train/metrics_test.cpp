@@ -49,6 +49,10 @@ TEST_F(MetricsTest, WritesOneObjectAnIterationWithTheContractsFields) {
   EXPECT_EQ(lines()[2]["matmul_precision"], "high");
   EXPECT_EQ(lines()[2]["decoupled_learning_rate"], 2e-5);
   EXPECT_EQ(written[1]["valid_ppl"], std::exp(5.0));
+  file.write(IterationMetrics{.iteration = 5, .figures = {{"rewards/margins", 0.5}}});
+  EXPECT_EQ(lines()[3]["rewards/margins"], 0.5);
+  file.write(ValidationMetrics{.iteration = 5, .figures = {{"rewards/margins", 0.25}}});
+  EXPECT_EQ(lines()[4]["valid_rewards/margins"], 0.25);
 }
 
 TEST_F(MetricsTest, AFileThatIsRemovedMeanwhileIsWrittenAnewWhole) {

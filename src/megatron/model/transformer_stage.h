@@ -60,6 +60,7 @@ struct LossSum {
   std::vector<double> depth_counts = {};
   at::Tensor task_logits = {};  ///< without graph, of a model with the head of a task (task_head.h); undefined: none
   at::Tensor non_loss = {};     ///< what a function of train::ForwardStep has collected besides; undefined: nothing
+  at::Tensor figures = {};      ///< [n] without graph: sums, as `sum`, of train::ForwardStep::figures; undefined: none
 };
 
 struct LayerRouterCounts {

@@ -91,6 +91,7 @@ class PipelineStage final : public pipeline::Stage {
       task_logits_[static_cast<std::size_t>(microbatch)] = std::move(loss.task_logits);
     }
     if (loss.non_loss.defined() && !training_) non_loss_.push_back(std::move(loss.non_loss));
+    if (loss.figures.defined()) figures_.push_back(std::move(loss.figures));
     return {std::move(loss.sum), loss.count};
   }
   /// What the microbatches so far have.
@@ -105,6 +106,10 @@ class PipelineStage final : public pipeline::Stage {
       for (std::size_t k = 0; k < sums.size(); ++k) result.depth_sums[k] += sums[k].item<double>();
     if (!task_logits_.empty()) result.task_logits = std::move(task_logits_);
     if (!non_loss_.empty()) result.non_loss = std::move(non_loss_);
+    if (!figures_.empty()) result.figure_sums.assign(step_.figures.size(), 0);
+    for (const at::Tensor& sums : figures_)
+      for (std::size_t k = 0; k < result.figure_sums.size(); ++k)
+        result.figure_sums[k] += sums[static_cast<std::int64_t>(k)].item<double>();
   }
   std::vector<std::int64_t> boundary_shape(int microbatch) const override {
     const at::Tensor& tokens_bs = batches_.look_at(static_cast<std::size_t>(microbatch)).tokens_bs;
@@ -119,6 +124,9 @@ class PipelineStage final : public pipeline::Stage {
     model::LossSum loss = step_.loss(model_, std::move(x), batch, training_);
     if (!loss.sum.defined() || loss.sum.dim() != 0)
       throw std::logic_error("ForwardStep::loss must return the sum as a scalar");
+    if (loss.figures.defined() != !step_.figures.empty() ||
+        (loss.figures.defined() && loss.figures.sizes() != at::IntArrayRef{std::ssize(step_.figures)}))
+      throw std::logic_error("ForwardStep::loss must return a number for each of ForwardStep::figures");
     // The same value, with gradients times the scale: those of the model's own loss have it from where they begin.
     if (training_ && scale_.gradients != 1)
       loss.sum = loss.sum.detach() + (loss.sum - loss.sum.detach()) * scale_.gradients;
@@ -134,6 +142,7 @@ class PipelineStage final : public pipeline::Stage {
   const ForwardStep& step_;
   std::vector<at::Tensor> task_logits_;    // by microbatch
   std::vector<at::Tensor> non_loss_;       // of the last stage, in the order of its microbatches
+  std::vector<at::Tensor> figures_;        // likewise
   std::vector<at::Tensor> sentence_sums_;  // scalars, which no one waits for before the end
   double sentences_ = 0;
   std::vector<std::vector<at::Tensor>> depth_sums_;  // by microbatch, likewise

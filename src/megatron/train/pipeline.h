@@ -3,6 +3,7 @@
 #include <functional>
 #include <map>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -37,6 +38,8 @@ struct ForwardStep {
   /// Called after each validation where this rank holds the last stage and is the first of tp (of ranks that share
   /// sequences each is), with the non_loss of its microbatches, in order: Megatron-LM's process_non_loss_data_func.
   std::function<void(std::int64_t iteration, const std::vector<at::Tensor>& non_loss)> collected;
+  /// Names of what LossSum::figures has, in its order: logged as means over what the loss is a mean over.
+  std::vector<std::string> figures = {};
 };
 
 /// What an execution has left on this rank and, where the rank holds the last stage, the sum of a BERT's sentence
@@ -49,6 +52,7 @@ struct PassResult : pipeline::Result {
   std::vector<at::Tensor> task_logits = {};
   /// Of an evaluation: LossSum::non_loss by microbatch, where there is one.
   std::vector<at::Tensor> non_loss = {};
+  std::vector<double> figure_sums = {};  ///< of LossSum::figures; empty where there are none
 };
 
 /// What the losses of an execution are multiplied by.

@@ -37,6 +37,20 @@ double sum_of(const pipeline::Result& result) {
 
 double mean_scale(double count) { return count > 0 ? 1 / count : 0; }
 
+/// One number for each of the names: this rank's sums, of ranks without the last stage zeros.
+std::vector<double> figure_parts(const std::vector<std::string>& names, const PassResult& pass) {
+  std::vector<double> parts(names.size(), 0);
+  std::copy(pass.figure_sums.begin(), pass.figure_sums.end(), parts.begin());
+  return parts;
+}
+
+std::vector<LossFigure> figure_means(const std::vector<std::string>& names, std::span<const double> sums,
+                                     double count) {
+  std::vector<LossFigure> figures;
+  for (std::size_t k = 0; k < names.size(); ++k) figures.push_back({names[k], sums[k] * mean_scale(count)});
+  return figures;
+}
+
 }  // namespace
 
 struct TrainStep::Totals {
@@ -47,6 +61,7 @@ struct TrainStep::Totals {
   double sentence_sum = 0, sentences = 0;
   double num_zeros = 0;
   std::vector<double> depths;   ///< of each depth of multi-token prediction its sum and its tokens
+  std::vector<double> figures;  ///< sums of ForwardStep::figures
   std::vector<double> experts;  ///< numbers of an ExpertFigures
 };
 
@@ -81,6 +96,8 @@ TrainStep::Totals TrainStep::totals_over_world(const PassResult& pass, bool stop
   for (std::size_t k = 0; k < static_cast<std::size_t>(options_.mtp_depths); ++k)  // of other stages none
     for (const std::vector<double>* numbers : {&pass.depth_sums, &pass.depth_counts})
       parts.push_back(k < numbers->size() ? counted((*numbers)[k]) : 0.0);
+  const std::size_t behind = parts.size();
+  for (const double sum : figure_parts(parts_.pipeline.forward_step().figures, pass)) parts.push_back(counted(sum));
   const std::size_t others = parts.size();
   for (const double number : parts_.pipeline.take_router_counts()) parts.push_back(counted(number));
   const auto total = world.all_reduce_scalars(parts);
@@ -100,7 +117,9 @@ TrainStep::Totals TrainStep::totals_over_world(const PassResult& pass, bool stop
           .sentences = total[6],
           .num_zeros = total[7],
           .depths = {total.begin() + static_cast<std::ptrdiff_t>(before),
-                     total.begin() + static_cast<std::ptrdiff_t>(others)},
+                     total.begin() + static_cast<std::ptrdiff_t>(behind)},
+          .figures = {total.begin() + static_cast<std::ptrdiff_t>(behind),
+                      total.begin() + static_cast<std::ptrdiff_t>(others)},
           .experts = {total.begin() + static_cast<std::ptrdiff_t>(others), total.end()}};
 }
 
@@ -197,6 +216,7 @@ StepResult TrainStep::operator()(int num_microbatches, const MicrobatchSource& m
   if (options_.sentence_head) result.sentence_loss = total.sentence_sum * mean_scale(total.sentences);
   for (std::size_t k = 0; k < total.depths.size(); k += 2)
     result.depth_losses.push_back(total.depths[k] * mean_scale(total.depths[k + 1]));
+  result.figures = figure_means(parts_.pipeline.forward_step().figures, total.figures, total.count);
   result.tokens = total.count;
   result.stop = total.stop;
   result.save = total.save;
@@ -230,6 +250,8 @@ Evaluation evaluate(Pipeline& pipeline, const parallel::ParallelContext& context
   constexpr std::size_t kMaxAtOnce = 256;
   double sum = 0, count = 0, sentence_sum = 0, sentences = 0;
   std::vector<at::Tensor> non_loss;
+  const std::vector<std::string>& names = pipeline.forward_step().figures;
+  std::vector<double> figures(names.size(), 0);
   for (std::size_t first = 0; first < num_microbatches; first += kMaxAtOnce) {
     const auto here = static_cast<int>(std::min(kMaxAtOnce, num_microbatches - first));
     auto result = pipeline.evaluate(here, [&](std::size_t m) { return microbatch(first + m); });
@@ -238,14 +260,18 @@ Evaluation evaluate(Pipeline& pipeline, const parallel::ParallelContext& context
     sentence_sum += result.sentence_sum;
     sentences += result.sentences;
     std::move(result.non_loss.begin(), result.non_loss.end(), std::back_inserter(non_loss));
+    for (std::size_t k = 0; k < result.figure_sums.size(); ++k) figures[k] += result.figure_sums[k];
   }
   // Each microbatch once, as in a step.
   const bool first = context.tensor().rank() == 0;
   const auto counted = [&](double value) { return first ? value : 0.0; };
-  const auto total = context.world().all_reduce_scalars(
-      {counted(sum), counted(count), stop ? 1.0 : 0.0, counted(sentence_sum), counted(sentences)});
+  std::vector<double> parts{counted(sum), counted(count), stop ? 1.0 : 0.0, counted(sentence_sum), counted(sentences)};
+  const std::size_t others = parts.size();
+  for (const double figure : figures) parts.push_back(counted(figure));
+  const std::vector<double> total = context.world().all_reduce_scalars(parts);
   Evaluation evaluation{.loss = total[0] * mean_scale(total[1]), .tokens = total[1], .stop = total[2] > 0};
   evaluation.non_loss = std::move(non_loss);
+  evaluation.figures = figure_means(names, std::span(total).subspan(others), total[1]);
   if (total[4] > 0) {
     evaluation.sentence_loss = total[3] / total[4];
     evaluation.loss += *evaluation.sentence_loss;

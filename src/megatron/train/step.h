@@ -14,6 +14,7 @@
 #include "megatron/optim/parameter_gatherer.h"
 #include "megatron/optim/shared_gradients.h"
 #include "megatron/parallel/context.h"
+#include "megatron/train/log/loss_figure.h"
 #include "megatron/train/log/timers.h"
 #include "megatron/train/pipeline.h"
 
@@ -45,6 +46,7 @@ struct StepResult {
   double loss = 0;  ///< mean over the tokens of the global batch that count; with a sentence head its mean added
   std::optional<double> sentence_loss;  ///< the sentence head's part of it: mean over samples
   std::vector<double> depth_losses;     ///< of multi-token prediction: of each depth the mean over its tokens
+  std::vector<LossFigure> figures;      ///< of a loss of one's own (ForwardStep::figures)
   double tokens = 0;                    ///< tokens that count
   double grad_norm = 0;                 ///< of the mean loss's gradient, before clipping
   std::optional<double> num_zeros;      ///< elements of the gradient that are exactly zero
@@ -118,6 +120,7 @@ struct Evaluation {
   bool stop = false;                         ///< some rank was asked to stop
   std::optional<double> sentence_loss = {};  ///< the sentence head's part of the loss
   std::vector<at::Tensor> non_loss = {};     ///< what a ForwardStep has collected on this rank, by microbatch
+  std::vector<LossFigure> figures = {};      ///< ForwardStep::figures
   double token_loss() const { return loss - sentence_loss.value_or(0); }
   /// exp of the tokens' loss, with Megatron-LM's bound: it counts as at most 20.
   double perplexity() const;

@@ -44,6 +44,7 @@ std::string iteration_line(const IterationLine& line, std::int64_t time_us) {
   if (line.sentence_loss > 0) text += fmt::format(" sop loss: {:.6E} |", line.sentence_loss);
   for (std::size_t k = 0; k < line.depth_losses.size(); ++k)
     if (line.depth_losses[k] > 0) text += fmt::format(" mtp_{} loss: {:.6E} |", k + 1, line.depth_losses[k]);
+  for (const LossFigure& figure : line.figures) text += fmt::format(" {}: {:.6E} |", figure.name, figure.value);
   text += fmt::format(" loss scale: {:.1f} |", line.loss_scale);
   text += fmt::format(" grad norm: {:.3f} |", line.grad_norm);
   if (line.num_zeros) text += fmt::format(" num zeros: {:.0f} |", *line.num_zeros);
@@ -63,6 +64,7 @@ std::string compact_line(const IterationLine& line, std::int64_t time_us) {
   if (line.sentence_loss > 0) text += fmt::format(" sop loss {:.4f} |", line.sentence_loss);
   for (std::size_t k = 0; k < line.depth_losses.size(); ++k)
     if (line.depth_losses[k] > 0) text += fmt::format(" mtp_{} loss {:.4f} |", k + 1, line.depth_losses[k]);
+  for (const LossFigure& figure : line.figures) text += fmt::format(" {} {:.4g} |", figure.name, figure.value);
   text += fmt::format(" lr {:.3e} | grad norm {:.3g} |", line.learning_rate, line.grad_norm);
   if (line.num_zeros) text += fmt::format(" zeros {:.0f} |", *line.num_zeros);
   if (line.params_norm) text += fmt::format(" params norm {:.5g} |", *line.params_norm);
@@ -88,12 +90,13 @@ std::string straggler_line(const IterationMetrics::Straggler& straggler) {
 }
 
 std::string validation_lines(const std::string& where, double loss, double perplexity,
-                             const std::optional<double>& sentence_loss) {
+                             const std::optional<double>& sentence_loss, const std::vector<LossFigure>& figures) {
   std::string text = " validation loss at " + where + fmt::format(" | lm loss value: {:.6E} |", loss) +
                      fmt::format(" lm loss PPL: {:.6E} | ", perplexity);
   if (sentence_loss)
     text += fmt::format("sop loss value: {:.6E} |", *sentence_loss) +
             fmt::format(" sop loss PPL: {:.6E} | ", std::exp(std::min(20.0, *sentence_loss)));
+  for (const LossFigure& figure : figures) text += fmt::format("{}: {:.6E} | ", figure.name, figure.value);
   const std::string dashes(text.size() + 1, '-');
   return dashes + "\n" + text + "\n" + dashes;
 }

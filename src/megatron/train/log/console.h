@@ -19,6 +19,7 @@ struct IterationLine {
   double loss = 0;                        ///< of tokens, mean over the interval; a mean <= 0 is not printed, as there
   double sentence_loss = 0;               ///< of a BERT's sentence head, likewise
   std::vector<double> depth_losses = {};  ///< of multi-token prediction, likewise
+  std::vector<LossFigure> figures = {};   ///< of a loss of one's own, means over the interval
   double loss_scale = 1;
   double grad_norm = 0;
   std::optional<double> num_zeros = {}, params_norm = {};
@@ -43,6 +44,7 @@ std::string straggler_line(const IterationMetrics::Straggler& straggler);
 
 /// Megatron-LM's validation message: three lines.
 std::string validation_lines(const std::string& where, double loss, double perplexity,
-                             const std::optional<double>& sentence_loss = {});
+                             const std::optional<double>& sentence_loss = {},
+                             const std::vector<LossFigure>& figures = {});
 
 }  // namespace megatron::train

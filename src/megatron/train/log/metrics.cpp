@@ -128,6 +128,7 @@ void MetricsFile::write(const IterationMetrics& metrics) {
   }
   for (std::size_t k = 0; k < metrics.depth_losses.size(); ++k)
     object[concat("mtp_", k + 1, "_loss")] = metrics.depth_losses[k];
+  for (const LossFigure& figure : metrics.figures) object[figure.name] = figure.value;
   if (metrics.num_zeros) object["num_zeros"] = *metrics.num_zeros;
   if (metrics.params_norm) object["params_norm"] = *metrics.params_norm;
   if (metrics.experts) add_expert_figures(object, *metrics.experts);
@@ -158,8 +159,9 @@ void MetricsFile::write(const ValidationMetrics& metrics) {
                  {"consumed_samples", metrics.consumed_samples},
                  {metrics.test ? "test_loss" : "valid_loss", metrics.loss},
                  {metrics.test ? "test_ppl" : "valid_ppl", metrics.perplexity}};
+  const std::string part = metrics.test ? "test" : "valid";
+  for (const LossFigure& figure : metrics.figures) object[concat(part, "_", figure.name)] = figure.value;
   if (metrics.sentence_loss) {
-    const std::string part = metrics.test ? "test" : "valid";
     object[part + "_lm_loss"] = metrics.loss - *metrics.sentence_loss;
     object[part + "_sop_loss"] = *metrics.sentence_loss;
   }

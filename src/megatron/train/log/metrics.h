@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "megatron/tasks/scores/metrics.h"
+#include "megatron/train/log/loss_figure.h"
 
 namespace megatron::train {
 
@@ -34,6 +35,7 @@ struct IterationMetrics {
   double loss = 0, grad_norm = 0;
   std::optional<double> sentence_loss = {};            ///< part of the loss: fields lm_loss, sop_loss
   std::vector<double> depth_losses = {};               ///< of multi-token prediction: fields mtp_1_loss, …
+  std::vector<LossFigure> figures = {};                ///< of a loss of one's own: fields of their names
   double learning_rate = 0;                            ///< that the iteration used
   std::optional<double> decoupled_learning_rate = {};  ///< of word embedding and output layer, where it is their own
   double loss_scale = 1;
@@ -72,8 +74,9 @@ struct ValidationMetrics {
   std::int64_t iteration = 0, consumed_samples = 0;
   double loss = 0, perplexity = 0;
   std::optional<double> sentence_loss = {};  ///< part of the loss: fields valid_lm_loss, valid_sop_loss
+  std::vector<LossFigure> figures = {};      ///< of a loss of one's own: fields valid_NAME
   std::string set = {};                      ///< of several validation sets, which; empty: there is one
-  bool test = false;                         ///< of the test set: fields test_loss and test_ppl
+  bool test = false;                         ///< of the test set: fields test_loss, test_ppl and test_NAME
 };
 
 /// A validation on a task.

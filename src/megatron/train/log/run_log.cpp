@@ -153,6 +153,7 @@ void RunLog::iteration(const RunState& state, const Iteration& done) {
                                  .grad_norm = result.grad_norm,
                                  .sentence_loss = result.sentence_loss,
                                  .depth_losses = result.depth_losses,
+                                 .figures = result.figures,
                                  .learning_rate = done.rates.usual,
                                  .decoupled_learning_rate = decoupled(done.rates),
                                  .loss_scale = result.loss_scale,
@@ -187,6 +188,11 @@ void RunLog::iteration(const RunState& state, const Iteration& done) {
     interval_.sentence_loss += sentences;
     interval_.depth_losses.resize(result.depth_losses.size());
     for (std::size_t k = 0; k < result.depth_losses.size(); ++k) interval_.depth_losses[k] += result.depth_losses[k];
+    interval_.figures.resize(result.figures.size());
+    for (std::size_t k = 0; k < result.figures.size(); ++k) {
+      interval_.figures[k].name = result.figures[k].name;
+      interval_.figures[k].value += result.figures[k].value;
+    }
   }
   if (!std::isfinite(result.loss)) ++interval_.nan;
   if (!done.memory.empty()) print_memory(state, done.memory);
@@ -242,6 +248,7 @@ void RunLog::print_iteration(const RunState& state, const Iteration& done) {
                      .loss = counted > 0 ? interval_.loss / counted : 0,
                      .sentence_loss = counted > 0 ? interval_.sentence_loss / counted : 0,
                      .depth_losses = interval_.depth_losses,
+                     .figures = interval_.figures,
                      .loss_scale = done.result.loss_scale,
                      .grad_norm = done.result.grad_norm,
                      .num_zeros = done.result.num_zeros,
@@ -250,6 +257,7 @@ void RunLog::print_iteration(const RunState& state, const Iteration& done) {
                      .nan = interval_.nan,
                      .shows_throughput = log.throughput};
   for (double& loss : line.depth_losses) loss /= std::max(counted, 1.0);
+  for (LossFigure& figure : line.figures) figure.value /= std::max(counted, 1.0);
   const bool compact = log.format == "compact";
   if (compact || shows("tokens_per_s")) line.tokens_per_s = interval_.tokens / interval_.seconds;
   if (shows("memory")) line.memory_bytes = static_cast<double>(kernels::held_memory(device_of(run_)).bytes);
@@ -264,6 +272,7 @@ void RunLog::evaluated(const RunState& state, const Evaluation& evaluation, cons
                                   .loss = evaluation.loss,
                                   .perplexity = evaluation.perplexity(),
                                   .sentence_loss = evaluation.sentence_loss,
+                                  .figures = evaluation.figures,
                                   .set = set,
                                   .test = test};
   metrics_.write(metrics);
@@ -272,7 +281,8 @@ void RunLog::evaluated(const RunState& state, const Evaluation& evaluation, cons
                                    test          ? " on test set"
                                    : set.empty() ? ""
                                                  : " on " + set);
-  print(validation_lines(place, evaluation.token_loss(), evaluation.perplexity(), evaluation.sentence_loss));
+  print(validation_lines(place, evaluation.token_loss(), evaluation.perplexity(), evaluation.sentence_loss,
+                         evaluation.figures));
 }
 
 void RunLog::validation(const RunState& state, const Evaluation& evaluation, const std::string& set) {

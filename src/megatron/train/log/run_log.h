@@ -68,6 +68,7 @@ class RunLog {
     std::int64_t skipped_batches = 0;  // iterations that computed nothing, besides `iterations`
     double loss = 0, sentence_loss = 0, seconds = 0, flops = 0, tokens = 0;
     std::vector<double> depth_losses = {};
+    std::vector<LossFigure> figures = {};  // sums
   };
   const plan::ResolvedRun& run_;
   std::FILE* console_;

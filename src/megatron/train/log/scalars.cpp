@@ -59,6 +59,7 @@ std::vector<Scalar> scalars_of(const IterationMetrics& metrics, const config::Lo
     if (metrics.sentence_loss) curves.add_both("sop loss", *metrics.sentence_loss);
     for (std::size_t k = 0; k < metrics.depth_losses.size(); ++k)
       curves.add("mtp_" + std::to_string(k + 1) + " loss", metrics.depth_losses[k]);
+    for (const LossFigure& figure : metrics.figures) curves.add(figure.name, figure.value);
     curves.add_both("grad-norm", metrics.grad_norm);
   }
   if (metrics.num_zeros) curves.add_both("num-zeros", *metrics.num_zeros);
@@ -96,6 +97,7 @@ std::vector<Scalar> scalars_of(const ValidationMetrics& metrics, const config::L
   const double sentence_loss = metrics.sentence_loss.value_or(0);
   add("lm loss", metrics.loss - sentence_loss, metrics.perplexity);
   if (metrics.sentence_loss) add("sop loss", sentence_loss, perplexity_of(sentence_loss));
+  for (const LossFigure& figure : metrics.figures) curves.add(figure.name + where, figure.value);
   return curves.take();
 }
 

@@ -5,9 +5,11 @@
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/log_sigmoid.h>
 #include <ATen/ops/logsumexp.h>
+#include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
+#include <array>
 #include <span>
 #include <string_view>
 #include <utility>
@@ -38,6 +40,17 @@ at::Tensor log_probabilities(const model::TransformerStage& stage, at::Tensor x,
 
 /// Every other element, from `first` on.
 at::Tensor of_pairs(const at::Tensor& x, std::int64_t first) { return x.slice(0, first, x.size(0), 2); }
+
+constexpr std::array kFigures = {"rewards/chosen",  "rewards/rejected", "rewards/accuracies",
+                                 "rewards/margins", "logps/chosen",     "logps/rejected"};
+
+/// Those of texts with log-probabilities p [b] and rewards [b], summed over the pairs that `counts` [b / 2] has.
+at::Tensor figures_of(const at::Tensor& p, const at::Tensor& rewards, const at::Tensor& counts) {
+  const at::Tensor chosen = of_pairs(rewards, 0), rejected = of_pairs(rewards, 1);
+  const at::Tensor all = at::stack(
+      {chosen, rejected, chosen.gt(rejected).to(p.scalar_type()), chosen - rejected, of_pairs(p, 0), of_pairs(p, 1)});
+  return (all * counts).sum(1, /*keepdim=*/false, at::kDouble);
+}
 
 /// Collects log-probabilities and has no loss.
 model::LossSum reference_pass(const model::TransformerStage& stage, at::Tensor x, const model::Batch& batch,
@@ -147,9 +160,10 @@ ForwardStep preference_step(const config::DpoConfig& dpo) {
     model::LossSum sum;
     sum.sum = (losses * counts).sum();
     sum.count = counts.sum().item<double>();
+    sum.figures = figures_of(p.detach(), ratio.detach() * beta, counts);
     return sum;
   };
-  return {.loss = loss, .collected = {}};
+  return {.loss = loss, .collected = {}, .figures = {kFigures.begin(), kFigures.end()}};
 }
 
 References reference_log_probabilities(const plan::ResolvedRun& run, Engine& engine, const DatasetBatches& batches,

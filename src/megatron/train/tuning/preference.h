@@ -17,6 +17,12 @@ namespace megatron::train {
 /// The loss of preferences in place of the model's: its sum over pairs, and their number; pairs without counted tokens
 /// count nothing. With label_smoothing e the loss is (1 - e) of that and e of the loss of the swapped pair (Mitchell
 /// 2023). Batches have reference_b. All logits of a microbatch exist at once, on every rank of tp.
+///
+/// Its figures are trl's DPOTrainer's, means over pairs. A reward is beta (log p - log q) of an answer:
+///   rewards/chosen, rewards/rejected
+///   rewards/accuracies   share of pairs whose chosen answer has the larger reward
+///   rewards/margins      the chosen answer's reward minus the rejected one's
+///   logps/chosen, logps/rejected   log p, summed over the answer's tokens
 ForwardStep preference_step(const config::DpoConfig& dpo);
 
 /// Log-probabilities of the answers of documents under the reference, by document.
