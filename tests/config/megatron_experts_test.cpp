@@ -90,6 +90,15 @@ TEST(MegatronExperts, MayBeginBehindDenseLayers) {
   const ModelConfig m = experts_recipe(experts + "([0]*3+[1]*9)").model;
   EXPECT_EQ(std::tuple(m.first_k_dense_replace, m.moe_layer_freq), std::tuple(3, 1));
   EXPECT_EQ(experts_recipe(experts + "2").model.first_k_dense_replace, 0);
+  const auto pattern = [&](const std::string& text) {
+    const ModelConfig of = experts_recipe(experts + text).model;
+    return std::tuple(of.first_k_dense_replace, of.moe_layer_freq);
+  };
+  EXPECT_EQ(pattern("[0,0,1,1,1,1,1,1,1,1,1,1]"), std::tuple(2, 1));
+  EXPECT_EQ(pattern("0,0,0,1,0,0,1,0,0,1,0,0"), std::tuple(3, 3));
+  EXPECT_EQ(pattern("[0]*11+[1]"), std::tuple(11, 1));
+  EXPECT_EQ(pattern("[1,0]*6"), std::tuple(0, 2));
+  EXPECT_THAT(refusal_of(experts + "[1,0,0,1,1,0,0,1,1,0,0,1]"), HasSubstr("--moe-layer-freq"));
   EXPECT_THAT(refusal_of(experts + "([0]*3+[1]*8)"), HasSubstr("--moe-layer-freq ([0]*3+[1]*8)"));
   EXPECT_THAT(refusal_of(experts + "([0]*-1+[1]*13)"), HasSubstr("--moe-layer-freq"));
 }

@@ -46,15 +46,17 @@ from megatron.core.models.T5 import t5_spec  # noqa: E402
 from megatron.core.models.T5.t5_model import T5Model  # noqa: E402
 from megatron.core.models.bert.bert_layer_specs import bert_layer_local_spec  # noqa: E402
 from megatron.core.models.bert.bert_model import BertModel  # noqa: E402
-from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec, get_gpt_mtp_block_spec  # noqa: E402
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec, get_gpt_mtp_block_spec  # noqa: E402
 from megatron.core.models.gpt.gpt_model import GPTModel  # noqa: E402
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer  # noqa: E402
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer  # noqa: E402
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler  # noqa: E402
+from megatron.core.transformer.dot_product_attention import DotProductAttention  # noqa: E402
 from megatron.core.transformer.enums import AttnBackend  # noqa: E402
+from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler  # noqa: E402
 from megatron.core.transformer.multi_token_prediction import MTPLossAutoScaler  # noqa: E402
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules  # noqa: E402
-from megatron.core.transformer.transformer_config import TransformerConfig  # noqa: E402
+from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig  # noqa: E402
 import megatron.core.tensor_parallel.layers  # noqa: E402
 import megatron.core.tensor_parallel.random  # noqa: E402
 
@@ -94,6 +96,17 @@ def _set_state_but_for_the_step(self, model_param, tensors):
 
 DistributedOptimizer._set_main_param_and_optimizer_states = _set_state_but_for_the_step
 
+
+class LatentAttention(DotProductAttention):
+    """The package's attention without Transformer Engine does not know the widths of heads that its latent attention
+    tells it."""
+
+    def __init__(self, *positional, k_channels=None, v_channels=None, **named):
+        super().__init__(*positional, **named)
+        if v_channels is not None:
+            self.hidden_size_per_partition = v_channels * self.num_attention_heads_per_partition
+
+
 LAYERS = dict(use_cpu_initialization=True, hidden_dropout=0.0, attention_dropout=0.0, bias_dropout_fusion=False,
               masked_softmax_fusion=False, gradient_accumulation_fusion=False, persist_layer_norm=False,
               apply_rope_fusion=False)
@@ -109,7 +122,19 @@ MODELS = {
 # The same with two depths of multi-token prediction, which count as with --calculate-per-token-loss.
 MODELS["mtp"] = dict(MODELS["llama"], num_layers=2, mtp_num_layers=2, mtp_loss_scaling_factor=0.5,
                      calculate_per_token_loss=True)
-LLAMAS = "llama", "mtp"
+# Experts in all layers; and DeepSeek's layers: latents, the first layer without experts, biases that even out the load.
+MODELS["moe"] = dict(MODELS["llama"], num_layers=2, num_moe_experts=4, moe_router_topk=2, moe_ffn_hidden_size=12,
+                     moe_shared_expert_intermediate_size=8, moe_shared_expert_gate=True,
+                     moe_router_load_balancing_type="seq_aux_loss", moe_aux_loss_coeff=0.05, moe_z_loss_coeff=1e-3)
+MODELS["deepseek"] = dict(MODELS["moe"], num_layers=3, num_query_groups=None, q_lora_rank=8, kv_lora_rank=6,
+                          qk_head_dim=4, qk_pos_emb_head_dim=2, v_head_dim=6, qk_layernorm=True, rope_type="yarn",
+                          rotary_base=50000, rotary_scaling_factor=4.0, mscale=0.7, mscale_all_dim=0.9,
+                          moe_layer_freq=[0, 1, 1], moe_shared_expert_gate=False, moe_aux_loss_coeff=0.0,
+                          moe_router_score_function="sigmoid", moe_router_topk_scaling_factor=1.5,
+                          moe_router_enable_expert_bias=True, moe_router_bias_update_rate=0.01, moe_z_loss_coeff=None)
+LLAMAS = "llama", "mtp", "moe", "deepseek"
+LATENTS = ("q_lora_rank", "kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim", "rope_type",
+           "rotary_scaling_factor", "mscale", "mscale_all_dim")
 DECODER_SEQUENCE = 12
 # The words of a T5's vocabulary: [PAD] is 0, by which the package knows padding.
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "[EOS]", "[BOS]"] + [f"<extra_id_{i}>" for i in range(12)]
@@ -121,11 +146,13 @@ def build(name, dtype, tp, pp, vpp=None, chunk=None, first=None, layout=None):
     """This rank's stage of a model of MODELS, or the one of its `vpp` stages that `chunk` says. `first`: layers of the
     first pipeline rank, `layout`: those of each stage, where they are not as many on each."""
     options = MODELS[name]
-    config = TransformerConfig(params_dtype=dtype, pipeline_dtype=dtype, bf16=dtype == torch.bfloat16,
-                               tensor_model_parallel_size=tp, pipeline_model_parallel_size=pp,
-                               virtual_pipeline_model_parallel_size=vpp,
-                               num_layers_in_first_pipeline_stage=first, pipeline_model_parallel_layout=layout,
-                               bias_activation_fusion=name == "gpt2", **LAYERS, **options)
+    latents = "kv_lora_rank" in options
+    config = (MLATransformerConfig if latents else TransformerConfig)(
+        params_dtype=dtype, pipeline_dtype=dtype, bf16=dtype == torch.bfloat16, tensor_model_parallel_size=tp,
+        pipeline_model_parallel_size=pp, virtual_pipeline_model_parallel_size=vpp,
+        expert_model_parallel_size=parallel_state.get_expert_model_parallel_world_size(),
+        num_layers_in_first_pipeline_stage=first, pipeline_model_parallel_layout=layout,
+        bias_activation_fusion=name == "gpt2", **LAYERS, **options)
     torch.manual_seed(5)
     stage = dict(vocab_size=PADDED, max_sequence_length=SEQUENCE,
                  pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=chunk),
@@ -141,9 +168,12 @@ def build(name, dtype, tp, pp, vpp=None, chunk=None, first=None, layout=None):
                         **stage)
     else:
         llama = name in LLAMAS
-        layer = get_gpt_layer_local_spec(normalization=config.normalization)
-        depths = get_gpt_mtp_block_spec(config, layer, use_transformer_engine=False, vp_stage=chunk)
-        model = GPTModel(config, layer, vp_stage=chunk, mtp_block_spec=depths,
+        layers = get_gpt_decoder_block_spec(config, False, normalization=config.normalization, vp_stage=chunk)
+        if latents:
+            for layer in layers.layer_specs:
+                layer.submodules.self_attention.submodules.core_attention = LatentAttention
+        depths = get_gpt_mtp_block_spec(config, layers, use_transformer_engine=False, vp_stage=chunk)
+        model = GPTModel(config, layers, vp_stage=chunk, mtp_block_spec=depths,
                          share_embeddings_and_output_weights=not llama, rotary_base=50000,
                          position_embedding_type="rope" if llama else "learned_absolute", **stage)
     return model.to(dtype) if dtype != torch.float32 else model
@@ -152,17 +182,19 @@ def build(name, dtype, tp, pp, vpp=None, chunk=None, first=None, layout=None):
 def arguments(name, dtype, tp, pp, **others):
     """What Megatron-LM's training keeps of its arguments in a checkpoint."""
     options, llama = MODELS[name], name in LLAMAS
-    world = torch.distributed.get_world_size()
+    grouped, world = options.get("num_query_groups") is not None, torch.distributed.get_world_size()
     return argparse.Namespace(**{**dict(
         num_layers=options["num_layers"], hidden_size=16, num_attention_heads=4, ffn_hidden_size=24, kv_channels=4,
-        group_query_attention=llama, num_query_groups=2 if llama else 1, max_position_embeddings=SEQUENCE,
+        group_query_attention=grouped, num_query_groups=2 if grouped else 1, max_position_embeddings=SEQUENCE,
         seq_length=SEQUENCE, encoder_seq_length=SEQUENCE, padded_vocab_size=PADDED, vocab_size=VOCABULARY,
         make_vocab_size_divisible_by=8, swiglu=llama, squared_relu=False, openai_gelu=False,
         bias_gelu_fusion=name == "gpt2", normalization="RMSNorm" if llama else "LayerNorm",
         norm_epsilon=1e-6 if llama else 1e-5, add_bias_linear=not llama, add_qkv_bias=False,
         untie_embeddings_and_output_weights=llama, position_embedding_type="rope" if llama else "learned_absolute",
-        rotary_base=50000, rotary_percent=1.0, rotary_interleaved=False, use_rope_scaling=False, num_experts=None,
-        spec=None, params_dtype=dtype, bf16=dtype == torch.bfloat16, fp16=False, hidden_dropout=0.0,
+        rotary_base=50000, rotary_percent=1.0, rotary_interleaved=False, use_rope_scaling=False,
+        num_experts=options.get("num_moe_experts"), qk_layernorm=options.get("qk_layernorm", False),
+        multi_latent_attention="kv_lora_rank" in options,
+        expert_model_parallel_size=parallel_state.get_expert_model_parallel_world_size(), spec=None, params_dtype=dtype, bf16=dtype == torch.bfloat16, fp16=False, hidden_dropout=0.0,
         attention_dropout=0.0, init_method_std=0.02, tensor_model_parallel_size=tp, pipeline_model_parallel_size=pp,
         data_parallel_size=world // tp // pp, world_size=world, micro_batch_size=2, global_batch_size=BATCH,
         train_iters=STEPS, seed=7, optimizer="adam", lr=LR, min_lr=MIN_LR, lr_decay_style="cosine",
@@ -172,7 +204,8 @@ def arguments(name, dtype, tp, pp, **others):
         ckpt_format="torch_dist", transformer_impl="local", **(dict(
             encoder_num_layers=2, decoder_num_layers=None, decoder_seq_length=DECODER_SEQUENCE, mask_prob=0.15,
             short_seq_prob=0.1) if name == "t5" else {}),
-        **{key: value for key, value in options.items() if key.startswith("mtp_") or key.startswith("calculate_")},
+        **{key: value for key, value in options.items()
+           if key.startswith(("mtp_", "calculate_", "moe_")) or key in LATENTS},
         consumed_train_samples=0, skipped_train_samples=0,
         consumed_valid_samples=0), **others})
 
@@ -234,11 +267,11 @@ class Run:
     """A training run on all ranks, with the package's DDP, optimizer and schedule."""
 
     def __init__(self, name, prefix, tp=1, pp=1, dtype=torch.float32, sharding=None, vpp=None, first=None,
-                 layout=None, ramp=None, decoupled=None):
+                 layout=None, ramp=None, decoupled=None, ep=1):
         """prefix: of its tokens. sharding: how a checkpoint has the state of the distributed optimizer; None: there is
         none. ramp: --rampup-batch-size, as its calculator of microbatches has it. decoupled: --decoupled-lr."""
         self.prefix, self.samples = prefix, samples(name, prefix)
-        parallel_state.initialize_model_parallel(tp, pp, vpp)
+        parallel_state.initialize_model_parallel(tp, pp, vpp, expert_model_parallel_size=ep)
         self.name, self.dtype, self.tp, self.pp, self.sharding, self.vpp = name, dtype, tp, pp, sharding, vpp
         distributed = sharding is not None
         self.first, self.layout = first, layout
@@ -299,6 +332,7 @@ class Run:
         tokens = [sum(int(sample["loss_mask"].sum()) for sample in part) for part in parts]
         total = 0.0
         MTPLossAutoScaler.set_loss_scale(torch.tensor(1 / sum(tokens)))
+        MoEAuxLossAutoScaler.set_loss_scale(torch.tensor(1 / len(parts)))
         for part, count in zip(parts, tokens):
             loss = self.loss(part) * (count / sum(tokens))
             loss.backward()
@@ -320,6 +354,10 @@ class Run:
                 name = "words" if getattr(parameter, "shared_embedding", False) else name
                 draw = torch.Generator().manual_seed(zlib.crc32(f"{name} {self.iteration}".encode()))
                 parameter.main_grad.copy_(torch.randn(parameter.shape, generator=draw))
+            for name, buffer in model.named_buffers():
+                if name.endswith(".expert_bias"):
+                    draw = torch.Generator().manual_seed(zlib.crc32(f"{name} {self.iteration}".encode()))
+                    buffer.copy_(torch.randn(buffer.shape, generator=draw))
         assert self.optimizer.step()[0]
         self.scheduler.step(increment=BATCH)
         self.iteration += 1

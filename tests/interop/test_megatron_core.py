@@ -113,7 +113,8 @@ class MegatronCore(unittest.TestCase):
         run("checkpoint", "export", "--load", self.path / f"{name}-ours/checkpoints/iter_0000018", "--output",
             self.path / f"{name}-back", "--format", "torch_dist")
         for others in back:
-            iteration, got = peer.run(1, go_on, self.path / f"{name}-back", name, tokens, others, 2)[0]
+            ranks = others.get("ep", 1)
+            iteration, got = peer.run(ranks, go_on, self.path / f"{name}-back", name, tokens, others, 2)[0]
             self.assertEqual(iteration, 18)
             for loss, step in zip(got, (19, 20)):
                 self.assertLess(abs(loss - losses[step]), 1e-6 * loss, (name, others, got, losses))
@@ -133,6 +134,24 @@ class MegatronCore(unittest.TestCase):
         words = ["--from", self.path / "mtp/torch", "--output", self.path / "never"]
         message = run("checkpoint", "import", *words, code=2)
         self.assertIn("without multi-token prediction", message)
+
+    def test_experts_of_several_ranks_go_on_here_and_there(self):
+        """Of expert parallelism there are two optimizers."""
+        self.there_and_back("moe", {"ep": 2}, world=2, here=("--world-size", 2, "--ep", 2),
+                            back=({"ep": 2}, {"ep": 2, "sharding": "fully_reshardable"}))
+
+    def test_deepseeks_layers_go_on_here_and_there(self):
+        """State by buffer; latents, a first layer without experts, biases that even out the load."""
+        self.there_and_back("deepseek", {"sharding": "dp_reshardable"}, here=("--world-size", 2, "--pp", 2),
+                            back=({}, {"sharding": "fully_reshardable"}))
+
+    def test_experts_and_latents_are_the_same_in_all_forms(self):
+        """Split over ranks of tensor parallelism. By buffer, what makes latents is split in other ways."""
+        for name, forms in (("moe", ("fully_reshardable", "dp_reshardable", "torch")),
+                            ("deepseek", ("fully_reshardable", "torch"))):
+            work = self.path / name
+            peer.run(2, draw_in_all_formats, work, name, self.tokens, {"tp": 2}, 2)
+            self.expect_same_runs(name, [work / form for form in forms], 40)
 
     def test_a_t5_goes_on_here_and_there(self):
         self.there_and_back("t5", {}, here=("--world-size", 2, "--tp", 2),

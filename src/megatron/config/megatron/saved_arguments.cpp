@@ -199,6 +199,7 @@ class SavedWords {
 void translate(Translation& c, SavedShare share) {
   if (share == SavedShare::Layout) return translate_layout(c);
   translate_model(c);
+  translate_experts(c);
   translate_positions(c);
   if (share == SavedShare::Network) return;
   for (const auto part : {translate_batches, translate_data, translate_batch_steps, translate_optimizer,

@@ -1,4 +1,6 @@
 #include <algorithm>
+#include <string>
+#include <vector>
 
 #include "megatron/base/error.h"
 #include "megatron/config/megatron/translation.h"
@@ -46,27 +48,63 @@ void capacity(Translation& c, ModelConfig& m) {
                   : "--micro-batch-size 1, and leave --sequence-parallel out");
 }
 
-/// Of "([0]*k+[1]*n)", a pattern of all layers, k; -1 of any other.
-std::int64_t dense_beginning(std::string pattern, std::int64_t layers) {
-  std::erase_if(pattern, [](char letter) { return letter == '(' || letter == ')' || letter == ' '; });
-  const std::string zeros = "[0]*", ones = "+[1]*";
-  const std::size_t plus = pattern.find(ones);
-  std::int64_t dense = 0, others = 0;
-  const bool read = pattern.starts_with(zeros) && plus != std::string::npos &&
-                    read_integer(pattern.substr(zeros.size(), plus - zeros.size()), dense) &&
-                    read_integer(pattern.substr(plus + ones.size()), others);
-  return read && dense >= 0 && others > 0 && dense <= layers && dense + others == layers ? dense : -1;
+/// Up to the next `mark`, which is taken too.
+std::string take_until(std::string& text, char mark) {
+  const std::size_t end = std::min(text.find(mark), text.size());
+  std::string taken = text.substr(0, end);
+  text.erase(0, end + 1);
+  return taken;
 }
 
+/// Which layers have experts, of "([0]*2+[1]*4)", "[0,1,1]", or "0,1,1" as it is saved: as many as there are layers.
+/// Empty: of anything else.
+std::vector<bool> expert_pattern(std::string text, std::int64_t layers) {
+  std::erase_if(text, [](char letter) { return letter == '(' || letter == ')' || letter == ' '; });
+  constexpr std::int64_t kMaxPattern = 1 << 14;
+  std::vector<bool> pattern;
+  if (layers > kMaxPattern) return {};
+  while (!text.empty()) {
+    std::string term = take_until(text, '+');
+    std::string list = take_until(term, '*');
+    std::int64_t times = 1;
+    if (!term.empty() && !read_integer(term, times)) return {};
+    std::erase_if(list, [](char letter) { return letter == '[' || letter == ']'; });
+    std::vector<bool> part;
+    while (!list.empty()) {
+      const std::string number = take_until(list, ',');
+      if (number != "0" && number != "1") return {};
+      part.push_back(number == "1");
+    }
+    const std::int64_t room = layers - static_cast<std::int64_t>(pattern.size());
+    if (part.empty() || times < 0 || times > room / static_cast<std::int64_t>(part.size())) return {};
+    for (std::int64_t i = 0; i < times; ++i) pattern.insert(pattern.end(), part.begin(), part.end());
+  }
+  return static_cast<std::int64_t>(pattern.size()) == layers ? pattern : std::vector<bool>();
+}
+
+/// Every nth layer from one on, or each but the first ones.
 void layers_with_experts(Translation& c, ModelConfig& m) {
   const std::string frequency = c.args.text("moe-layer-freq");
   if (read_integer(frequency, m.moe_layer_freq)) return;
-  const std::int64_t dense = dense_beginning(frequency, m.num_layers);
-  if (dense < 0)
+  const std::vector<bool> pattern = expert_pattern(frequency, m.num_layers);
+  const auto size = static_cast<std::int64_t>(pattern.size());
+  const auto next = [&](std::int64_t from) {
+    return std::find(pattern.begin() + std::min(from, size), pattern.end(), true) - pattern.begin();
+  };
+  const std::int64_t first = next(0), second = next(first + 1);
+  // One that has experts alone is the last layer, the first, or so far from the beginning that no other is as far.
+  const std::int64_t period = second < size || first + 1 == size ? std::max<std::int64_t>(1, second - first)
+                              : first == 0                       ? size
+                                                                 : first;
+  bool regular = size > 0 && first < size;
+  for (std::int64_t i = 0; i < size && regular; ++i)
+    regular = pattern[static_cast<std::size_t>(i)] == (i % period == 0 && i >= first);
+  if (!regular)
     return c.miss("moe-layer-freq",
                   "experts in layers of a pattern; here every nth layer has some, or all but the "
                   "first: ([0]*k+[1]*n)");
-  m.first_k_dense_replace = dense;
+  m.moe_layer_freq = period;
+  m.first_k_dense_replace = first;
 }
 
 }  // namespace

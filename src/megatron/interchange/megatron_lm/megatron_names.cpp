@@ -10,17 +10,20 @@
 #include "megatron/interchange/hugging_face/json_fields.h"
 #include "megatron/interchange/megatron_lm/arguments.h"
 #include "megatron/interchange/megatron_lm/recipe.h"
+#include "megatron/plan/layer.h"
+#include "megatron/plan/rule_list.h"
 
 namespace megatron::interchange {
 namespace {
 
 /// Options with which tensors of the same names mean something else.
 void refuse_others(const Arguments& args) {
-  for (const char* name : {"apply_residual_connection_post_layernorm", "retro_add_retriever", "multi_latent_attention"})
+  for (const char* name : {"apply_residual_connection_post_layernorm", "retro_add_retriever"})
     if (args.flag(name)) args.refuse(name, "False, as the weights are read here", "True");
+  if (args.flag("multi_latent_attention") && !args.flag("qk_layernorm"))
+    args.refuse("qk_layernorm", "True with multi_latent_attention, whose latents are normalized here", "False");
   if (args.find("mtp_num_layers") != nullptr && args.flag("mtp_use_repeated_layer"))
     args.refuse("mtp_use_repeated_layer", "False, as the weights are read here", "True");
-  if (args.find("num_experts") != nullptr) args.refuse("num_experts", "None, as the weights are read here", "a number");
 }
 
 /// Layers before Megatron-Core's, and their arguments. Today's programs read neither of the two options.
@@ -40,7 +43,8 @@ void check_sizes(const config::ModelConfig& model, const Arguments& args) {
     std::int64_t value, least, most;
   };
   for (const auto& [name, value, least, most] :
-       {Size{"num_layers", model.num_layers, 1, kMaxLayers}, Size{"hidden_size", model.hidden_size, 1, kMaxWidth},
+       {Size{"num_layers", model.num_layers, 1, kMaxLayers},
+        Size{"hidden_size", model.hidden_size, 1, kMaxWidth},
         Size{"num_attention_heads", model.num_attention_heads, 1, kMaxWidth},
         Size{"ffn_hidden_size", model.ffn_hidden_size, 1, kMaxWidth},
         Size{"kv_channels", model.kv_channels, 1, kMaxWidth},
@@ -48,6 +52,18 @@ void check_sizes(const config::ModelConfig& model, const Arguments& args) {
         Size{"num_query_groups", model.num_query_groups, args.flag("group_query_attention") ? 1 : 0,
              model.num_attention_heads},
         Size{"mtp_num_layers", model.mtp_num_layers, 0, kMaxLayers},
+        Size{"num_experts", model.num_experts, 0, plan::kMaxExperts},
+        Size{"moe_router_topk", model.moe_router_topk, 1, plan::kMaxExperts},
+        Size{"moe_layer_freq", model.moe_layer_freq, 1, kMaxLayers},
+        Size{"moe_ffn_hidden_size", model.moe_ffn_hidden_size, 0, kMaxWidth},
+        Size{"moe_shared_expert_intermediate_size", model.moe_shared_expert_intermediate_size, 0, kMaxWidth},
+        Size{"moe_router_num_groups", model.moe_router_num_groups, 0, plan::kMaxExperts},
+        Size{"moe_router_group_topk", model.moe_router_group_topk, 0, plan::kMaxExperts},
+        Size{"q_lora_rank", model.q_lora_rank, 0, kMaxWidth},
+        Size{"kv_lora_rank", model.kv_lora_rank, 1, kMaxWidth},
+        Size{"qk_head_dim", model.qk_head_dim, 1, plan::kMaxHeadOfLatents},
+        Size{"qk_pos_emb_head_dim", model.qk_pos_emb_head_dim, 2, plan::kMaxHeadOfLatents},
+        Size{"v_head_dim", model.v_head_dim, 1, plan::kMaxHeadOfLatents},
         Size{"make_vocab_size_divisible_by", model.make_vocab_size_divisible_by, 1, kMaxWidth}})
     if (value < least || value > most)
       args.refuse(name, concat("a whole number from ", least, " to ", most), concat(value));
@@ -62,6 +78,8 @@ std::string kind_of(const KindOfTensors& tensors) {
 
 void take_kind(const Arguments& args, const KindOfTensors& tensors, config::ModelConfig& model) {
   if (!tensors.encoder) return;
+  if (model.num_experts > 0) args.refuse("num_experts", "None of a BERT or a T5", concat(model.num_experts));
+  if (model.multi_latent_attention) args.refuse("multi_latent_attention", "False of a BERT or a T5", "True");
   if (tensors.decoder_layers == 0) {
     model.bert_binary_head = tensors.binary_head;
     model.num_tokentypes = tensors.token_types;
@@ -80,7 +98,10 @@ bool starts(std::string_view text, std::string_view prefix) { return text.substr
 using Renaming = std::pair<std::string_view, std::string_view>;
 
 /// Within a layer: names of Megatron-Core's fused modules and of versions before it.
-constexpr std::array<Renaming, 11> kInLayer = {{
+constexpr std::array<Renaming, 14> kInLayer = {{
+    {"self_attention.linear_q_up_proj.layer_norm_", "self_attention.q_layernorm."},
+    {"self_attention.linear_kv_up_proj.layer_norm_", "self_attention.kv_layernorm."},
+    {"mlp.shared_experts.gate_weight", "mlp.shared_experts.gate.weight"},
     {"self_attention.linear_qkv.layer_norm_", "input_layernorm."},
     {"mlp.linear_fc1.layer_norm_", "pre_mlp_layernorm."},
     {"input_norm.", "input_layernorm."},
@@ -120,6 +141,14 @@ std::string renamed(std::string_view text, std::span<const Renaming> table) {
   return std::string(text);
 }
 
+/// Of an expert's linear layer in a module that has those of all: "mlp.experts.linear_fc1.weight3".
+std::string of_expert(std::string_view rest) {
+  constexpr std::string_view kGrouped = "mlp.experts.linear_fc";
+  if (!starts(rest, kGrouped)) return std::string(rest);
+  const std::size_t number = rest.find_last_not_of("0123456789") + 1, begin = kGrouped.rfind('.') + 1;
+  return concat("mlp.experts.local_experts.", rest.substr(number), ".", rest.substr(begin, number - begin));
+}
+
 }  // namespace
 
 config::ModelConfig model_of_arguments(const Pickle& values, const PickleNode& node, const KindOfTensors& tensors,
@@ -137,6 +166,8 @@ config::ModelConfig model_of_arguments(const Pickle& values, const PickleNode& n
   return model;
 }
 
+bool is_expert_bias(const std::string& ours) { return ours.ends_with(plan::Experts::kBias); }
+
 TheirName our_name(const std::string& theirs, bool tied_output, const std::string& file) {
   std::string name = theirs;
   for (int i = 0; i < 3; ++i) name = renamed(name, kPrefixes);
@@ -149,8 +180,14 @@ TheirName our_name(const std::string& theirs, bool tied_output, const std::strin
   for (const std::string_view layers : {"decoder.layers.", "encoder.layers."}) {
     if (!starts(name, layers)) continue;
     const std::size_t dot = name.find('.', layers.size());
-    if (dot != std::string::npos)
-      return {name.substr(0, dot + 1) + renamed(std::string_view(name).substr(dot + 1), kInLayer)};
+    if (dot == std::string::npos) continue;
+    const std::string_view rest = std::string_view(name).substr(dot + 1);
+    if (rest == "mlp.experts.weight1" || rest == "mlp.experts.weight2")
+      throw ConfigError(rule_got_fix(concat(file, ": files of ranks must have each expert's matrices."),
+                                     concat("\"", printable(theirs.substr(0, 120)), "\", of all together"),
+                                     "let Megatron-LM save the checkpoint in the format torch_dist"));
+    // The router's biases of its experts are a buffer of the module there.
+    return {name.substr(0, dot + 1) + of_expert(renamed(rest, kInLayer)), rest != plan::Experts::kBias};
   }
   for (const std::string_view known : kOutside)
     if (starts(name, known)) return {name};

@@ -28,6 +28,10 @@ struct TheirName {
   bool parameter = true;  ///< with an empty name: of the tied matrix's copy on another stage; false: no parameter
 };
 
+/// Whether `ours` is the router's biases of its experts, which are no parameter there: no optimizer has a state of
+/// them.
+bool is_expert_bias(const std::string& ours);
+
 /// Throws ConfigError, naming `file`, for a tensor that none of the models has.
 TheirName our_name(const std::string& theirs, bool tied_output, const std::string& file);
 

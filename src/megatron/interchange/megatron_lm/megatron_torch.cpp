@@ -16,6 +16,7 @@
 #include "megatron/interchange/hugging_face/hf_config.h"
 #include "megatron/interchange/hugging_face/hf_family.h"
 #include "megatron/interchange/mapped_source.h"
+#include "megatron/interchange/megatron_lm/arguments.h"
 #include "megatron/interchange/megatron_lm/megatron_names.h"
 #include "megatron/interchange/megatron_lm/ranks/rank_files.h"
 #include "megatron/interchange/megatron_lm/ranks/rank_state.h"
@@ -67,6 +68,16 @@ std::map<std::string, TensorLocation> find_places(const RankFiles& files, const 
   return places;
 }
 
+/// Layers that are whole on each rank here, and may be split by rows there: those that make latents, without
+/// Transformer Engine.
+plan::ParameterSpec split_as_stored(plan::ParameterSpec spec, const std::vector<std::int64_t>* stored, int tp) {
+  const bool split = tp > 1 && spec.replicated() && spec.name.find("_down_proj.") != std::string::npos &&
+                     stored != nullptr && stored->size() == 2 && stored->at(0) < spec.shape[0] &&
+                     spec.shape[0] % tp == 0;
+  if (split) spec.split_dim = 0;
+  return spec;
+}
+
 /// Adds what rank `rank` of `tp` holds of one parameter.
 void add_pieces(const plan::ParameterSpec& spec, bool gated, int tp, int rank, const std::string& source,
                 MappedTensor& tensor) {
@@ -76,7 +87,7 @@ void add_pieces(const plan::ParameterSpec& spec, bool gated, int tp, int rank, c
     return;
   }
   const auto dim = static_cast<std::size_t>(spec.split_dim);
-  const std::int64_t halves = gated && spec.name.find("mlp.linear_fc1.") != std::string::npos ? 2 : 1;
+  const std::int64_t halves = gated && spec.name.find(".linear_fc1.") != std::string::npos ? 2 : 1;
   const std::int64_t whole = spec.shape[dim] / halves, length = whole / tp;
   for (std::int64_t half = 0; half < halves; ++half) {
     std::vector<std::int64_t> to = origin, from = origin;
@@ -100,9 +111,12 @@ void check_shape(const RankFiles& files, const std::string& source, const plan::
 }
 
 void check_tp(const plan::ModelShape& shape, int tp, const std::string& folder) {
+  const plan::Experts none, &experts = shape.experts ? *shape.experts : none;
   for (const auto& [what, size] : {std::pair<const char*, std::int64_t>{"padded_vocab_size", shape.padded_vocab},
                                    {"num_query_groups", shape.groups()},
-                                   {"ffn_hidden_size", shape.ffn_hidden}})
+                                   {"ffn_hidden_size", shape.ffn_hidden},
+                                   {"moe_ffn_hidden_size", experts.expert.width},
+                                   {"moe_shared_expert_intermediate_size", experts.shared_width}})
     if (size % tp != 0)
       throw ConfigError(
           rule_got_fix(concat(folder, ": args.", what, " must divide by the ranks of tensor parallelism."),
@@ -122,10 +136,12 @@ void add_to(Mapping& mapping, const RankFiles& files, const RankGrid& grid, cons
     tensor.shape = checkpoint::true_shape(spec, shape);
     for (int rank = 0; rank < grid.tp; ++rank) {
       const auto& parts = files.parts(rank, place->second.pp);
+      const std::string own = is_expert_bias(spec.name) ? "" : infix;  // which has neither masters nor a state
       const std::string source =
-          parts.size() > place->second.chunk ? parts[place->second.chunk].prefix + infix + place->second.name : "";
-      check_shape(files, source, spec, grid.tp);
-      add_pieces(spec, shape.gated, grid.tp, rank, source, tensor);
+          parts.size() > place->second.chunk ? parts[place->second.chunk].prefix + own + place->second.name : "";
+      const plan::ParameterSpec stored = split_as_stored(spec, files.shape(source), grid.tp);
+      check_shape(files, source, stored, grid.tp);
+      add_pieces(stored, shape.gated, grid.tp, rank, source, tensor);
     }
   }
 }
@@ -165,6 +181,15 @@ OpenedRanks open_ranks(const fs::path& found, RankGrid grid) {
   const PickleNode& args = arguments_of(first);
   config::ModelConfig model = model_of_arguments(first.values(), args, kind_of(*files, grid), first.name());
   check_heads(model, first.name());
+  const Arguments saved(first.values(), args, first.name());
+  constexpr std::int64_t kMaxParallel = 1 << 16;
+  const std::int64_t tp = saved.size("tensor_model_parallel_size", kMaxParallel, grid.tp),
+                     ep = saved.size("expert_model_parallel_size", kMaxParallel, 1),
+                     etp = saved.size("expert_tensor_parallel_size", kMaxParallel, tp);
+  if (model.num_experts > 0 && (ep != 1 || etp != tp))
+    saved.refuse(ep != 1 ? "expert_model_parallel_size" : "expert_tensor_parallel_size",
+                 concat(ep != 1 ? 1 : tp, " in files of ranks; the format torch_dist keeps experts of any layout"),
+                 concat(ep != 1 ? ep : etp));
   return {std::move(grid), std::move(files), &args, std::move(model)};
 }
 
@@ -181,6 +206,12 @@ plan::ModelShape stored_shape(const OpenedRanks& opened, const config::ModelConf
   if (shape.num_layers > static_cast<std::int64_t>(opened.files->tensors().size()))
     throw ConfigError(rule_got_fix(concat(folder, ": must hold args.num_layers layers, ", shape.num_layers, "."),
                                    concat(opened.files->tensors().size(), " tensors")));
+  const auto layers = static_cast<std::int64_t>(shape.expert_layers().size()),
+             tensors = static_cast<std::int64_t>(opened.files->tensors().size());
+  if (shape.experts && shape.experts->count * layers > tensors)
+    throw ConfigError(
+        rule_got_fix(concat(folder, ": must hold args.num_experts experts of each layer, ", shape.experts->count, "."),
+                     concat(tensors, " tensors, and ", layers, " layers with experts")));
   return shape;
 }
 
@@ -193,7 +224,7 @@ void check_all_used(const RankFiles& files, const std::map<std::string, TensorLo
                                      concat("\"", printable(name), "\" together with them")));
 }
 
-/// Weights and state of a run.
+/// Weights and state of a run. What no optimizer has a state of has 0.
 class RunSource final : public MappedSource {
  public:
   using MappedSource::MappedSource;
@@ -201,6 +232,12 @@ class RunSource final : public MappedSource {
     std::vector<std::string> names = MappedSource::tensors();
     std::erase_if(names, [](const std::string& name) { return name.starts_with("optimizer."); });
     return names;
+  }
+  void read(const std::string& tensor, const checkpoint::Box& box, const at::Tensor& into) const override {
+    if (is_expert_bias(tensor) && tensor.starts_with("optimizer."))
+      into.zero_();
+    else
+      MappedSource::read(tensor, box, into);
   }
 };
 

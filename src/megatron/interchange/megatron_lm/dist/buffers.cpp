@@ -9,6 +9,7 @@
 
 #include "megatron/base/error.h"
 #include "megatron/checkpoint/model_state.h"
+#include "megatron/interchange/megatron_lm/megatron_names.h"
 
 namespace megatron::interchange {
 namespace {
@@ -31,9 +32,28 @@ constexpr Part kParts[] = {{"input_layernorm.", Part::With::OwnNorms},
                            {"cross_attention.linear_proj."},
                            {"cross_attention.linear_q."},
                            {"cross_attention.linear_kv."},
-                           {"pre_mlp_layernorm."},
-                           {"mlp.linear_fc1."},
-                           {"mlp.linear_fc2."}};
+                           {"pre_mlp_layernorm."}};
+/// The same where attention is by way of latents; norms in front of attention are then never fused.
+constexpr Part kLatentParts[] = {{"input_layernorm."},
+                                 {"self_attention.linear_proj."},
+                                 {"self_attention.linear_q_proj."},
+                                 {"self_attention.linear_q_down_proj."},
+                                 {"self_attention.q_layernorm.", Part::With::FusedNorms},
+                                 {"self_attention.linear_q_up_proj."},
+                                 {"self_attention.linear_kv_down_proj."},
+                                 {"self_attention.kv_layernorm.", Part::With::FusedNorms},
+                                 {"self_attention.linear_kv_up_proj."},
+                                 {"self_attention.q_layernorm.", Part::With::OwnNorms},
+                                 {"self_attention.kv_layernorm.", Part::With::OwnNorms},
+                                 {"pre_mlp_layernorm."}};
+/// Behind these.
+constexpr Part kMlpParts[] = {{"mlp.router."},
+                              {"mlp.experts."},
+                              {"mlp.shared_experts.gate."},
+                              {"mlp.shared_experts.linear_fc1."},
+                              {"mlp.shared_experts.linear_fc2."},
+                              {"mlp.linear_fc1."},
+                              {"mlp.linear_fc2."}};
 constexpr Part kAfterLayers[] = {{"lm_head."}, {"embedding."}, {"output_layer."}, {"binary_head."}, {"pooler."}};
 
 /// The place of what has this name, behind all others where it has none.
@@ -44,19 +64,25 @@ std::size_t index_in(std::span<const Part> table, std::string_view name, bool fu
       table.begin());
 }
 
-/// What the order of a rank's parameters is sorted by: before, in and after the layers; the layer; the part. The norm
-/// that ends an encoder whose decoder follows is behind its last layer's parts.
-std::array<std::size_t, 3> key_of(const plan::ParameterSpec& spec, bool fused_norms) {
+/// What the order of a rank's parameters is sorted by: before, in and after the layers; the layer; the part; of experts
+/// the layer within each. The norm that ends an encoder whose decoder follows is behind its last layer's parts.
+std::array<std::size_t, 4> key_of(const plan::ParameterSpec& spec, bool latents, const BufferLayout& layout) {
+  constexpr std::size_t kMlp = std::max(std::size(kParts), std::size(kLatentParts)), kEnd = kMlp + std::size(kMlpParts);
+  const bool fused = layout.fused_norms;
+  const auto depth = static_cast<std::size_t>(spec.depth);
   const std::size_t layers = spec.name.find(".layers.");
   if (layers != std::string::npos) {
     const std::size_t dot = spec.name.find('.', layers + 8);
     const std::string_view part = std::string_view(spec.name).substr(dot + 1);
-    return {1, static_cast<std::size_t>(spec.depth), index_in(kParts, part, fused_norms)};
+    if (part.starts_with("mlp.")) {
+      const bool second = layout.grouped_experts && spec.of_expert && part.find(".linear_fc2.") != part.npos;
+      return {1, depth, kMlp + index_in(kMlpParts, part, fused), second ? std::size_t{1} : std::size_t{0}};
+    }
+    return {1, depth, latents ? index_in(kLatentParts, part, fused) : index_in(kParts, part, fused), 0};
   }
-  if (spec.name.starts_with("embedding.") && !spec.shared_copy) return {0, 0, 0};
-  if (spec.name.find("final_layernorm.") != std::string::npos)
-    return {1, static_cast<std::size_t>(spec.depth), std::size(kParts)};
-  return {2, 0, index_in(kAfterLayers, spec.name, fused_norms)};
+  if (spec.name.starts_with("embedding.") && !spec.shared_copy) return {0, 0, 0, 0};
+  if (spec.name.find("final_layernorm.") != std::string::npos) return {1, depth, kEnd, 0};
+  return {2, 0, index_in(kAfterLayers, spec.name, fused), 0};
 }
 
 class Buckets {
@@ -130,8 +156,9 @@ std::map<std::string, DcpSource::Place> buffer_places(const DcpFolder& folder, c
     const int rank = static_cast<int>(stage) % layout.pp, buffer = buffers[static_cast<std::size_t>(rank)]++;
     for (int tp = 0; tp < layout.tp; ++tp) {
       auto specs = plan::model_parameters(shape, layout.tp, tp, {part});
-      std::ranges::stable_sort(specs, {},
-                               [&](const plan::ParameterSpec& spec) { return key_of(spec, layout.fused_norms); });
+      std::erase_if(specs, [](const plan::ParameterSpec& spec) { return is_expert_bias(spec.name); });
+      std::ranges::stable_sort(
+          specs, {}, [&](const plan::ParameterSpec& spec) { return key_of(spec, shape.latents.has_value(), layout); });
       Buckets buckets(folder, rank * layout.tp + tp, buffer, theirs);
       for (auto spec = specs.rbegin(); spec != specs.rend(); ++spec) {
         const auto [bucket, begin] = buckets.take(spec->local_size());

@@ -15,7 +15,8 @@ namespace megatron::interchange {
 struct BufferLayout {
   int tp = 1, pp = 1;
   std::vector<plan::StagePart> stages = {};  ///< in model order; a pipeline rank has each pp-th
-  bool fused_norms = false;  ///< norms were registered within the linear layers behind them (Transformer Engine)
+  bool fused_norms = false;      ///< norms were registered within the linear layers behind them (Transformer Engine)
+  bool grouped_experts = false;  ///< first layers of all experts before all second ones (TEGroupedMLP)
 };
 
 /// Where the state `theirs` ("param", "exp_avg") of each parameter lies, by our names of the parameters. Parameters are

@@ -12,6 +12,86 @@
 namespace megatron::interchange {
 namespace {
 
+/// What Megatron-LM's arguments can say of experts: groups count there by as many experts as a token passes of each.
+bool has_words_for_experts(const config::ModelConfig& model) {
+  const std::int64_t groups = model.moe_router_num_groups, best = model.moe_router_group_best;
+  return model.num_experts == 0 || groups <= 1 || best == 0 ||
+         best * model.moe_router_group_topk == model.moe_router_topk;
+}
+
+/// Latents are rotated by pairs of neighbours there, which no argument says, and stretched by YaRN with constants.
+bool has_words_for_latents(const config::ModelConfig& model) {
+  constexpr std::int64_t kOriginalPositions = 4096;
+  const config::ModelConfig known;
+  const bool yarn = model.rope_scaling_type == "yarn" && model.rope_original_positions == kOriginalPositions &&
+                    model.yarn_beta_fast == known.yarn_beta_fast && model.yarn_beta_slow == known.yarn_beta_slow &&
+                    model.yarn_attention_factor == 0 && model.yarn_correction_range_round_to_int;
+  return model.rotary_interleaved && (model.rope_scaling_factor == 1 || yarn);
+}
+
+bool has_words_for_rope(const config::ModelConfig& model) {
+  if (model.multi_latent_attention) return has_words_for_latents(model);
+  return model.rope_scaling_factor == 1 || (model.rope_scaling_type == "llama3" && model.rope_low_freq_factor == 1 &&
+                                            model.rope_high_freq_factor == 4 && model.rope_original_positions == 8192);
+}
+
+void write_experts(PickleWriter& pickle, const config::ModelConfig& model, const plan::ModelShape& shape) {
+  if (!shape.experts) return pickle.null_entry("num_experts");
+  const plan::Experts& experts = *shape.experts;
+  const auto given = [&](const char* name, auto value) {
+    if (value == 0)
+      pickle.null_entry(name);
+    else
+      pickle.entry(name, value);
+  };
+  pickle.entry("num_experts", experts.count);
+  pickle.entry("moe_ffn_hidden_size", experts.expert.width);
+  pickle.text("moe_layer_freq");
+  if (shape.dense_layers == 0) {
+    pickle.integer(shape.moe_layer_freq);
+  } else {
+    pickle.begin_list();
+    for (std::int64_t l = 0; l < shape.num_layers; ++l) pickle.integer(shape.layer(l).experts() != nullptr ? 1 : 0);
+    pickle.end_list();
+  }
+  given("moe_shared_expert_intermediate_size", experts.shared_width);
+  pickle.entry("moe_shared_expert_gate", experts.shared_gate);
+  pickle.entry("moe_router_topk", experts.top_k);
+  pickle.entry("moe_router_score_function", model.moe_router_score_function);
+  pickle.entry("moe_router_pre_softmax", model.moe_router_pre_softmax);
+  given("moe_router_topk_scaling_factor",
+        model.moe_router_topk_scaling_factor == 1 ? 0.0 : model.moe_router_topk_scaling_factor);
+  given("moe_router_num_groups", model.moe_router_num_groups);
+  given("moe_router_group_topk", model.moe_router_num_groups > 0 ? model.moe_router_group_topk : std::int64_t{0});
+  pickle.entry("moe_router_enable_expert_bias", model.moe_router_enable_expert_bias);
+  pickle.entry("moe_router_bias_update_rate", model.moe_router_bias_update_rate);
+  pickle.entry("moe_router_dtype", "fp32");
+  pickle.entry("moe_router_load_balancing_type", model.moe_aux_loss_coeff > 0 ? "seq_aux_loss" : "none");
+  pickle.entry("moe_aux_loss_coeff", model.moe_aux_loss_coeff);
+  given("moe_z_loss_coeff", model.moe_z_loss_coeff);
+  given("moe_input_jitter_eps", model.moe_input_jitter_eps);
+  given("moe_expert_capacity_factor", model.moe_expert_capacity_factor);
+  pickle.entry("moe_token_drop_policy", model.moe_token_drop_policy);
+}
+
+void write_latents(PickleWriter& pickle, const config::ModelConfig& model) {
+  if (!model.multi_latent_attention) return;
+  const bool stretched = model.rope_scaling_factor != 1;
+  pickle.entry("multi_latent_attention", true);
+  if (model.q_lora_rank > 0)
+    pickle.entry("q_lora_rank", model.q_lora_rank);
+  else
+    pickle.null_entry("q_lora_rank");
+  pickle.entry("kv_lora_rank", model.kv_lora_rank);
+  pickle.entry("qk_head_dim", model.qk_head_dim);
+  pickle.entry("qk_pos_emb_head_dim", model.qk_pos_emb_head_dim);
+  pickle.entry("v_head_dim", model.v_head_dim);
+  pickle.entry("rope_type", stretched ? "yarn" : "rope");
+  pickle.entry("rotary_scaling_factor", model.rope_scaling_factor);
+  pickle.entry("mscale", model.mscale);
+  pickle.entry("mscale_all_dim", model.mscale_all_dim);
+}
+
 /// Options of the network. Throws ConfigError for what Megatron-LM's arguments cannot say.
 void write_network(PickleWriter& pickle, const config::ModelConfig& model, std::int64_t vocabulary_rows) {
   const plan::ModelShape shape = shape_of(model);
@@ -26,15 +106,14 @@ void write_network(PickleWriter& pickle, const config::ModelConfig& model, std::
   const config::AttentionVariant attention{
       .add_qkv_bias = model.add_qkv_bias, .qk_layernorm = model.qk_layernorm, .no_rope_freq = model.no_rope_freq};
   const config::LayerVariant layers{.apply_layernorm_1p = model.apply_layernorm_1p};
-  if (!(model == attention) || !(model == layers) || model.multi_latent_attention ||
-      model.apply_residual_connection_post_layernorm ||
-      (model.rope_scaling_factor != 1 && (model.rope_scaling_type != "llama3" || model.rope_low_freq_factor != 1 ||
-                                          model.rope_high_freq_factor != 4 || model.rope_original_positions != 8192)))
+  if (!(model == attention) || !(model == layers) || model.apply_residual_connection_post_layernorm ||
+      !has_words_for_rope(model) || !has_words_for_experts(model))
     throw ConfigError(
         rule_got_fix("export: Megatron-LM's arguments must be able to say what the network is.",
                      "model.sliding_window, apply_residual_connection_post_layernorm, norms, biases, scales or caps "
-                     "that it has no words for, or a stretch of rope "
-                     "with other constants than Megatron-LM's",
+                     "that it has no words for, a stretch of rope "
+                     "with other constants than Megatron-LM's, or groups of experts that count by others than the "
+                     "best moe_router_topk / moe_router_group_topk",
                      "--format huggingface"));
   const bool rope = model.position_embedding_type == "rope";
   const std::int64_t first_stack = shape.encoder_decoder() ? shape.encoder_layers : shape.num_layers;
@@ -44,7 +123,8 @@ void write_network(PickleWriter& pickle, const config::ModelConfig& model, std::
   pickle.entry("hidden_size", shape.hidden);
   pickle.entry("ffn_hidden_size", shape.ffn_hidden);
   pickle.entry("num_attention_heads", shape.num_heads);
-  pickle.entry("kv_channels", shape.head());
+  // Of latent attention they mean nothing.
+  pickle.entry("kv_channels", model.multi_latent_attention ? shape.hidden / shape.num_heads : shape.head());
   pickle.entry("group_query_attention", shape.groups() != shape.num_heads);
   pickle.entry("num_query_groups", shape.groups() != shape.num_heads ? shape.groups() : std::int64_t{1});
   pickle.entry("max_position_embeddings", shape.max_positions);
@@ -56,9 +136,10 @@ void write_network(PickleWriter& pickle, const config::ModelConfig& model, std::
   pickle.entry("use_rotary_position_embeddings", rope);
   pickle.entry("rotary_base", static_cast<std::int64_t>(std::llround(model.rotary_base)));
   pickle.entry("rotary_percent", model.rotary_percent);
-  pickle.entry("rotary_interleaved", model.rotary_interleaved);
-  pickle.entry("use_rope_scaling", model.rope_scaling_factor != 1);
-  pickle.entry("rope_scaling_factor", model.rope_scaling_factor);
+  pickle.entry("rotary_interleaved", model.rotary_interleaved && !model.multi_latent_attention);
+  const bool scaled = model.rope_scaling_factor != 1 && !model.multi_latent_attention;
+  pickle.entry("use_rope_scaling", scaled);
+  pickle.entry("rope_scaling_factor", scaled ? model.rope_scaling_factor : 1.0);
   pickle.entry("normalization", model.normalization);
   pickle.entry("norm_epsilon", model.layernorm_epsilon);
   pickle.entry("qk_layernorm", model.qk_layernorm);
@@ -80,7 +161,8 @@ void write_network(PickleWriter& pickle, const config::ModelConfig& model, std::
   pickle.entry("attention_dropout", model.attention_dropout);
   pickle.entry("apply_layernorm_1p", model.apply_layernorm_1p);
   pickle.entry("apply_query_key_layer_scaling", false);
-  pickle.null_entry("num_experts");
+  write_experts(pickle, model, shape);
+  write_latents(pickle, model);
   pickle.null_entry("spec");
 }
 
@@ -155,11 +237,17 @@ void write_run(PickleWriter& pickle, const TrainingState& training) {
                interval > 0 ? training.validated_iteration / interval * recipe.train.eval_iters * schedule.batch : 0);
 }
 
+/// Of which parameters an optimizer is: with expert parallelism there is one of experts and one of the others.
+struct OptimizerShare {
+  bool experts = false;
+  bool undecayed = true;  ///< there are some without weight decay
+};
+
 /// Parameters with weight decay, or those without. Names of torch's AdamW and of Transformer Engine's FusedAdam.
-void write_group(PickleWriter& pickle, const TrainingState& training, bool decays) {
+void write_group(PickleWriter& pickle, const TrainingState& training, bool decays, bool experts) {
   const config::RunConfig& recipe = training.recipe;
   pickle.begin_dict();
-  pickle.entry("is_expert_parallel", false);
+  pickle.entry("is_expert_parallel", experts);
   pickle.entry("is_decoupled_lr", false);
   pickle.entry("default_config", true);
   pickle.entry("wd_mult", decays ? 1.0 : 0.0);
@@ -193,27 +281,40 @@ void write_group(PickleWriter& pickle, const TrainingState& training, bool decay
 }
 
 /// The entries that plain optimizers look for.
-void write_plain_optimizer(PickleWriter& pickle, const TrainingState& training) {
+void write_plain_optimizer(PickleWriter& pickle, const TrainingState& training, const OptimizerShare& share) {
   pickle.text("state");
   pickle.begin_dict();
   pickle.entry("common_step", static_cast<double>(training.optimizer_steps));
   pickle.end_dict();
   pickle.text("param_groups");
   pickle.begin_list();
-  for (const bool decays : {true, false}) write_group(pickle, training, decays);
+  for (const bool decays : {true, false})
+    if (decays || share.undecayed) write_group(pickle, training, decays, share.experts);
   pickle.end_list();
 }
 
 /// What the optimizers of fp32, of halves and the distributed one look for, in one dictionary: each finds its own.
-void write_optimizer(PickleWriter& pickle, const TrainingState& training) {
+void write_optimizer(PickleWriter& pickle, const TrainingState& training, const OptimizerShare& share) {
+  pickle.begin_dict();
+  write_plain_optimizer(pickle, training, share);
   pickle.text("optimizer");
   pickle.begin_dict();
-  write_plain_optimizer(pickle, training);
-  pickle.text("optimizer");
-  pickle.begin_dict();
-  write_plain_optimizer(pickle, training);
+  write_plain_optimizer(pickle, training, share);
   pickle.end_dict();
   pickle.entry("param_state_sharding_type", "fully_reshardable");
+  pickle.end_dict();
+}
+
+/// A run there with expert parallelism looks for two optimizers by number, one without for one.
+void write_optimizers(PickleWriter& pickle, const TrainingState& training) {
+  pickle.text("optimizer");
+  if (training.recipe.parallel.ep <= 1) return write_optimizer(pickle, training, {});
+  const plan::ModelShape shape = shape_of(training.recipe.model);
+  pickle.begin_dict();
+  pickle.integer(0);
+  write_optimizer(pickle, training, {});
+  pickle.integer(1);
+  write_optimizer(pickle, training, {.experts = true, .undecayed = shape.experts && shape.experts->expert.bias});
   pickle.end_dict();
 }
 
@@ -250,6 +351,8 @@ std::string common_pickle(const config::ModelConfig& model, std::int64_t vocabul
   pickle.name("torch", dtype);
   pickle.entry("tensor_model_parallel_size", 1);
   pickle.entry("pipeline_model_parallel_size", 1);
+  const int ep = training != nullptr ? training->recipe.parallel.ep : 1;
+  if (ep > 1) pickle.entry("expert_model_parallel_size", ep);
   pickle.entry("ckpt_format", "torch_dist");
   pickle.entry("no_save_optim", training == nullptr || training->kinds.empty());
   pickle.entry("no_save_rng", true);
@@ -259,7 +362,7 @@ std::string common_pickle(const config::ModelConfig& model, std::int64_t vocabul
   pickle.entry("iteration", training == nullptr ? std::int64_t{0} : training->iteration);
   pickle.entry("num_floating_point_operations_so_far", 0);
   if (training != nullptr && !training->kinds.empty()) {
-    write_optimizer(pickle, *training);
+    write_optimizers(pickle, *training);
     write_scheduler(pickle, *training);
   }
   pickle.text("content_metadata");

@@ -93,11 +93,16 @@ void DcpSource::read(const std::string& tensor, const checkpoint::Box& box, cons
     for (const FlatSlice& slice : place.flat) read_flat(slice, box, into);
     return;
   }
-  if (place.layer < 0) return folder_->read(*place.tensor, box, into);
+  if (place.zeros) {
+    into.zero_();
+    return;
+  }
   checkpoint::Box all = box;
-  all.offset.insert(all.offset.begin(), place.layer);
-  all.shape.insert(all.shape.begin(), 1);
-  folder_->read(*place.tensor, all, into.unsqueeze(0));
+  all.offset.insert(all.offset.begin(), place.index.begin(), place.index.end());
+  all.shape.insert(all.shape.begin(), place.index.size(), 1);
+  at::Tensor part = into;
+  for (std::size_t d = 0; d < place.index.size(); ++d) part = part.unsqueeze(0);
+  folder_->read(*place.tensor, all, part);
 }
 
 void DcpSource::read_flat(const FlatSlice& slice, const checkpoint::Box& box, const at::Tensor& into) const {

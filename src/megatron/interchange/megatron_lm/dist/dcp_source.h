@@ -48,12 +48,13 @@ class DcpSource final : public checkpoint::WeightSource {
     std::int64_t begin = 0;
     plan::ParameterSpec spec;
   };
-  /// A tensor, one layer's of a tensor of all layers, or slices.
+  /// A tensor, one layer's or expert's of a tensor of all, or slices.
   struct Place {
     const DcpTensor* tensor = nullptr;
-    std::int64_t layer = -1;           ///< -1: all of it
-    std::vector<std::int64_t> shape;   ///< ours: not more than it has
-    std::vector<FlatSlice> flat = {};  ///< together the whole; empty: `tensor` has it
+    std::vector<std::int64_t> index = {};  ///< in its leading dimensions, which ours does not have
+    std::vector<std::int64_t> shape;       ///< ours: not more than it has
+    std::vector<FlatSlice> flat = {};      ///< together the whole; empty: `tensor` has it
+    bool zeros = false;                    ///< 0 everywhere, of the dtype of `tensor`
   };
   DcpSource(std::shared_ptr<const DcpFolder> folder, std::map<std::string, Place> places)
       : folder_(std::move(folder)), places_(std::move(places)) {}

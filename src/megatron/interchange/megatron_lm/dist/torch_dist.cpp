@@ -19,6 +19,7 @@
 #include "megatron/interchange/megatron_lm/arguments.h"
 #include "megatron/interchange/megatron_lm/dist/buffers.h"
 #include "megatron/interchange/megatron_lm/dist/dcp_source.h"
+#include "megatron/interchange/megatron_lm/dist/dist_names.h"
 #include "megatron/interchange/megatron_lm/dist/torch_dist_write.h"
 #include "megatron/interchange/megatron_lm/megatron_names.h"
 #include "megatron/interchange/megatron_lm/megatron_torch.h"
@@ -34,7 +35,12 @@ using Kind = PickleNode::Kind;
 using Places = std::map<std::string, DcpSource::Place>;
 
 constexpr std::string_view kState = "optimizer.state.";
-constexpr const char* kMasters[] = {"optimizer.state.fp32_param.", "optimizer.state.param."};
+constexpr const char* kMasters[] = {"fp32_param", "param"};
+/// Of several optimizers, of which expert parallelism has two, each may have a prefix.
+constexpr std::string_view kChained = "chained_";
+constexpr const char* kOptimizers[] = {"", "chained_0.", "chained_1."};
+
+bool is_of_optimizer(const std::string& name) { return name.starts_with("optimizer.") || name.starts_with(kChained); }
 
 /// An iteration's folder, opened.
 struct Opened {
@@ -92,16 +98,23 @@ config::ModelConfig model_of(const Opened& opened) {
   return model;
 }
 
-/// Where the tensor `ours` of `shape` is kept under names that begin with `prefix`; nothing where it is not.
-std::optional<DcpSource::Place> find_place(const Opened& opened, const std::string& prefix, const std::string& ours,
-                                           const std::vector<std::int64_t>& shape, std::int64_t layers) {
-  std::vector<DistName> names = dist_names(ours);
+/// The names that a parameter may have.
+std::vector<DistName> names_of(const plan::ModelShape& shape, const std::string& ours) {
+  std::vector<DistName> names = dist_names(shape, ours);
   if (const std::string second = second_dist_name(ours); !second.empty()) names.push_back({second});
-  for (const DistName& theirs : names) {
+  return names;
+}
+
+/// Where the parameter `spec` is kept under names that begin with `prefix`; nothing where it is not.
+std::optional<DcpSource::Place> find_place(const Opened& opened, const std::string& prefix,
+                                           const plan::ModelShape& model, const plan::ParameterSpec& spec) {
+  const std::string& ours = spec.name;
+  const std::vector<std::int64_t> shape = checkpoint::true_shape(spec, model);
+  for (const DistName& theirs : names_of(model, ours)) {
     const DcpTensor* const tensor = opened.tensors->find(prefix + theirs.name);
     if (tensor == nullptr) continue;
-    std::vector<std::int64_t> wanted = shape;
-    if (theirs.layer >= 0) wanted.insert(wanted.begin(), layers);
+    std::vector<std::int64_t> wanted = theirs.extents;
+    wanted.insert(wanted.end(), shape.begin(), shape.end());
     const bool vocabulary = ours.find("word_embeddings") != std::string::npos || ours.starts_with("output_layer.");
     const bool fits =
         tensor->shape == wanted ||
@@ -110,7 +123,7 @@ std::optional<DcpSource::Place> find_place(const Opened& opened, const std::stri
       throw ConfigError(rule_got_fix(concat(opened.tensors->name(), ": \"", printable(prefix + theirs.name),
                                             "\" must have the shape that the arguments say."),
                                      "another"));
-    return DcpSource::Place{tensor, theirs.layer, shape};
+    return DcpSource::Place{tensor, theirs.index, shape};
   }
   return std::nullopt;
 }
@@ -121,17 +134,19 @@ Places weight_places(const Opened& opened, const plan::ModelShape& shape,
   Places places;
   std::set<const DcpTensor*> used;
   for (const plan::ParameterSpec& spec : specs) {
-    const auto place =
-        find_place(opened, "", spec.name, checkpoint::true_shape(spec, shape), layers_of_stack(shape, spec.name));
+    const auto place = find_place(opened, "", shape, spec);
     if (!place)
-      throw ConfigError(
-          rule_got_fix(concat(opened.tensors->name(), ": must hold \"", spec.name, "\"."), "no such tensor"));
+      throw ConfigError(rule_got_fix(concat(opened.tensors->name(), ": must hold \"", spec.name, "\", as \"",
+                                            dist_names(shape, spec.name).front().name, "\" or under another name."),
+                                     "no such tensor"));
     used.insert(place->tensor);
+    // What was exported here has some under two names.
+    for (const DistName& theirs : dist_names(shape, spec.name)) used.insert(opened.tensors->find(theirs.name));
     if (shape.encoder_decoder()) used.insert(opened.tensors->find(second_dist_name(spec.name)));
     places[spec.name] = *place;
   }
   for (const auto& [name, tensor] : opened.tensors->metadata().tensors)
-    if (!name.starts_with("optimizer.") && !used.contains(&tensor))
+    if (!is_of_optimizer(name) && !used.contains(&tensor))
       throw ConfigError(
           rule_got_fix(concat(opened.tensors->name(), ": the weights must be those of the saved arguments."),
                        concat("\"", printable(name), "\" beside them")));
@@ -146,26 +161,46 @@ std::vector<plan::ParameterSpec> checked_specs(const Opened& opened, const plan:
     throw ConfigError(
         rule_got_fix(concat(opened.tensors->name(), ": must hold args.num_layers layers, ", shape.num_layers, "."),
                      concat(chunks, " parts of tensors")));
+  // A part of a tensor may be of many experts.
+  constexpr std::int64_t kMostExperts = 1 << 17;
+  if (shape.experts && shape.experts->count * (shape.num_layers + shape.mtp_depths) > kMostExperts)
+    throw ConfigError(rule_got_fix(concat(opened.tensors->name(), ": must have at most ", kMostExperts, " experts."),
+                                   concat(shape.experts->count, " in each of ", shape.num_layers, " layers")));
   return plan::model_parameters(shape, 1, 0);
 }
 
-/// The places of the state of kind `prefix`, of all parameters; empty where it has none of it.
-Places state_places(const Opened& opened, const std::string& prefix, const plan::ModelShape& shape,
+/// The places of the state of kind `theirs`, of all parameters; empty where it has none of it.
+Places state_places(const Opened& opened, const std::string& theirs, const plan::ModelShape& shape,
                     const std::vector<plan::ParameterSpec>& specs, const std::string& ours) {
   Places places;
   std::string missing;
   for (const plan::ParameterSpec& spec : specs) {
-    const auto place =
-        find_place(opened, prefix, spec.name, checkpoint::true_shape(spec, shape), layers_of_stack(shape, spec.name));
+    if (is_expert_bias(spec.name)) continue;
+    std::optional<DcpSource::Place> place;
+    for (const char* const optimizer : kOptimizers)
+      if (!place) place = find_place(opened, concat(optimizer, kState, theirs, "."), shape, spec);
     if (place)
       places[ours.empty() ? spec.name : state_name(ours, spec.name)] = *place;
     else
       missing = spec.name;
   }
   if (!places.empty() && !missing.empty())
-    throw ConfigError(rule_got_fix(concat(opened.tensors->name(), ": must hold \"", prefix, "\" of all parameters."),
-                                   concat("not of ", missing)));
+    throw ConfigError(
+        rule_got_fix(concat(opened.tensors->name(), ": must hold \"", kState, theirs, "\" of all parameters."),
+                     concat("not of ", missing)));
   return places;
+}
+
+/// What no optimizer there has a state of has one here, whose gradients are 0.
+void add_zero_state(const std::vector<std::string>& kinds, const std::vector<plan::ParameterSpec>& specs,
+                    Places& places) {
+  for (const plan::ParameterSpec& spec : specs)
+    for (const std::string& kind : kinds) {
+      if (!is_expert_bias(spec.name)) break;
+      DcpSource::Place zeros = places.at(spec.name);
+      zeros.zeros = true;
+      places[state_name(kind, spec.name)] = std::move(zeros);
+    }
 }
 
 std::unique_ptr<checkpoint::WeightSource> open_weights_of(const fs::path& folder) {
@@ -178,6 +213,7 @@ std::unique_ptr<checkpoint::WeightSource> open_weights_of(const fs::path& folder
 bool are_masters(const DcpSource& weights, const DcpSource& masters, const std::vector<plan::ParameterSpec>& specs) {
   constexpr std::int64_t kCompared = 4096;
   for (const plan::ParameterSpec& spec : specs) {
+    if (is_expert_bias(spec.name)) continue;
     checkpoint::Box box{std::vector<std::int64_t>(spec.shape.size(), 0), *weights.shape(spec.name)};
     const std::int64_t row = box.shape[0] == 0 ? 1 : box.elements() / box.shape[0];
     box.shape[0] = std::min(box.shape[0], std::max<std::int64_t>(1, kCompared / std::max<std::int64_t>(row, 1)));
@@ -231,7 +267,8 @@ void add_buffers(const Opened& opened, const plan::ModelShape& shape, const std:
   BufferLayout layout{.tp = static_cast<int>(args.size("tensor_model_parallel_size", 1 << 16, 1)),
                       .pp = static_cast<int>(args.size("pipeline_model_parallel_size", 1 << 14, 1)),
                       .stages = saved_stages(opened, shape),
-                      .fused_norms = args.text("transformer_impl", "transformer_engine") != "local"};
+                      .fused_norms = args.text("transformer_impl", "transformer_engine") != "local",
+                      .grouped_experts = args.flag("moe_grouped_gemm")};
   const DcpSource weights(opened.tensors, places);
   std::string problem;
   for (const bool other : {false, true}) {
@@ -266,6 +303,25 @@ const PickleNode* kept_object(const Opened& opened, const char* name, std::optio
   return root.kind == Kind::List && root.items.size() == 1 ? &file->values()[root.items[0]] : nullptr;
 }
 
+/// State by buffer of several optimizers, whose order of parameters is not known here.
+void refuse_chained_buffers(const Opened& opened) {
+  for (const auto& [name, tensor] : opened.tensors->metadata().tensors)
+    if (name.starts_with(kChained))
+      throw ConfigError(
+          rule_got_fix(concat(opened.tensors->name(),
+                              ": of a run with expert parallelism the optimizer's state must be by parameter."),
+                       concat("\"", printable(name), "\""),
+                       "--weights-only of checkpoint import, --no-load-optim of train; or save with "
+                       "--dist-ckpt-optim-fully-reshardable"));
+}
+
+/// Of a dictionary of several optimizers, by their numbers, the first; all have done as many steps.
+const PickleNode* first_optimizer(const Pickle& values, const PickleNode* optimizer) {
+  if (optimizer == nullptr || optimizer->kind != Kind::Dict || optimizer->items.size() < 2) return optimizer;
+  const bool numbered = values[optimizer->items[0]].kind == Kind::Integer;
+  return numbered ? &values[optimizer->items[1]] : optimizer;
+}
+
 /// The iteration at which a run stood, by the file of its counters; 0: the weights are alone.
 std::int64_t iteration_in(const fs::path& found, const TorchFile& common) {
   if (found.filename() == "release") return 0;
@@ -288,16 +344,18 @@ std::optional<TrainingState> training_of(const fs::path& folder, bool with_optim
   const plan::ModelShape shape = shape_of(state.recipe.model);
   const auto specs = checked_specs(opened, shape);
   Places places = weight_places(opened, shape, specs);
-  for (const char* const prefix : kMasters)
-    for (auto& [name, place] : state_places(opened, prefix, shape, specs, "")) places[name] = place;
+  for (const char* const masters : kMasters)
+    for (auto& [name, place] : state_places(opened, masters, shape, specs, "")) places[name] = place;
   for (const std::string& kind : with_optimizer ? config::state_names(state.recipe.optimizer) : config::StateNames()) {
-    const Places found_state = state_places(opened, concat(kState, kind, "."), shape, specs, kind);
+    const Places found_state = state_places(opened, kind, shape, specs, kind);
     if (!found_state.empty()) state.kinds.push_back(kind);
     places.insert(found_state.begin(), found_state.end());
   }
   const bool by_buffer = with_optimizer && state.kinds.empty() && has_buffers(*opened.tensors);
   if (by_buffer) add_buffers(opened, shape, specs, state, places);
-  const PickleNode* const optimizer = values.find(common.root(), "optimizer");
+  if (with_optimizer && state.kinds.empty()) refuse_chained_buffers(opened);
+  add_zero_state(state.kinds, specs, places);
+  const PickleNode* const optimizer = first_optimizer(values, values.find(common.root(), "optimizer"));
   std::optional<TorchFile> groups_file, scaler_file;
   const PickleNode* const groups = by_buffer ? kept_object(opened, "optimizer", groups_file) : nullptr;
   const auto steps = groups != nullptr ? optimizer_steps(*groups_file, groups) : optimizer_steps(common, optimizer);
@@ -313,41 +371,6 @@ std::optional<TrainingState> training_of(const fs::path& folder, bool with_optim
 config::ModelConfig dist_model(const fs::path& folder) { return model_of(Opened(find_torch_dist(folder))); }
 
 }  // namespace
-
-std::vector<DistName> dist_names(const std::string& ours) {
-  const std::size_t layers = ours.find(".layers.");
-  if (layers == std::string::npos) return {{ours}};
-  const std::size_t number = layers + 8, dot = ours.find('.', number);
-  // Depths of multi-token prediction have tensors of their own, one for each.
-  const bool ahead = ours.starts_with("mtp.");
-  const std::string inner =
-      ahead && ours.substr(dot + 1).starts_with(plan::PredictionDepth::kLayer) ? plan::PredictionDepth::kLayer : "";
-  const std::string stack = ours.substr(0, number), before = ours.substr(0, dot + 1) + inner,
-                    rest = ours.substr(before.size());
-  const std::int64_t layer = std::stoll(ours.substr(number, dot - number));
-  std::vector<std::string> within = {rest};
-  for (const auto& [own, fused] :
-       {std::pair<std::string, std::string>{"input_layernorm.", "self_attention.linear_qkv.layer_norm_"},
-        {"pre_mlp_layernorm.", "mlp.linear_fc1.layer_norm_"}})
-    if (rest.starts_with(own)) within.insert(within.begin(), fused + rest.substr(own.size()));
-  std::vector<DistName> names;
-  for (const std::string& name : within) {
-    if (!ahead) names.push_back({stack + name, layer});
-    names.push_back({before + name, -1});
-  }
-  return names;
-}
-
-std::string second_dist_name(const std::string& ours) {
-  constexpr std::string_view kEmbedding = "embedding.", kPositions = "embedding.position_embeddings.";
-  if (ours.starts_with(kPositions)) return ours.substr(kEmbedding.size());
-  return ours.starts_with("output_layer.") ? "lm_head." + ours : "";
-}
-
-std::int64_t layers_of_stack(const plan::ModelShape& shape, const std::string& ours) {
-  if (!shape.encoder_decoder()) return shape.num_layers;
-  return ours.starts_with("encoder.") ? shape.encoder_layers : shape.num_layers - shape.encoder_layers;
-}
 
 fs::path find_torch_dist(const fs::path& folder) {
   const auto is_one = [](const fs::path& path) {

@@ -12,8 +12,10 @@
 #include "megatron/base/text/format.h"
 #include "megatron/checkpoint/files/dtypes.h"
 #include "megatron/interchange/megatron_lm/dist/common_file.h"
+#include "megatron/interchange/megatron_lm/dist/dcp_metadata.h"
+#include "megatron/interchange/megatron_lm/dist/dist_names.h"
 #include "megatron/interchange/megatron_lm/dist/padded_source.h"
-#include "megatron/interchange/megatron_lm/dist/torch_dist.h"
+#include "megatron/interchange/megatron_lm/megatron_names.h"
 #include "megatron/interchange/megatron_lm/pickle_writer.h"
 #include "megatron/interchange/stored_tensor.h"
 #include "megatron/interchange/training_state.h"
@@ -47,14 +49,14 @@ class DcpWriter {
  public:
   explicit DcpWriter(const fs::path& folder) : file_(folder / kFile) {}
 
-  /// The tensor `ours` of `source`, as `type`, under a name of Megatron-Core; its layer of `layers`, or -1.
-  void add(const checkpoint::WeightSource& source, const std::string& ours, const DistName& theirs, std::int64_t layers,
+  /// The tensor `ours` of `source`, as `type`, under a name of Megatron-Core.
+  void add(const checkpoint::WeightSource& source, const std::string& ours, const DistName& theirs,
            at::ScalarType type) {
     const Sizes& shape = *source.shape(ours);
     Entry& entry = entries_[theirs.name];
     entry.dtype = torch_names(type).first;
-    entry.shape = shape;
-    if (theirs.layer >= 0) entry.shape.insert(entry.shape.begin(), layers);
+    entry.shape = theirs.extents;
+    entry.shape.insert(entry.shape.end(), shape.begin(), shape.end());
     std::int64_t row = static_cast<std::int64_t>(c10::elementSize(type));
     for (std::size_t d = 1; d < shape.size(); ++d) row *= shape[d];
     const std::int64_t step = std::clamp<std::int64_t>(kBytesAtOnce / std::max<std::int64_t>(row, 1), 1, shape.at(0));
@@ -64,20 +66,16 @@ class DcpWriter {
       box.shape[0] = std::min(step, shape[0] - first);
       const at::Tensor values = at::empty(box.shape, type);
       source.read(ours, box, values);
-      if (theirs.layer >= 0) {
-        box.offset.insert(box.offset.begin(), theirs.layer);
-        box.shape.insert(box.shape.begin(), 1);
-      }
+      box.offset.insert(box.offset.begin(), theirs.index.begin(), theirs.index.end());
+      box.shape.insert(box.shape.begin(), theirs.index.size(), 1);
       const std::string archive =
           saved_tensor(torch_names(type).second, box.shape,
                        {static_cast<const char*>(values.const_data_ptr()), static_cast<std::size_t>(values.nbytes())});
       entry.chunks.push_back({box, write(archive)});
     }
   }
-  /// What has been added under `known` has this name too: the bytes are there once.
-  void alias(const std::string& known, const std::string& name) {
-    if (const auto found = entries_.find(known); found != entries_.end()) entries_[name] = found->second;
-  }
+  /// What is added under `known`, a name of its own or of another alias, has this name too: the bytes are there once.
+  void alias(const std::string& known, const std::string& name) { aliases_[name] = known; }
   /// An object that is [None].
   void add_nothing(const std::string& name) {
     if (nothing_.size == 0) {
@@ -93,6 +91,11 @@ class DcpWriter {
   /// The pickle of the index; the file of tensors is complete.
   std::string finish() {
     file_.commit();
+    for (const auto& [name, known] : aliases_) {
+      std::string own = known;
+      for (auto next = aliases_.find(own); next != aliases_.end(); next = aliases_.find(own)) own = next->second;
+      if (const auto found = entries_.find(own); found != entries_.end()) entries_[name] = found->second;
+    }
     PickleWriter pickle;
     pickle.begin_object(kModule, "Metadata");
     pickle.begin_dict();
@@ -194,6 +197,7 @@ class DcpWriter {
 
   AtomicFile file_;
   std::map<std::string, Entry> entries_;
+  std::map<std::string, std::string> aliases_;  ///< by the alias; without rings
   std::vector<std::string> objects_;
   DcpPlace nothing_;
 };
@@ -203,19 +207,19 @@ std::vector<std::string> parts_with_state(const plan::LayerSpec& layer) {
   std::vector<std::string> parts = {"self_attention.core_attention"};
   if (layer.cross_attention())
     parts.insert(parts.end(), {"cross_attention.core_attention", "pre_cross_attn_layernorm"});
+  // Norms that are not fused with the linear layer behind them.
+  if (layer.attention().latents) parts.emplace_back("input_layernorm");
+  if (layer.attention().latents || layer.experts() != nullptr) parts.emplace_back("pre_mlp_layernorm");
   for (const plan::Branch& branch : layer.branches)
-    for (const plan::Linear& linear : branch.linears(layer.hidden)) parts.push_back(linear.name);
+    for (const plan::Linear& linear : branch.linears(layer.hidden))
+      if (linear.name != "mlp.router" && linear.name != "mlp.shared_experts.gate") parts.push_back(linear.name);
   return parts;
 }
 
 void add_extra_states(DcpWriter& writer, const plan::ModelShape& shape) {
   for (std::int64_t number = 0; number < shape.num_layers; ++number) {
     const plan::LayerSpec layer = shape.layer(number);
-    const std::int64_t layers = layers_of_stack(shape, layer.prefix);
-    const std::int64_t own = shape.encoder_decoder() && layer.decoder ? number - shape.encoder_layers : number;
-    const std::string stack = layer.prefix.substr(0, layer.prefix.find('.'));
-    for (const std::string& part : parts_with_state(layer))
-      writer.add_nothing(fmt::format("{}.layers.{}._extra_state/shard_{}_{}", stack, part, own, layers));
+    for (const std::string& part : parts_with_state(layer)) writer.add_nothing(state_entry(shape, layer.prefix + part));
   }
   std::vector<std::string> modules = {shape.stack() + "final_layernorm", "output_layer"};
   for (std::int64_t k = 0; k < shape.mtp_depths; ++k) {
@@ -226,7 +230,7 @@ void add_extra_states(DcpWriter& writer, const plan::ModelShape& shape) {
     for (const std::string& part : parts_with_state(depth.layer)) modules.push_back(depth.layer.prefix + part);
   }
   if (shape.encoder_decoder()) modules.insert(modules.end(), {"encoder.final_layernorm", "lm_head.output_layer"});
-  for (const std::string& module : modules) writer.add_nothing(module + "._extra_state/shard_0_1");
+  for (const std::string& module : modules) writer.add_nothing(state_entry(shape, module));
 }
 
 at::ScalarType weight_type(const checkpoint::WeightSource& weights, const ExportOptions& options) {
@@ -241,13 +245,18 @@ std::string second_name(const plan::ModelShape& shape, const std::string& ours) 
   return shape.encoder_decoder() ? second_dist_name(ours) : "";
 }
 
-/// The first name of each tensor is the one that Megatron-Core gives today.
+/// The router's biases are float32 there whatever the weights are.
+at::ScalarType type_of(const std::string& ours, at::ScalarType weights) {
+  return is_expert_bias(ours) && weights != at::kDouble ? at::kFloat : weights;
+}
+
 void write_state(DcpWriter& writer, const TrainingState& training, const checkpoint::WeightSource& tensors,
                  const std::vector<std::string>& names, const plan::ModelShape& shape, at::ScalarType weights) {
   const at::ScalarType precise = weights == at::kDouble ? at::kDouble : at::kFloat;
   for (const std::string& ours : names) {
-    const DistName theirs = dist_names(ours).front();
-    const std::int64_t layers = layers_of_stack(shape, ours);
+    if (is_expert_bias(ours)) continue;
+    const std::vector<DistName> all = written_names(shape, ours);
+    const DistName& theirs = all.front();
     const std::string second = second_name(shape, ours);
     const auto state_of = [](const std::string& kind, const std::string& name) {
       return concat("optimizer.state.", kind, ".", name);
@@ -255,15 +264,18 @@ void write_state(DcpWriter& writer, const TrainingState& training, const checkpo
     const auto state = [&](const std::string& kind) { return state_of(kind, theirs.name); };
     for (const std::string& kind : training.kinds)
       if (tensors.shape(state_name(kind, ours)) != nullptr) {
-        writer.add(tensors, state_name(kind, ours), {state(kind), theirs.layer}, layers, precise);
+        writer.add(tensors, state_name(kind, ours), {state(kind), theirs.index, theirs.extents}, precise);
+        for (std::size_t i = 1; i < all.size(); ++i) writer.alias(state(kind), state_of(kind, all[i].name));
         if (!second.empty()) writer.alias(state(kind), state_of(kind, second));
       }
     // The plain and the distributed optimizer call masters by two names.
     if (weights != precise)
-      writer.add(tensors, ours, {state("param"), theirs.layer}, layers, precise);
+      writer.add(tensors, ours, {state("param"), theirs.index, theirs.extents}, precise);
     else
       writer.alias(theirs.name, state("param"));
     writer.alias(state("param"), state("fp32_param"));
+    for (std::size_t i = 1; i < all.size(); ++i)
+      for (const char* masters : {"param", "fp32_param"}) writer.alias(state("param"), state_of(masters, all[i].name));
     if (second.empty()) continue;
     for (const char* masters : {"param", "fp32_param"}) writer.alias(state("param"), state_of(masters, second));
   }
@@ -302,9 +314,6 @@ void write_torch_dist(const checkpoint::WeightSource& unpadded, const FolderConf
   if (config.model.use_mup)
     throw ConfigError(rule_got_fix("export: Megatron-LM's checkpoints hold models without model.use_mup.",
                                    "model.use_mup true", "keep the checkpoint as it is: every job here reads it"));
-  if (shape.experts)
-    throw ConfigError(rule_got_fix("export: torch_dist holds models without experts.",
-                                   concat("model.num_experts ", config.model.num_experts), "--format huggingface"));
   const TrainingState* const training = options.training;
   const std::int64_t rows = vocabulary_rows(shape, options.padded_vocab_size);
   const PaddedSource weights(unpadded, rows);
@@ -317,8 +326,10 @@ void write_torch_dist(const checkpoint::WeightSource& unpadded, const FolderConf
   DcpWriter writer(place);
   const std::vector<std::string> names = weights.tensors();
   for (const std::string& ours : names) {
-    const DistName theirs = dist_names(ours).front();
-    writer.add(weights, ours, theirs, layers_of_stack(shape, ours), type);
+    const std::vector<DistName> all = written_names(shape, ours);
+    const DistName& theirs = all.front();
+    writer.add(weights, ours, theirs, type_of(ours, type));
+    for (std::size_t i = 1; i < all.size(); ++i) writer.alias(theirs.name, all[i].name);
     if (const std::string second = second_name(shape, ours); !second.empty()) writer.alias(theirs.name, second);
   }
   if (training != nullptr && !training->kinds.empty())
