@@ -54,7 +54,7 @@ config::ModelConfig with_latents() {
   return model;
 }
 
-InMemory weights_of(const config::ModelConfig& model) {
+InMemory drawn_weights(const config::ModelConfig& model) {
   std::map<std::string, at::Tensor> tensors;
   for (const plan::ParameterSpec& spec : plan::model_parameters(shape_of(model), 1, 0))
     tensors[spec.name] = at::randn(spec.shape);
@@ -98,7 +98,7 @@ TEST(DistNames, NormsAreWrittenUnderBothNamesWhereTheyDependOnWhatComputesThem) 
 TEST(DistNames, WhatIsWrittenOfExpertsAndLatentsIsReadBack) {
   for (const config::ModelConfig& model : {with_experts(), with_latents()}) {
     const TemporaryFolder folder;
-    const InMemory weights = weights_of(model);
+    const InMemory weights = drawn_weights(model);
     const fs::path plain = folder.path() / "plain", halved = folder.path() / "halved";
     write_torch_dist(weights, {.model = model}, plain, {});
     expect_same(read_all(*open_weights(plain)), read_all(weights));
@@ -114,15 +114,15 @@ TEST(DistNames, ArgumentsOfOtherExpertsAreRefused) {
   config::ModelConfig other = with_experts();
   other.num_experts = 2;
   const TemporaryFolder folder;
-  write_torch_dist(weights_of(with_experts()), {.model = with_experts()}, folder.path() / "one", {});
-  write_torch_dist(weights_of(other), {.model = other}, folder.path() / "other", {});
+  write_torch_dist(drawn_weights(with_experts()), {.model = with_experts()}, folder.path() / "one", {});
+  write_torch_dist(drawn_weights(other), {.model = other}, folder.path() / "other", {});
   fs::copy_file(folder.path() / "other/release/common.pt", folder.path() / "one/release/common.pt",
                 fs::copy_options::overwrite_existing);
   expect_refused([&] { open_weights(folder.path() / "one"); }, {"must have the shape that the arguments say"});
   config::ModelConfig by_best = with_latents();
   by_best.moe_router_num_groups = 2;
   by_best.moe_router_group_topk = by_best.moe_router_group_best = 1;
-  expect_refused([&] { write_torch_dist(weights_of(by_best), {.model = by_best}, folder.path() / "never", {}); },
+  expect_refused([&] { write_torch_dist(drawn_weights(by_best), {.model = by_best}, folder.path() / "never", {}); },
                  {"groups of experts", "--format huggingface"});
 }
 

@@ -111,7 +111,8 @@ void check_shape(const RankFiles& files, const std::string& source, const plan::
 }
 
 void check_tp(const plan::ModelShape& shape, int tp, const std::string& folder) {
-  const plan::Experts none, &experts = shape.experts ? *shape.experts : none;
+  const plan::Experts none{};
+  const plan::Experts& experts = shape.experts ? *shape.experts : none;
   for (const auto& [what, size] : {std::pair<const char*, std::int64_t>{"padded_vocab_size", shape.padded_vocab},
                                    {"num_query_groups", shape.groups()},
                                    {"ffn_hidden_size", shape.ffn_hidden},

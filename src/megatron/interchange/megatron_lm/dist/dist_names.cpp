@@ -58,7 +58,7 @@ bool take_apart(const plan::ModelShape& shape, const std::string& ours, InLayer&
   return true;
 }
 
-DistName named(const InLayer& in, const std::string& rest, bool alone) {
+DistName dist_name(const InLayer& in, const std::string& rest, bool alone) {
   DistName name{.name = (alone ? in.before : in.stack) + rest};
   const auto add = [&](std::int64_t index, std::int64_t extent) {
     name.index.push_back(index);
@@ -104,8 +104,8 @@ std::vector<DistName> dist_names(const plan::ModelShape& shape, const std::strin
   if (!take_apart(shape, ours, in)) return {{ours}};
   std::vector<DistName> names;
   for (const std::string& rest : names_within(in)) {
-    if (!ours.starts_with("mtp.")) names.push_back(named(in, rest, /*alone=*/false));
-    names.push_back(named(in, rest, /*alone=*/true));
+    if (!ours.starts_with("mtp.")) names.push_back(dist_name(in, rest, /*alone=*/false));
+    names.push_back(dist_name(in, rest, /*alone=*/true));
   }
   return names;
 }
@@ -116,14 +116,14 @@ std::vector<DistName> written_names(const plan::ModelShape& shape, const std::st
   const bool both = in.spec.experts() != nullptr || in.spec.attention().latents;
   std::vector<DistName> names;
   for (const std::string& rest : names_within(in))
-    if (both || names.empty()) names.push_back(named(in, rest, in.alone));
+    if (both || names.empty()) names.push_back(dist_name(in, rest, in.alone));
   return names;
 }
 
 std::string state_entry(const plan::ModelShape& shape, const std::string& part) {
   InLayer in;
   DistName name{.name = part + "._extra_state"};
-  if (take_apart(shape, name.name, in)) name = named(in, in.rest, in.alone);
+  if (take_apart(shape, name.name, in)) name = dist_name(in, in.rest, in.alone);
   if (name.index.empty()) return name.name + "/shard_0_1";
   return concat(name.name, "/shard_", joined(name.index), "_", joined(name.extents));
 }
