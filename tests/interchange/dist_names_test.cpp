@@ -61,6 +61,15 @@ InMemory drawn_weights(const config::ModelConfig& model) {
   return InMemory(std::move(tensors));
 }
 
+void write(const config::ModelConfig& model, const InMemory& weights, const fs::path& folder,
+           const std::string& dtype = "") {
+  FolderConfig config;
+  config.model = model;
+  ExportOptions options;
+  options.dtype = dtype;
+  write_torch_dist(weights, config, folder, options);
+}
+
 using Name = std::tuple<std::string, std::vector<std::int64_t>, std::vector<std::int64_t>>;
 
 std::vector<Name> as_tuples(const std::vector<DistName>& names) {
@@ -100,10 +109,10 @@ TEST(DistNames, WhatIsWrittenOfExpertsAndLatentsIsReadBack) {
     const TemporaryFolder folder;
     const InMemory weights = drawn_weights(model);
     const fs::path plain = folder.path() / "plain", halved = folder.path() / "halved";
-    write_torch_dist(weights, {.model = model}, plain, {});
+    write(model, weights, plain);
     expect_same(read_all(*open_weights(plain)), read_all(weights));
     EXPECT_EQ(differences(model, plain), std::vector<std::string>());
-    write_torch_dist(weights, {.model = model}, halved, {.dtype = "bfloat16"});
+    write(model, weights, halved, "bfloat16");
     const auto read = open_weights(halved);
     for (const std::string& name : read->tensors())
       EXPECT_EQ(read->dtype(name), name.ends_with("expert_bias") ? "F32" : "BF16") << name;
@@ -114,15 +123,15 @@ TEST(DistNames, ArgumentsOfOtherExpertsAreRefused) {
   config::ModelConfig other = with_experts();
   other.num_experts = 2;
   const TemporaryFolder folder;
-  write_torch_dist(drawn_weights(with_experts()), {.model = with_experts()}, folder.path() / "one", {});
-  write_torch_dist(drawn_weights(other), {.model = other}, folder.path() / "other", {});
+  write(with_experts(), drawn_weights(with_experts()), folder.path() / "one");
+  write(other, drawn_weights(other), folder.path() / "other");
   fs::copy_file(folder.path() / "other/release/common.pt", folder.path() / "one/release/common.pt",
                 fs::copy_options::overwrite_existing);
   expect_refused([&] { open_weights(folder.path() / "one"); }, {"must have the shape that the arguments say"});
   config::ModelConfig by_best = with_latents();
   by_best.moe_router_num_groups = 2;
   by_best.moe_router_group_topk = by_best.moe_router_group_best = 1;
-  expect_refused([&] { write_torch_dist(drawn_weights(by_best), {.model = by_best}, folder.path() / "never", {}); },
+  expect_refused([&] { write(by_best, drawn_weights(by_best), folder.path() / "never"); },
                  {"groups of experts", "--format huggingface"});
 }
 

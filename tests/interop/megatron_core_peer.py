@@ -59,6 +59,7 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig  # noqa: E402
 import megatron.core.tensor_parallel.layers  # noqa: E402
 import megatron.core.tensor_parallel.random  # noqa: E402
+import megatron.core.transformer.multi_latent_attention  # noqa: E402
 
 
 class OnCpu(torch.overrides.TorchFunctionMode):
@@ -95,6 +96,10 @@ def _set_state_but_for_the_step(self, model_param, tensors):
 
 
 DistributedOptimizer._set_main_param_and_optimizer_states = _set_state_but_for_the_step
+
+# Without Transformer Engine these modules ask for classes that are None, and for a function that has no name.
+megatron.core.transformer.multi_latent_attention.HAVE_TE = False
+megatron.core.transformer.moe.moe_utils.te_general_gemm = None
 
 
 class LatentAttention(DotProductAttention):

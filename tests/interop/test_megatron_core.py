@@ -138,19 +138,18 @@ class MegatronCore(unittest.TestCase):
     def test_experts_of_several_ranks_go_on_here_and_there(self):
         """Of expert parallelism there are two optimizers."""
         self.there_and_back("moe", {"ep": 2}, world=2, here=("--world-size", 2, "--ep", 2),
-                            back=({"ep": 2}, {"ep": 2, "sharding": "fully_reshardable"}))
+                            back=({"ep": 2, "sharding": "fully_reshardable"},))
 
     def test_deepseeks_layers_go_on_here_and_there(self):
         """State by buffer; latents, a first layer without experts, biases that even out the load."""
-        self.there_and_back("deepseek", {"sharding": "dp_reshardable"}, here=("--world-size", 2, "--pp", 2),
-                            back=({}, {"sharding": "fully_reshardable"}))
+        self.there_and_back("deepseek", {"sharding": "dp_reshardable"}, here=("--world-size", 2, "--tp", 2), back=({},))
 
     def test_experts_and_latents_are_the_same_in_all_forms(self):
         """Split over ranks of tensor parallelism. By buffer, what makes latents is split in other ways."""
-        for name, forms in (("moe", ("fully_reshardable", "dp_reshardable", "torch")),
-                            ("deepseek", ("fully_reshardable", "torch"))):
+        for name, dtype, forms in (("moe", torch.float32, ("fully_reshardable", "dp_reshardable", "torch")),
+                                   ("deepseek", torch.bfloat16, ("fully_reshardable", "torch"))):
             work = self.path / name
-            peer.run(2, draw_in_all_formats, work, name, self.tokens, {"tp": 2}, 2)
+            peer.run(2, draw_in_all_formats, work, name, self.tokens, {"tp": 2, "dtype": dtype}, 2)
             self.expect_same_runs(name, [work / form for form in forms], 40)
 
     def test_a_t5_goes_on_here_and_there(self):

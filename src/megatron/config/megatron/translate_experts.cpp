@@ -23,13 +23,12 @@ void balance(Translation& c, ModelConfig& m) {
     return c.miss("moe-router-load-balancing-type", "balancing by " + type);
   if (!coefficients.empty() && !read_float(coefficients.front(), m.moe_aux_loss_coeff))
     c.require(false, "--moe-aux-loss-coeff takes a number.", coefficients.front(), "--moe-aux-loss-coeff 0.01");
-  c.require(
-      type == "seq_aux_loss" || m.moe_aux_loss_coeff == 0 || !c.args.has("micro-batch-size") ||
-          c.args.integer("micro-batch-size") == 1,
-      "The auxiliary loss is of each sequence here: aux_loss, which is of a micro batch, would be another loss "
-      "for micro batches of several sequences.",
-      concat("--moe-router-load-balancing-type aux_loss, --micro-batch-size ", c.args.integer("micro-batch-size")),
-      "--moe-router-load-balancing-type seq_aux_loss");
+  const std::int64_t micro = c.args.has("micro-batch-size") ? c.args.integer("micro-batch-size") : 1;
+  c.require(type == "seq_aux_loss" || m.moe_aux_loss_coeff == 0 || micro == 1,
+            "The auxiliary loss is of each sequence here: aux_loss, which is of a micro batch, would be another loss "
+            "for micro batches of several sequences.",
+            concat("--moe-router-load-balancing-type aux_loss, --micro-batch-size ", micro),
+            "--moe-router-load-balancing-type seq_aux_loss");
 }
 
 /// What an expert takes is counted in each sequence here, in Megatron-LM in what a rank's router sees of a microbatch.

@@ -47,7 +47,7 @@ void check_sizes(const config::ModelConfig& model, const Arguments& args) {
         Size{"hidden_size", model.hidden_size, 1, kMaxWidth},
         Size{"num_attention_heads", model.num_attention_heads, 1, kMaxWidth},
         Size{"ffn_hidden_size", model.ffn_hidden_size, 1, kMaxWidth},
-        Size{"kv_channels", model.kv_channels, 1, kMaxWidth},
+        Size{"kv_channels", model.kv_channels, model.multi_latent_attention ? 0 : 1, kMaxWidth},
         Size{"max_position_embeddings", model.max_position_embeddings, 1, kMaxPositions},
         Size{"num_query_groups", model.num_query_groups, args.flag("group_query_attention") ? 1 : 0,
              model.num_attention_heads},
