@@ -134,7 +134,7 @@ MODELS["moe"] = dict(MODELS["llama"], num_layers=2, num_moe_experts=4, moe_route
 MODELS["deepseek"] = dict(MODELS["moe"], num_layers=3, num_query_groups=None, q_lora_rank=8, kv_lora_rank=6,
                           qk_head_dim=4, qk_pos_emb_head_dim=2, v_head_dim=6, qk_layernorm=True, rope_type="yarn",
                           rotary_base=50000, rotary_scaling_factor=4.0, mscale=0.7, mscale_all_dim=0.9,
-                          moe_layer_freq=[0, 1, 1], moe_shared_expert_gate=False, moe_aux_loss_coeff=0.0,
+                          moe_layer_freq=[0, 1, 1], moe_aux_loss_coeff=0.0,
                           moe_router_score_function="sigmoid", moe_router_topk_scaling_factor=1.5,
                           moe_router_enable_expert_bias=True, moe_router_bias_update_rate=0.01, moe_z_loss_coeff=None)
 LLAMAS = "llama", "mtp", "moe", "deepseek"
