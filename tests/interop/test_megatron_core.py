@@ -135,17 +135,17 @@ class MegatronCore(unittest.TestCase):
         message = run("checkpoint", "import", *words, code=2)
         self.assertIn("without multi-token prediction", message)
 
-    def test_experts_of_several_ranks_go_on_here_and_there(self):
+    def test_experts_of_several_ranks_resume_here_and_there(self):
         """Of expert parallelism there are two optimizers."""
         self.there_and_back("moe", {"ep": 2}, world=2, here=("--world-size", 2, "--ep", 2),
                             back=({"ep": 2, "sharding": "fully_reshardable"},))
 
-    def test_deepseeks_layers_go_on_here_and_there(self):
+    def test_deepseeks_layers_resume_here_and_there(self):
         """State by buffer; latents, a first layer without experts, biases that even out the load."""
         self.there_and_back("deepseek", {"sharding": "dp_reshardable"}, here=("--world-size", 2, "--tp", 2), back=({},))
 
     def test_experts_and_latents_are_the_same_in_all_forms(self):
-        """Split over ranks of tensor parallelism, with masters. By buffer, what makes latents is split in other ways."""
+        """Split over ranks of tensor parallelism, with masters. By buffer, what makes latents is split otherwise."""
         work, options = self.path / "deepseek", {"tp": 2, "dtype": torch.bfloat16}
         peer.run(2, draw_in_all_formats, work, "deepseek", self.tokens, options, 2)
         self.expect_same_runs("deepseek", [work / form for form in ("fully_reshardable", "torch")], 40)

@@ -307,12 +307,10 @@ const PickleNode* kept_object(const Opened& opened, const char* name, std::optio
 void refuse_chained_buffers(const Opened& opened) {
   for (const auto& [name, tensor] : opened.tensors->metadata().tensors)
     if (name.starts_with(kChained))
-      throw ConfigError(
-          rule_got_fix(concat(opened.tensors->name(),
-                              ": of a run with expert parallelism the optimizer's state must be by parameter."),
-                       concat("\"", printable(name), "\""),
-                       "--weights-only of checkpoint import, --no-load-optim of train; or save with "
-                       "--dist-ckpt-optim-fully-reshardable"));
+      throw ConfigError(rule_got_fix(concat(opened.tensors->name(),
+                                            ": of a run with expert parallelism the optimizer's state must be by "
+                                            "parameter, as Megatron-LM's fully_reshardable has it."),
+                                     concat("\"", printable(name), "\"")));
 }
 
 /// Of a dictionary of several optimizers, by their numbers, the first; all have done as many steps.
