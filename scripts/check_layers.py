@@ -74,7 +74,7 @@ def problems_of(path):
             yield from kinds_in(number, line)
         if folder == "plan" and READS.search(line):
             yield number, "opens a file: plan/ is handed what files say"
-        if "<fmt/" in line and path.name != "format.h" or "base/text/format.h" in line and path.suffix == ".h":
+        if "<fmt/" in line and path.stem != "format" or "base/text/format.h" in line and path.suffix == ".h":
             yield number, "sources include base/text/format.h for {fmt}; headers do not"
         if ("json::parse(" in line or "sax_parse(" in line) and path.name != "json.cpp":
             yield number, "parses JSON by itself: base/text/json.h finds keys given twice and deep nesting"

@@ -12,7 +12,7 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 KEYWORDS = {"if", "for", "while", "switch", "return", "sizeof", "alignof", "decltype", "static_assert", "catch",
             "throw", "operator", "noexcept", "volatile", "alignas", "defined", "requires", "new", "delete", "assert",
-            "co_return"}
+            "co_return", "__has_include"}
 # Words that come before a call, not before what a declaration declares.
 BEFORE_CALLS = {"return", "else", "throw", "case", "do", "new", "delete", "and", "or", "not", "co_return", "co_yield"}
 

@@ -29,7 +29,8 @@ def git(*words):
 def new_files():
     """Changed by commits of the last day before the newest one, or since it."""
     newest = int(git("log", "-1", "--format=%ct")[0])
-    return {*git("log", f"--since={newest - 24 * 3600}", "--name-only", "--format="), *git("diff", "--name-only", "HEAD")}
+    since = f"--since={newest - 24 * 3600}"
+    return {*git("log", since, "--name-only", "--format="), *git("diff", "--name-only", "HEAD")}
 
 
 def folders(expression, new):

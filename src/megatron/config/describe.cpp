@@ -245,6 +245,13 @@ void FieldCollector::leave(Outer outer) {
   section_ = std::move(outer.section);
 }
 
+RunConfig::RunConfig() = default;
+RunConfig::RunConfig(const RunConfig&) = default;
+RunConfig::RunConfig(RunConfig&&) noexcept = default;
+RunConfig& RunConfig::operator=(const RunConfig&) = default;
+RunConfig& RunConfig::operator=(RunConfig&&) noexcept = default;
+RunConfig::~RunConfig() = default;
+
 template void RunConfig::visit(FieldCollector& v);
 template void FinetuneRecipe::visit(FieldCollector& v);
 
