@@ -50,9 +50,10 @@ function(megatron_library folder)
     set(scope PUBLIC)
   endif()
   if(sources)
-    if(ARG_HOT)  # a file with options of its own is in no group
+    if(ARG_HOT AND NOT MEGATRON_SANITIZE)  # a file with options of its own is in no group
       list(TRANSFORM ARG_HOT PREPEND ${PROJECT_SOURCE_DIR}/src/megatron/)
-      set_source_files_properties(${ARG_HOT} PROPERTIES COMPILE_OPTIONS -O2 SKIP_PRECOMPILE_HEADERS ON)
+      set_source_files_properties(${ARG_HOT} PROPERTIES COMPILE_OPTIONS "$<$<CONFIG:Release>:-O2>"
+        SKIP_PRECOMPILE_HEADERS ON)
     endif()
     megatron_unity(megatron_${folder})
     target_compile_options(megatron_${folder} PRIVATE ${ARG_FLAGS})

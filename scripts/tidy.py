@@ -2,8 +2,8 @@
 """clang-tidy (.clang-tidy says which checks) over every folder: files that keep no equal names to themselves are read
 together (cmake/unity_groups.py), and so what they include once. Usage: tidy.py [--new] [EXPRESSION], by default all;
 `program`: src and app; 'tests/plan' and the like: folders of tests; 'fuzz/', 'bench/', 'examples/'. --new: of these the
-files that changed within a day of the newest commit, as CI does, or all where .clang-tidy did. Needs build/ to be
-configured, and clang-tidy in .cache/tidy (setup.sh --tests): older versions spend minutes in libtorch's headers. Exit
+files that changed within a day of the newest commit, or include a header that did, as CI does; all where .clang-tidy
+did. Needs build/ to be configured, and clang-tidy in .cache/tidy (setup.sh --tests): older versions spend minutes in libtorch's headers. Exit
 code 1 where it found something."""
 import argparse
 import concurrent.futures
@@ -30,7 +30,15 @@ def new_files():
     """Changed by commits of the last day before the newest one, or since it."""
     newest = int(git("log", "-1", "--format=%ct")[0])
     since = f"--since={newest - 24 * 3600}"
-    return {*git("log", since, "--name-only", "--format="), *git("diff", "--name-only", "HEAD")}
+    return {*git("log", since, "--name-only", "--format="), *git("diff", "--name-only", "HEAD"),
+            *git("ls-files", "--others", "--exclude-standard")}
+
+
+def sources_of(changed, sources):
+    """Those of `sources` that changed, and those that include a header that did."""
+    headers = tuple(f'#include "{path.removeprefix("src/")}"' for path in changed if path.endswith(".h"))
+    return [path for path in sources
+            if path in changed or headers and any(line.startswith(headers) for line in open(ROOT / path))]
 
 
 def folders(expression, new):
@@ -38,7 +46,7 @@ def folders(expression, new):
     found = {}
     files = git("ls-files", "*.cpp")
     changed = new_files() if new else {".clang-tidy"}
-    for path in files if ".clang-tidy" in changed else [path for path in files if path in changed]:
+    for path in files if ".clang-tidy" in changed else sources_of(changed, files):
         parts = pathlib.PurePath(path).parts
         if "/cuda/" in path or "nccl_" in path or parts[0] not in ("src", "app", "tests", "fuzz", "bench", "examples"):
             continue  # these need CUDA's headers

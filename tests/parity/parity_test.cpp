@@ -35,9 +35,10 @@ namespace megatron::train {
 namespace {
 
 /// Steps of the runs in double and in single precision: few, or MEGATRON_PARITY_STEPS. In half they have twice as many.
-std::int64_t number_of_steps() {
+/// Buffers that ranks share are in turn again in the third.
+std::int64_t number_of_steps(const Layout& layout) {
   const char* const named = std::getenv("MEGATRON_PARITY_STEPS");
-  return named != nullptr ? std::stoll(named) : 2;
+  return named != nullptr ? std::stoll(named) : layout.sharded || layout.pooled || layout.full ? 3 : 2;
 }
 
 plan::ResolvedRun run_of(const Layout& layout, const char* dtype, std::int64_t steps) {
@@ -270,7 +271,8 @@ const Course& course_of_one(const Layout& layout, const char* dtype, std::int64_
 class Parity : public ::testing::TestWithParam<Layout> {
  protected:
   // Relative differences to one rank that computes the global batch at once. `set`: the instruction set of the layout.
-  static Course differences(const char* dtype, std::int64_t steps = number_of_steps(), const char* set = "auto") {
+  static Course differences(const char* dtype, std::int64_t steps = number_of_steps(GetParam()),
+                            const char* set = "auto") {
     const Layout& layout = GetParam();
     const Course want = course_of_one(layout, dtype, steps);
     kernels::force_instruction_set(set);
@@ -337,7 +339,7 @@ TEST_P(SinglePrecisionParity, DiffersByRoundingAloneAtEveryStep) {
 class HalfPrecisionParity : public Parity {};
 
 TEST_P(HalfPrecisionParity, StaysWithinTwoThousandths) {
-  const Course difference = differences("bf16", 2 * number_of_steps());
+  const Course difference = differences("bf16", 2 * number_of_steps(GetParam()));
   for (std::size_t i = 0; i < difference.losses.size(); ++i)
     EXPECT_LE(difference.losses[i], 2e-3) << "loss of step " << i + 1;
 }
