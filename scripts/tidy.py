@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """clang-tidy (.clang-tidy says which checks) over every folder: files that keep no equal names to themselves are read
 together (cmake/unity_groups.py), and so what they include once. Usage: tidy.py [--new] [EXPRESSION], by default all;
-`program`: src and app; 'tests/plan' and the like: folders of tests; 'fuzz/', 'bench/', 'examples/'. --new: of these the
-files that changed within a day of the newest commit, or include a header that did, as CI does; all where .clang-tidy
-did. Needs build/ to be configured, and clang-tidy in .cache/tidy (setup.sh --tests): older versions spend minutes in libtorch's headers. Exit
-code 1 where it found something."""
+`program`: src and app; 'tests/plan' and the like: folders of tests; 'fuzz/', 'bench/', 'examples/'. --new, as CI does:
+of these what changed within a day of the newest commit, a header by one source that includes it, or all where
+.clang-tidy did. Needs build/ to be configured, and clang-tidy in .cache/tidy (setup.sh --tests): older versions spend
+minutes in libtorch's headers. Exit code 1 where it found something."""
 import argparse
 import concurrent.futures
 import json
@@ -35,10 +35,14 @@ def new_files():
 
 
 def sources_of(changed, sources):
-    """Those of `sources` that changed, and those that include a header that did."""
-    headers = tuple(f'#include "{path.removeprefix("src/")}"' for path in changed if path.endswith(".h"))
-    return [path for path in sources
-            if path in changed or headers and any(line.startswith(headers) for line in open(ROOT / path))]
+    """Those of `sources` that changed, and of those that include a header that did one, if no other does."""
+    includes = {path: set(re.findall(r'^#include "([^"]+)"', (ROOT / path).read_text(), re.M)) for path in sources}
+    found = [path for path in sources if path in changed]
+    for header in sorted(path.removeprefix("src/") for path in changed if path.endswith(".h")):
+        users = [path for path in sources if header in includes[path]]
+        if users and not set(users) & set(found):
+            found.append(users[0])
+    return found
 
 
 def folders(expression, new):
