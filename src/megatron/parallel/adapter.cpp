@@ -1,5 +1,7 @@
 #include "megatron/parallel/adapter.h"
 
+#include <cstdint>
+
 #include "megatron/kernels/matmul.h"
 #include "megatron/kernels/normalization.h"
 #include "megatron/parallel/backward.h"
@@ -87,23 +89,27 @@ void Adapter::add_input_gradient(const at::Tensor& dx, const at::Tensor& dy, con
   for (std::size_t i = 0; i < parts_.size(); ++i) {
     const Part& part = parts_[i];
     const at::Tensor dpart = joined_outputs(dy, part.outputs),
-                     scaled = part.magnitude ? scaled_outputs(dpart, factor_of(part, pass.norms[i])) : dpart,
+                     factor = part.magnitude ? factor_of(part, pass.norms[i]) : at::Tensor(),
+                     scaled = part.magnitude ? scaled_outputs(dpart, factor) : dpart,
                      dz = kernels::linear_input_gradient(scaled, part.b->arrived()),
                      through_a = kernels::linear_input_gradient(dz, part.a->arrived());
     if (!part.magnitude || !drops(pass)) {
       dx.add_(dropped(part, through_a, pass), scale_);
       continue;
     }
-    const at::Tensor through_w =  // (g - 1) W drop(x)
-        kernels::linear_input_gradient(scaled.sub(dpart), rows_of(weight.arrived(), part.outputs));
+    const at::Tensor through_w =  // (g - 1) W drop(x): g - 1 before anything is rounded
+        kernels::linear_input_gradient(scaled_outputs(dpart, factor.sub(1)), rows_of(weight.arrived(), part.outputs));
     dx.add_(dropped(part, through_w.add_(through_a, scale_), pass));
   }
 }
 
 void Adapter::write_gradients(const at::Tensor& dy, const at::Tensor& x, Parameter& weight, const Pass& pass) const {
   without_autograd([&] {
-    at::Tensor product;  // W x of all parts
-    if (has_magnitudes() && !drops(pass)) product = kernels::linear(x, weight.arrived(), &weight.packed);
+    at::Tensor product;  // W x of all outputs, where most are adapted
+    std::int64_t adapted = 0;
+    for (const Part& part : parts_) adapted += part.outputs.outputs();
+    if (has_magnitudes() && !drops(pass) && 2 * adapted > weight.arrived().size(0))
+      product = kernels::linear(x, weight.arrived(), &weight.packed);
     for (std::size_t i = 0; i < parts_.size(); ++i) {
       const Part& part = parts_[i];
       at::Tensor dpart = joined_outputs(dy, part.outputs);

@@ -6,7 +6,8 @@
 
 // Weight-decomposed adapters (DoRA, Liu et al. 2024): a part of a linear layer multiplies by diag(m / |V|) V, where
 // V = W + scale B A, |V| has the norms of its rows, and m is trained. |V| counts as a constant where gradients are
-// taken (section 4.3 there, and PEFT).
+// taken (section 4.3 there, and PEFT). In bf16 and fp16 m is rounded as every parameter is: m / |V| begins as 1 but for
+// 2^-9, and smaller updates wait in the master.
 namespace megatron::parallel {
 
 /// The rows of a layer's `weight` [out, in] that `part` has, group after group: [part.outputs(), in], contiguous; a

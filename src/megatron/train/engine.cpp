@@ -196,7 +196,7 @@ Engine::Engine(const plan::ResolvedRun& run, comm::Group world, at::Device devic
             .num_experts = run.shape.experts ? run.shape.experts->count : 0,
             .router_biases = router_biases(run.shape),
             .bias_update_rate = run.config.model.moe_router_bias_update_rate}) {
-  set_magnitudes(run, *this);
+  if (run.config.lora.base.empty()) set_magnitudes(run, *this);  // else the weights are not there before start_run()
 }
 
 StepResult synthetic_step(Engine& engine, const plan::ResolvedRun& run, std::int64_t i,

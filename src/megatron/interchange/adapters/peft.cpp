@@ -41,7 +41,7 @@ json read_peft_config(const fs::path& folder) {
                            "save the adapter again");
 }
 
-/// What changes no result where a folder has it.
+/// Fields that are read here or change no result.
 const std::set<std::string>& known_fields() {
   static const std::set<std::string> known = {"peft_type",      "r",
                                               "lora_alpha",     "lora_dropout",
@@ -213,14 +213,16 @@ void write_peft(const checkpoint::WeightSource& weights, const FolderConfig& con
   }
   std::vector<checkpoint::SafetensorsEntry> entries;
   std::map<std::string, std::string> ours;
-  for (const PeftPart& part : written)
-    for (const auto& [name, matrix] : {std::pair{part.a, kA}, {part.b, kB}, {part.magnitude, kMagnitude}}) {
-      if (matrix == kMagnitude && !lora.dora) continue;
+  for (const PeftPart& part : written) {
+    std::vector<std::pair<std::string, const char*>> tensors = {{part.a, kA}, {part.b, kB}};
+    if (lora.dora) tensors.emplace_back(part.magnitude, kMagnitude);
+    for (const auto& [name, matrix] : tensors) {
       const std::string theirs = concat(kPrefix, part.module, matrix);
       const at::ScalarType type = scalar_type(options.dtype.empty() ? matrices.dtype(name) : options.dtype, "--dtype");
       entries.push_back({.name = theirs, .dtype = checkpoint::dtype_name(type), .shape = *matrices.shape(name)});
       ours[theirs] = name;
     }
+  }
   AtomicFolder output(folder);
   std::string header;
   const auto placed = checkpoint::make_safetensors(entries, {{"format", "pt"}}, header);

@@ -111,7 +111,6 @@ class Attempts {
 
   Start start() {
     load_base();
-    set_magnitudes(run_, engine_);
     const Decision decision = decision_of_rank_0();
     if (decision.kind == Decision::Kind::Weights) return begin_with_weights(decision);
     if (decision.kind == Decision::Kind::Checkpoint) return resume(decision);
@@ -130,13 +129,15 @@ class Attempts {
     return Decision::of_text(from_rank_0(decision.to_text()));
   }
 
-  /// The weights that adapters are trained on.
+  /// The weights that adapters are trained on, and the magnitudes that begin as theirs: of weights that were drawn the
+  /// engine has set them.
   void load_base() const {
     if (!run_.shape.lora || run_.config.lora.base.empty()) return;
     throw_if_any(agree(attempt_in(run_.config.lora.base, [&](const fs::path& folder) {
       checkpoint::load_weights(*interchange::open_weights(folder), *engine_.parameters.frozen(),
                                plan::without_adapters(run_.shape));
     })));
+    set_magnitudes(run_, engine_);
   }
 
   Start begin_with_weights(const Decision& decision) const {
