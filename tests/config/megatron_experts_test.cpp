@@ -101,6 +101,13 @@ TEST(MegatronExperts, MayBeginBehindDenseLayers) {
   EXPECT_THAT(refusal_of(experts + "[1,0,0,1,1,0,0,1,1,0,0,1]"), HasSubstr("--moe-layer-freq"));
   EXPECT_THAT(refusal_of(experts + "([0]*3+[1]*8)"), HasSubstr("--moe-layer-freq ([0]*3+[1]*8)"));
   EXPECT_THAT(refusal_of(experts + "([0]*-1+[1]*13)"), HasSubstr("--moe-layer-freq"));
+  std::string nothing, list = "[1";
+  for (int i = 0; i < 1 << 16; ++i) {
+    nothing += "[0]*0+";
+    list += ",1";
+  }
+  EXPECT_EQ(pattern(nothing + "[0]*3+[1]*9"), std::tuple(3, 1));
+  EXPECT_THAT(refusal_of(experts + list + "]"), HasSubstr("--moe-layer-freq"));
 }
 
 TEST(MegatronLatents, AreThoseOfTheModel) {
@@ -121,6 +128,10 @@ TEST(MegatronLatents, AreThoseOfTheModel) {
   EXPECT_EQ(std::tuple(usual.q_lora_rank, usual.kv_lora_rank, usual.qk_head_dim, usual.qk_pos_emb_head_dim,
                        usual.v_head_dim, usual.rope_scaling_factor),
             std::tuple(0, 32, 128, 64, 128, 1.0));
+  const std::string scaled = latent + "--rope-type rope --mscale-all-dim 0.5 ";
+  EXPECT_EQ(experts_recipe(scaled).model.rope_scaling_factor, 1.0);
+  EXPECT_THAT(refusal_of(scaled + "--rotary-scaling-factor 4"),
+              HasSubstr("--mscale-all-dim 0.5 (a factor of scores without YaRN)"));
   EXPECT_THAT(refusal_of(latent + "--rotary-interleaved"), HasSubstr("--rotary-interleaved"));
   const std::string dense = kSmallDense;
   EXPECT_THAT(refusal_of(dense + "--rope-type yarn"), HasSubstr("--rope-type yarn (YaRN)"));

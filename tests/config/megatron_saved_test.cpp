@@ -117,6 +117,24 @@ TEST(SavedArguments, NameWhatIsNotHereWhereItCounts) {
     EXPECT_EQ(error_of(small({argument})), "") << argument.name;
 }
 
+TEST(SavedArguments, CountAnExpertsCapacityInWholeSequences) {
+  Saved experts = small({value("num_experts", "8"), value("moe_expert_capacity_factor", "1.5")});
+  for (SavedArgument& argument : experts)
+    if (argument.name == "micro_batch_size") argument.values = {"1"};
+  const auto with = [&](const SavedArgument& argument) {
+    Saved args = experts;
+    args.push_back(argument);
+    return args;
+  };
+  const Saved split = with(truth("sequence_parallel", true)), shared = with(value("context_parallel_size", "2"));
+  EXPECT_EQ(error_of(experts), "");
+  EXPECT_EQ(error_of(with(truth("sequence_parallel", false))), "");
+  EXPECT_EQ(error_of(with(value("context_parallel_size", "1"))), "");
+  EXPECT_THAT(error_of(split), AllOf(HasSubstr("sequence_parallel must be False"), HasSubstr("fix:  --weights-only")));
+  EXPECT_THAT(error_of(shared), HasSubstr("context_parallel_size must be 1"));
+  for (const Saved& args : {split, shared}) EXPECT_EQ(error_of(args, SavedShare::Network), "");
+}
+
 TEST(SavedArguments, OfStagesAreTheirDerivedValues) {
   const Saved args = {value("pipeline_model_parallel_size", "4"), value("virtual_pipeline_model_parallel_size", "3"),
                       value("num_layers_per_virtual_pipeline_stage", "1"),

@@ -210,6 +210,24 @@ void translate(Translation& c, SavedShare share) {
   c.run.checkpoint.save_interval = c.args.has("save-interval") ? c.args.integer("save-interval") : 0;
 }
 
+/// An expert's capacity is that of each sequence here, there of the part of one that a rank's router sees: a run's
+/// layout counts for it alone.
+void check_capacity(Translation& c, const std::vector<SavedArgument>& args) {
+  const double factor = c.run.model.moe_expert_capacity_factor;
+  if (factor == 0) return;
+  const auto is_one = [&](std::string_view name) {
+    const auto found = std::ranges::find(args, name, &SavedArgument::name);
+    return found == args.end() || found->values == std::vector<std::string>{"1"};
+  };
+  const auto split = std::ranges::find(args, "sequence_parallel", &SavedArgument::name);
+  const bool whole = split == args.end() || !split->truth || is_one("tensor_model_parallel_size");
+  const bool shared = !is_one("context_parallel_size");
+  c.require(whole && !shared,
+            concat(shared ? "context_parallel_size must be 1" : "sequence_parallel must be False",
+                   " with moe_expert_capacity_factor: of parts of a sequence Megatron-LM drops other tokens."),
+            concat("moe_expert_capacity_factor ", factor), "");
+}
+
 }  // namespace
 
 RunConfig saved_recipe(const std::string& program, const std::vector<SavedArgument>& args, const std::string& file,
@@ -224,6 +242,7 @@ RunConfig saved_recipe(const std::string& program, const std::vector<SavedArgume
     c.errors += concat(c.errors.empty() ? "" : "\n", file, ": of the saved arguments, ",
                        error.substr(0, error.find("\n  fix:")));
   if (c.errors.empty()) translate(c, share);  // else values may be no numbers
+  if (share == SavedShare::Run) check_capacity(c, args);
   report_absent(c);
   if (!c.errors.empty()) throw ConfigError(c.errors);
   return std::move(c.run);

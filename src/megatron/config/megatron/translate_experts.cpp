@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "megatron/base/error.h"
@@ -48,10 +49,10 @@ void capacity(Translation& c, ModelConfig& m) {
 }
 
 /// Up to the next `mark`, which is taken too.
-std::string take_until(std::string& text, char mark) {
+std::string_view take_until(std::string_view& text, char mark) {
   const std::size_t end = std::min(text.find(mark), text.size());
-  std::string taken = text.substr(0, end);
-  text.erase(0, end + 1);
+  const std::string_view taken = text.substr(0, end);
+  text.remove_prefix(std::min(end + 1, text.size()));
   return taken;
 }
 
@@ -62,16 +63,18 @@ std::vector<bool> expert_pattern(std::string text, std::int64_t layers) {
   constexpr std::int64_t kMaxPattern = 1 << 14;
   std::vector<bool> pattern;
   if (layers > kMaxPattern) return {};
-  while (!text.empty()) {
-    std::string term = take_until(text, '+');
-    std::string list = take_until(term, '*');
+  std::string_view rest = text;
+  while (!rest.empty()) {
+    std::string_view term = take_until(rest, '+');
+    std::string list(take_until(term, '*'));
     std::int64_t times = 1;
-    if (!term.empty() && !read_integer(term, times)) return {};
+    if (!term.empty() && !read_integer(std::string(term), times)) return {};
     std::erase_if(list, [](char letter) { return letter == '[' || letter == ']'; });
     std::vector<bool> part;
-    while (!list.empty()) {
-      const std::string number = take_until(list, ',');
-      if (number != "0" && number != "1") return {};
+    std::string_view numbers = list;
+    while (!numbers.empty()) {
+      const std::string_view number = take_until(numbers, ',');
+      if ((number != "0" && number != "1") || static_cast<std::int64_t>(part.size()) >= layers) return {};
       part.push_back(number == "1");
     }
     const std::int64_t room = layers - static_cast<std::int64_t>(pattern.size());

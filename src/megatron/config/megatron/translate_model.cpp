@@ -100,6 +100,9 @@ void latents(Translation& c, ModelConfig& m) {
   if (m.rotary_interleaved) c.miss("rotary-interleaved", "pairs of latent attention that are interleaved twice");
   m.rotary_interleaved = true;
   if (c.args.text("rope-type") == "rope") {
+    // Megatron-Core scales scores by it whatever the rotation is.
+    if (c.args.number("rotary-scaling-factor") > 1 && c.args.number("mscale-all-dim") != 0)
+      return c.miss("mscale-all-dim", "a factor of scores without YaRN");
     for (const char* name : {"rotary-scaling-factor", "mscale", "mscale-all-dim"})
       c.ignore(name, "with --rope-type rope");
     return;
