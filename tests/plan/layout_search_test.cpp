@@ -214,6 +214,7 @@ TEST(LayoutSearch, ReplacesWhatARecipeSaysOfItsLayout) {
   resolved.parallel.account_for_loss = true;
   resolved.train.recompute = "full";
   resolved.train.recompute_layers = "0-1";
+  resolved.train.recompute_partial_microbatches = 2;
   resolved.optimizer.use_distributed_optimizer = true;
   resolved.optimizer.data_parallel_sharding_strategy = "optim_grads_params";
   const LayoutSearch want = search_layouts(recipe(), h100(), 80e9, {}, 3, 1000, 2),
@@ -222,7 +223,7 @@ TEST(LayoutSearch, ReplacesWhatARecipeSaysOfItsLayout) {
   for (std::size_t i = 0; i < want.layouts.size(); ++i) EXPECT_EQ(got.layouts[i].choice, want.layouts[i].choice) << i;
   const std::string flags = flags_of(resolved, {});
   EXPECT_THAT(flags, testing::HasSubstr(" --pp-layout= --parallel.account_for_loss false "));
-  EXPECT_THAT(flags, testing::HasSubstr(" --train.recompute_layers= "));
+  EXPECT_THAT(flags, testing::HasSubstr(" --train.recompute_layers= --train.recompute_partial_microbatches 0 "));
   EXPECT_THAT(flags, testing::HasSubstr(" --use-distributed-optimizer false "));
 }
 

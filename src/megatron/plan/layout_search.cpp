@@ -309,7 +309,7 @@ class Search {
     return splits;
   }
 
-  /// The recipe on as few ranks as `choice` can have, without a pipeline; nothing where a rule is against it.
+  /// The recipe on the tp x cp x ep ranks of `choice`, without a pipeline; nothing where a rule is against it.
   std::optional<ResolvedRun> without_pipeline(const LayoutChoice& choice) const {
     config::RunConfig config = with_layout(recipe_, {.tp = choice.tp,
                                                      .micro_batch_size = choice.micro_batch_size,
@@ -360,7 +360,7 @@ class Search {
                         .activation_bytes = stage_activation_bytes(run->config, run->shape, part) +
                                             recomputed_bytes(run->config, run->shape, part),
                         .gathered_bytes = gathered_bytes(run->config, run->shape)};
-      if (one_layer_kind(run->shape))
+      if (one_layer_kind(run->shape) && run->shape.mtp_depths == 0)
         for (const StepParts* parts : {&cost.forward, &cost.backward})
           whole.layers_s += parts->matrices + parts->attention;
       balanced_.try_emplace({choice.tp, choice.cp, choice.micro_batch_size, choice.recompute},
@@ -425,7 +425,7 @@ config::RunConfig with_layout(config::RunConfig recipe, const LayoutChoice& choi
     recipe.train.recompute_layers = kFitLayers;
     recipe.train.memory_limit_gb = choice.limit_gb;
   }
-  if (choice.recompute == "none" || choice.pp == 1) recipe.train.recompute_partial_microbatches = 0;
+  recipe.train.recompute_partial_microbatches = 0;
   recipe.optimizer.use_distributed_optimizer = !choice.sharding.empty();
   recipe.optimizer.data_parallel_sharding_strategy = choice.sharding.empty() ? "optim" : choice.sharding;
   return recipe;
@@ -466,6 +466,7 @@ std::string flags_of(const config::RunConfig& recipe, const LayoutChoice& choice
     flags += concat(" --train.recompute_layers fit --train.memory_limit_gb ", choice.limit_gb);
   else if (!recipe.train.recompute_layers.empty())
     flags += " --train.recompute_layers=";
+  if (recipe.train.recompute_partial_microbatches > 0) flags += " --train.recompute_partial_microbatches 0";
   if (!choice.sharding.empty())
     flags += concat(" --use-distributed-optimizer --data-parallel-sharding-strategy ", choice.sharding);
   else if (recipe.optimizer.use_distributed_optimizer)

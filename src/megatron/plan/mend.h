@@ -11,7 +11,7 @@
 // rule, and the rules are checked again.
 namespace megatron::plan {
 
-/// What resolve() gives; nothing where a rule is broken, whose message and fixes are not made. For those who try many.
+/// What resolve() gives; nothing where a rule is broken, whose fixes are not tried. For those who try many.
 std::optional<ResolvedRun> resolve_if_allowed(config::RunConfig config, const Facts& facts = {});
 
 /// A broken rule, as a message has it.
