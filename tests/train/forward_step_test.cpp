@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <stdexcept>
+#include <string>
 #include <vector>
 
 #include "megatron/comm/threads/local_backend.h"
@@ -137,6 +138,19 @@ TEST(ForwardStep, IsRefusedOfAModelThatPredictsByDepths) {
   Engine engine(run, {}, at::kCPU);
   EXPECT_THROW(engine.pipeline.use({.loss = loss_of_aten, .collected = {}}), ConfigError);
   engine.pipeline.use({});
+}
+
+TEST(ForwardStep, IsRefusedWhereAFigureHasNoNameOfItsOwn) {
+  using Names = std::vector<std::string>;
+  const plan::ResolvedRun run = plan::resolve(testing::tiny_config());
+  Engine engine(run, {}, at::kCPU);
+  for (const Names& names : {Names{""}, Names{"mine", "yours", "mine"}, Names{"mine", "loss"}, Names{"iteration"},
+                             Names{"ppl"}, Names{"valid_loss"}, Names{"mtp_1_loss"}}) {
+    EXPECT_THROW(engine.pipeline.use({.loss = loss_of_aten, .collected = {}, .figures = names}), ConfigError)
+        << names.back();
+  }
+  engine.pipeline.use({.loss = loss_of_aten, .collected = {}, .figures = {"mine", "loss/mine"}});
+  EXPECT_EQ(engine.pipeline.forward_step().figures.size(), 2u);
 }
 
 TEST(ForwardStep, ThatReturnsNoScalarIsRefused) {

@@ -6,6 +6,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "megatron/train/log/metric_fields.h"
 #include "tests/testing/temporary_folder.h"
 
 namespace megatron::train {
@@ -53,6 +54,38 @@ TEST_F(MetricsTest, WritesOneObjectAnIterationWithTheContractsFields) {
   EXPECT_EQ(lines()[3]["rewards/margins"], 0.5);
   file.write(ValidationMetrics{.iteration = 5, .figures = {{"rewards/margins", 0.25}}});
   EXPECT_EQ(lines()[4]["valid_rewards/margins"], 0.25);
+}
+
+TEST_F(MetricsTest, KnowsEveryFieldOfItsOwn) {
+  IterationMetrics all;
+  all.sentence_loss = all.decoupled_learning_rate = all.num_zeros = all.params_norm = 1.0;
+  all.depth_losses = {1, 2};
+  all.experts.emplace();
+  all.experts->layers.resize(1);
+  all.experts->layers[0].loads = {1, 2};
+  all.experts->drops = all.experts->balances = all.experts->z = all.experts->by_layer = true;
+  all.times.resize(1);
+  all.straggler = IterationMetrics::Straggler{};
+  all.slowest_by_timer.resize(1);
+  all.skipped = all.high_matmul_precision = true;
+  MetricsFile file(folder_ / "metrics.jsonl", 0, 0);
+  file.write(all);
+  file.write_skipped_batch(1, 2, 2);
+  for (const bool test : {false, true}) {
+    ValidationMetrics validation;
+    validation.sentence_loss = 1.0;
+    validation.set = "novels";
+    validation.test = test;
+    file.write(validation);
+  }
+  std::size_t fields = 0;
+  for (const nlohmann::json& line : lines())
+    for (const auto& [name, value] : line.items()) {
+      ++fields;
+      EXPECT_TRUE(is_metrics_field(name)) << name << " of " << value;
+    }
+  EXPECT_GT(fields, 40u);
+  EXPECT_FALSE(is_metrics_field("rewards/chosen"));
 }
 
 TEST_F(MetricsTest, AFileThatIsRemovedMeanwhileIsWrittenAnewWhole) {

@@ -2,6 +2,7 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/ones_like.h>
+#include <ATen/ops/stack.h>
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
@@ -12,10 +13,12 @@
 
 #include "megatron/base/error.h"
 #include "megatron/base/files/file.h"
+#include "megatron/base/text/printable.h"
 #include "megatron/plan/cost/memory.h"
 #include "megatron/plan/pipeline_plan.h"
 #include "megatron/schedule/pictures/draw.h"
 #include "megatron/train/batches.h"
+#include "megatron/train/log/metric_fields.h"
 
 namespace megatron::train {
 namespace {
@@ -106,10 +109,9 @@ class PipelineStage final : public pipeline::Stage {
       for (std::size_t k = 0; k < sums.size(); ++k) result.depth_sums[k] += sums[k].item<double>();
     if (!task_logits_.empty()) result.task_logits = std::move(task_logits_);
     if (!non_loss_.empty()) result.non_loss = std::move(non_loss_);
-    if (!figures_.empty()) result.figure_sums.assign(step_.figures.size(), 0);
-    for (const at::Tensor& sums : figures_)
-      for (std::size_t k = 0; k < result.figure_sums.size(); ++k)
-        result.figure_sums[k] += sums[static_cast<std::int64_t>(k)].item<double>();
+    if (figures_.empty()) return;
+    const at::Tensor sums = at::stack(figures_).to(at::kDouble).sum(0).to(at::kCPU);  // one copy from the device
+    result.figure_sums.assign(sums.const_data_ptr<double>(), sums.const_data_ptr<double>() + sums.numel());
   }
   std::vector<std::int64_t> boundary_shape(int microbatch) const override {
     const at::Tensor& tokens_bs = batches_.look_at(static_cast<std::size_t>(microbatch)).tokens_bs;
@@ -195,6 +197,22 @@ std::optional<TimerId> timer_of(schedule::Kind kind) {
   }
 }
 
+// Of figures, which are fields of metrics.jsonl beside its own.
+void check_figure_names(const std::vector<std::string>& figures) {
+  for (auto name = figures.begin(); name != figures.end(); ++name) {
+    std::string got;
+    if (name->empty())
+      got = "an empty name";
+    else if (is_metrics_field(*name))
+      got = concat("\"", printable(*name), "\", which metrics.jsonl has already");
+    else if (std::find(figures.begin(), name, *name) != name)
+      got = concat("\"", printable(*name), "\" twice");
+    if (!got.empty())
+      throw ConfigError(rule_got_fix("Each of ForwardStep::figures must have a field of metrics.jsonl to itself.", got,
+                                     "another name, as \"my_loss/kept\""));
+  }
+}
+
 }  // namespace
 
 Pipeline::Pipeline(const plan::ResolvedRun& run, const parallel::ParallelContext& context,
@@ -213,6 +231,7 @@ Pipeline::Pipeline(const plan::ResolvedRun& run, const parallel::ParallelContext
       expert_layers_(run.shape.expert_layers()) {}
 
 void Pipeline::use(ForwardStep step) {
+  check_figure_names(step.figures);
   if (step.loss && run_.shape.mtp_depths > 0)
     throw ConfigError(rule_got_fix("a loss of one's own excludes model.mtp_num_layers: it predicts by no depth.",
                                    concat("mtp_num_layers ", run_.shape.mtp_depths), "--mtp-num-layers 0"));

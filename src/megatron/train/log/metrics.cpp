@@ -5,18 +5,56 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <iterator>
 #include <nlohmann/json.hpp>
 #include <sstream>
+#include <string_view>
 
 #include "megatron/base/error.h"
 #include "megatron/base/files/file.h"
 #include "megatron/base/files/write_error.h"
 #include "megatron/base/text/printable.h"
+#include "megatron/train/log/metric_fields.h"
 
 namespace megatron::train {
 namespace {
 
 using Json = nlohmann::ordered_json;
+
+/// Every field that is written here besides figures, mtp_K_loss and scores of tasks; of validations without "valid_"
+/// and "test_".
+constexpr std::string_view kOwnFields[] = {"iteration",
+                                           "consumed_samples",
+                                           "batch_size",
+                                           "loss",
+                                           "grad_norm",
+                                           "learning_rate",
+                                           "loss_scale",
+                                           "tokens_per_s",
+                                           "step_ms",
+                                           "tflops_per_rank",
+                                           "data_wait_ms",
+                                           "memory_bytes",
+                                           "peak_memory_bytes",
+                                           "decoupled_learning_rate",
+                                           "lm_loss",
+                                           "sop_loss",
+                                           "num_zeros",
+                                           "params_norm",
+                                           "expert_imbalance",
+                                           "expert_dropped",
+                                           "load_balancing_loss",
+                                           "z_loss",
+                                           "expert_loads",
+                                           "expert_dropped_by_layer",
+                                           "times_ms",
+                                           "slowest_rank",
+                                           "slowest_by_timer",
+                                           "skipped",
+                                           "batch_skipped",
+                                           "matmul_precision",
+                                           "ppl",
+                                           "set"};
 
 [[noreturn]] void fail(const std::filesystem::path& path, const char* what) {
   throw std::runtime_error(write_error(path, what, errno));
@@ -54,6 +92,16 @@ void add_expert_figures(Json& object, const ExpertMetrics& experts) {
 }
 
 }  // namespace
+
+bool is_metrics_field(std::string_view name) {
+  for (const std::string_view part : {std::string_view("valid_"), std::string_view("test_")})
+    if (name.starts_with(part)) {
+      name.remove_prefix(part.size());
+      break;
+    }
+  return std::ranges::find(kOwnFields, name) != std::end(kOwnFields) ||
+         (name.starts_with("mtp_") && name.ends_with("_loss"));
+}
 
 double ExpertMetrics::imbalance() const {
   double most = 0;
