@@ -133,6 +133,12 @@ TEST(DistNames, ArgumentsOfOtherExpertsAreRefused) {
   by_best.moe_router_group_topk = by_best.moe_router_group_best = 1;
   expect_refused([&] { write(by_best, drawn_weights(by_best), folder.path() / "never"); },
                  {"groups of experts", "--format huggingface"});
+  config::ModelConfig rounded = with_latents();  // 6 / 4 experts of a group count: 1
+  rounded.num_experts = 8;
+  rounded.moe_router_topk = 6;
+  rounded.moe_router_num_groups = rounded.moe_router_group_topk = 4;
+  rounded.moe_router_group_best = 1;
+  EXPECT_EQ(refusal([&] { write(rounded, drawn_weights(rounded), folder.path() / "rounded"); }), "");
 }
 
 }  // namespace

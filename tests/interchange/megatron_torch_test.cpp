@@ -92,6 +92,9 @@ TEST(MegatronTorch, NamesOfAllVersionsAreOurs) {
             "decoder.layers.0.input_layernorm.weight");
   EXPECT_EQ(name("decoder.layers.0.mlp.linear_fc1.layer_norm_bias"), "decoder.layers.0.pre_mlp_layernorm.bias");
   EXPECT_EQ(name("decoder.layers.0.self_attention.core_attention._extra_state"), "");
+  EXPECT_EQ(name("decoder.layers.0.mlp.experts.linear_fc1.weight3"),
+            "decoder.layers.0.mlp.experts.local_experts.3.linear_fc1.weight");
+  expect_refused([&] { name("decoder.layers.0.mlp.experts.weight1"); }, {"x.pt", "each expert's matrices"});
   EXPECT_EQ(name("output_layer.weight"), "");  // the tied embedding's copy on the last stage
   EXPECT_EQ(our_name("output_layer.weight", false, "x.pt").name, "output_layer.weight");
   expect_refused([&] { name("language_model.pooler.dense.weight"); }, {"x.pt", "pooler.dense"});

@@ -12,11 +12,12 @@
 namespace megatron::interchange {
 namespace {
 
-/// What Megatron-LM's arguments can say of experts: groups count there by as many experts as a token passes of each.
+/// What Megatron-LM's arguments can say of experts: groups count there by as many experts as a token passes of each,
+/// topk / group_topk, rounded down.
 bool has_words_for_experts(const config::ModelConfig& model) {
   const std::int64_t groups = model.moe_router_num_groups, best = model.moe_router_group_best;
   return model.num_experts == 0 || groups <= 1 || best == 0 ||
-         best * model.moe_router_group_topk == model.moe_router_topk;
+         best == model.moe_router_topk / std::max<std::int64_t>(1, model.moe_router_group_topk);
 }
 
 /// Latents are rotated by pairs of neighbours there, which no argument says, and stretched by YaRN with constants.

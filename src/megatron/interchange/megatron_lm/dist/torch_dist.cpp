@@ -40,6 +40,11 @@ constexpr const char* kMasters[] = {"fp32_param", "param"};
 constexpr std::string_view kChained = "chained_";
 constexpr const char* kOptimizers[] = {"", "chained_0.", "chained_1."};
 
+/// Of an optimizer's state that is not read.
+constexpr const char* kOtherwise =
+    "--weights-only of checkpoint import, --no-load-optim of train; or let Megatron-LM's run save with "
+    "--dist-ckpt-optim-fully-reshardable";
+
 bool is_of_optimizer(const std::string& name) { return name.starts_with("optimizer.") || name.starts_with(kChained); }
 
 /// An iteration's folder, opened.
@@ -75,10 +80,7 @@ std::int64_t count_layers(const Opened& opened, const std::string& stack) {
   if (count < 1 || count > kMaxLayers)
     throw ConfigError(
         rule_got_fix(concat(opened.tensors->name(), ": the ", stack, " must have 1 to ", kMaxLayers, " layers."),
-                     concat(count,
-                            " of "
-                            ", layers, matrix, "
-                            "")));
+                     concat(count, " of \"", layers, matrix, "\"")));
   return count;
 }
 
@@ -165,7 +167,8 @@ std::vector<plan::ParameterSpec> checked_specs(const Opened& opened, const plan:
   constexpr std::int64_t kMostExperts = 1 << 17;
   if (shape.experts && shape.experts->count * (shape.num_layers + shape.mtp_depths) > kMostExperts)
     throw ConfigError(rule_got_fix(concat(opened.tensors->name(), ": must have at most ", kMostExperts, " experts."),
-                                   concat(shape.experts->count, " in each of ", shape.num_layers, " layers")));
+                                   concat(shape.experts->count, " in each of ", shape.num_layers, " layers"),
+                                   "only checkpoints of so many are read in this format"));
   return plan::model_parameters(shape, 1, 0);
 }
 
@@ -253,9 +256,7 @@ std::vector<plan::StagePart> saved_stages(const Opened& opened, const plan::Mode
   } catch (const ConfigError& error) {
     throw ConfigError(
         rule_got_fix(concat(opened.common.name(), ": the stages of the saved arguments must be those of a run here."),
-                     first_line_of(error.what()),
-                     "--weights-only of checkpoint import, --no-load-optim of train; or save with "
-                     "--dist-ckpt-optim-fully-reshardable"));
+                     first_line_of(error.what()), kOtherwise));
   }
 }
 
@@ -269,6 +270,11 @@ void add_buffers(const Opened& opened, const plan::ModelShape& shape, const std:
                       .stages = saved_stages(opened, shape),
                       .fused_norms = args.text("transformer_impl", "transformer_engine") != "local",
                       .grouped_experts = args.flag("moe_grouped_gemm")};
+  if (shape.latents && layout.tp > 1 && !layout.fused_norms)
+    throw ConfigError(rule_got_fix(concat(opened.common.name(),
+                                          ": args.transformer_impl must not be local where tensor-parallel ranks "
+                                          "have stored the optimizer's state of latents by buffer."),
+                                   "local, which splits by rows what makes latents", kOtherwise));
   const DcpSource weights(opened.tensors, places);
   std::string problem;
   for (const bool other : {false, true}) {
@@ -309,8 +315,8 @@ void refuse_chained_buffers(const Opened& opened) {
     if (name.starts_with(kChained))
       throw ConfigError(rule_got_fix(concat(opened.tensors->name(),
                                             ": of a run with expert parallelism the optimizer's state must be by "
-                                            "parameter, as Megatron-LM's fully_reshardable has it."),
-                                     concat("\"", printable(name), "\"")));
+                                            "parameter."),
+                                     concat("\"", printable(name), "\""), kOtherwise));
 }
 
 /// Of a dictionary of several optimizers, by their numbers, the first; all have done as many steps.
