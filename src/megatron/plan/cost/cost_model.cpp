@@ -178,7 +178,14 @@ class Pieces {
 
  private:
   double seconds(const Product& product) const { return product_s(hardware_, run_.config.train.dtype, product); }
-  double seen(const AttentionCore& core) const { return hardware_.software.whole_square ? 1 : core.share; }
+  double seen(const AttentionCore& core) const {
+    return hardware_.software.whole_square ? computed_square() : core.share;
+  }
+  /// Of the square of queries and keys, what is not left out piece by piece: of 2n pieces, the queries of each meet the
+  /// keys of those up to their own.
+  double computed_square() const {
+    return cp_ > 1 && exchange_ != SequenceExchange::AllToAll ? (2 * cp_ + 1) / (4 * cp_) : 1;
+  }
 
   Product product_of(const Linear& linear, const LayerSpec& layer, const LayerTokens& tokens) const {
     double rows = as_double(tokens.sequences * (linear.reads_encoder ? tokens.encoder_length : tokens.length)) / cp_;
@@ -196,14 +203,18 @@ class Pieces {
     const double groups = std::max(1.0, as_double(attention.groups) / tp_);
     return {1, rows, as_double(attention.query_rows()) / tp_ + 2 * groups * as_double(attention.head_size), inputs};
   }
-  /// Of ranks that share sequences each has its queries of all heads, or all of a share of the heads, or in a ring of
-  /// its two pieces of queries at a time one, with one of all pieces of keys.
+  /// Of ranks that share sequences each has all queries of a share of the heads, or of its two pieces of queries at a
+  /// time one, with all keys up to its end, or in a ring with one of all pieces of keys.
   AttentionCore core_of(std::int64_t heads, std::int64_t size, const LayerTokens& tokens, std::int64_t of_keys) const {
     double count = as_double(tokens.sequences * heads) / tp_, length = as_double(tokens.length) / cp_,
            keys = as_double(of_keys);
     if (cp_ > 1 && exchange_ == SequenceExchange::AllToAll) {
       count /= cp_;
       length *= cp_;
+    }
+    if (cp_ > 1 && exchange_ == SequenceExchange::AllGather) {
+      count *= 2;
+      length /= 2;
     }
     if (cp_ > 1 && exchange_ == SequenceExchange::Ring) {
       count *= 4 * cp_;
@@ -234,7 +245,8 @@ class Pieces {
   double passes_over(const AttentionCore& core, bool forward) const {
     const SoftwareCosts& software = hardware_.software;
     const double passes = forward ? software.score_forward_passes : software.score_backward_passes;
-    return memory_s(hardware_, passes * core.scores.count * core.scores.m * core.scores.n * element_);
+    return memory_s(hardware_,
+                    passes * computed_square() * core.scores.count * core.scores.m * core.scores.n * element_);
   }
 
   double attention_forward(const LayerWork& work) const {

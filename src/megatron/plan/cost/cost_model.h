@@ -64,7 +64,7 @@ struct StepParts {
   std::vector<std::pair<const char*, double>> named() const;
 };
 
-/// One microbatch's passes through all layers on a rank, by what the time goes to.
+/// One microbatch's passes through all stages on a rank, with embedding and output, by what the time goes to.
 struct MicrobatchCost {
   StepParts forward, backward;
 };

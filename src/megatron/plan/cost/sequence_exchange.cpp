@@ -56,7 +56,7 @@ MovedBytes moved_bytes(const config::RunConfig& config, const SelfAttention& att
                k = number(tokens * 2 * local_groups(attention, config.parallel.tp) * attention.head_size);
   switch (exchange) {
     case SequenceExchange::AllGather:
-      return {(2 + 2 * n) * k * e, (4 + 6.5 * n) * k * e};
+      return {((2 + 2 * n) * k + 2 * q) * e, (4 + 6.5 * n) * k * e};
     case SequenceExchange::AllToAll:
       return {(6 * (q + k) + 4 * q) * e, (12 * (q + k) + 16 * q) * e};
     case SequenceExchange::Ring:
