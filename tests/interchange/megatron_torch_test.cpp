@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "megatron/interchange/megatron_lm/megatron_names.h"
+#include "megatron/interchange/megatron_lm/pickle_writer.h"
 #include "megatron/interchange/weights.h"
 #include "tests/interchange/support.h"
 #include "tests/testing/folders.h"
@@ -141,6 +142,38 @@ TEST(MegatronTorch, ArgumentsThatChangeTheResultAreRefusedByName) {
   EXPECT_NE(refused_argument("hidden_size", node_of(Kind::Integer, -1)).find("hidden_size"), std::string::npos);
   EXPECT_NE(refused_argument("normalization", node_of(Kind::Text, 0, "LayerNorm1p")), "");
   EXPECT_EQ(refused_argument("num_experts", node_of(Kind::None, 0)), "");
+}
+
+/// What is said of a rank's file of a model with experts, whose arguments have one more.
+std::string refused_ranks(const std::string& name, int value) {
+  PickleWriter pickle;
+  pickle.begin_dict();
+  pickle.text("args");
+  pickle.begin_object("argparse", "Namespace");
+  pickle.begin_dict();
+  for (const char* size : {"num_layers", "hidden_size", "num_attention_heads", "max_position_embeddings",
+                           "padded_vocab_size", "num_experts"})
+    pickle.entry(size, 4);
+  pickle.entry(name, value);
+  pickle.end_dict();
+  pickle.end_object();
+  pickle.entry("checkpoint_version", 3.0);
+  pickle.text("model");
+  pickle.begin_dict();
+  pickle.null_entry("decoder");
+  pickle.end_dict();
+  pickle.end_dict();
+  const TemporaryFolder folder;
+  fs::create_directories(folder.path() / "mp_rank_00");
+  write_file(folder.path() / "mp_rank_00/model_optim_rng.pt", saved_value(pickle.take()));
+  return refusal([&] { megatron_model(folder.path()); });
+}
+
+TEST(MegatronTorch, ExpertsThatRanksShareOtherwiseAreRefusedByName) {
+  for (const std::string name : {"expert_model_parallel_size", "expert_tensor_parallel_size"}) {
+    EXPECT_EQ(refused_ranks(name, 1), "") << name;
+    EXPECT_NE(refused_ranks(name, 2).find("args." + name + " must be 1 in files of ranks"), std::string::npos) << name;
+  }
 }
 
 }  // namespace
