@@ -4,11 +4,15 @@
 #include <algorithm>
 
 #include <atomic>
+#include <memory>
+#include <utility>
+#include <vector>
 
 #include "megatron/base/error.h"
 #include "megatron/comm/threads/local_backend.h"
 #include "megatron/plan/cost/counts.h"
 #include "megatron/plan/cost/memory.h"
+#include "megatron/plan/parameters/adapters.h"
 #include "tests/model/random_layers.h"
 #include "tests/model/small_model.h"
 
@@ -169,6 +173,20 @@ TransformerOptions options_of(const Kind& kind, const Mode& mode, bool sp) {
   return options;
 }
 
+/// The parameters of rank k of t that has `part`: of a model with adapters these, and its weights frozen.
+parallel::ParameterStore store_of(const plan::ModelShape& shape, int t, int k, at::ScalarType dtype,
+                                  const plan::StagePart& part) {
+  if (!shape.lora) return make_store(shape, t, k, {}, dtype, 1, at::kCPU, {part});
+  using Gradients = parallel::ParameterStore::Gradients;
+  const auto make = [&](const std::vector<plan::ParameterSpec>& specs, Gradients gradients) {
+    return parallel::ParameterStore(specs, plan::buffer_layout(specs, 0), dtype, at::kCPU, 1, gradients);
+  };
+  parallel::ParameterStore adapters = make(plan::trained_parameters(shape, t, k, {part}), Gradients::Hold);
+  adapters.add_frozen(std::make_shared<const parallel::ParameterStore>(
+      make(plan::model_parameters(shape, t, k, {part}), Gradients::None)));
+  return adapters;
+}
+
 struct Kept {
   std::int64_t for_backward = 0;  ///< after the forward pass
   std::int64_t for_weights = 0;   ///< after backward, the weight gradients put off
@@ -184,7 +202,7 @@ Kept measure(const TransformerOptions& of_one, at::ScalarType dtype, int t, cons
     const comm::Group tp = cp > 1 ? comm::Group() : world;
     TransformerOptions options = of_one;
     if (cp > 1) options.sequence.ranks = world;
-    const auto store = make_store(options.shape, t, tp.rank(), {}, dtype, 1, at::kCPU, {part});
+    const auto store = store_of(options.shape, t, tp.rank(), dtype, part);
     const TransformerStage gpt(options, part, store, tp);
     auto batch = random_batch(10, 2, 32 / cp, at::kFloat);
     batch.partial_recomputation = partial;
@@ -257,6 +275,36 @@ TEST_P(ActivationBytes, AreThoseOfThePlan) {
     for (const Mode& mode : kModes) {
       SCOPED_TRACE(std::string(kind.name) + ", " + mode.name);
       expect_planned(kind, mode, t, sp);
+    }
+}
+
+/// What adapters keep with magnitudes more than without: of all that a layer keeps too little to be seen.
+TEST_P(ActivationBytes, OfMagnitudesAreThoseOfThePlan) {
+  const auto [t, sp] = GetParam();
+  const plan::StagePart part{.num_layers = 3, .embedding = false, .output = false};
+  for (const Kind& kind : {kKinds[0], kKinds[1], kKinds[2]})
+    for (const std::size_t number : {0, 4, 5, 7, 9}) {
+      const Mode& mode = kModes[number];
+      SCOPED_TRACE(concat(kind.name, ", ", mode.name));
+      auto config = config_of(kind, mode, t, sp);
+      config.lora.rank = 4;
+      TransformerOptions options = options_of(kind, mode, sp);
+      std::int64_t for_backward = 0, for_weights = 0, planned = 0;
+      double planned_for_weights = 0;
+      for (const bool dora : {false, true}) {
+        config.lora.dora = dora;
+        options.shape.lora = plan::lora_of(config.lora);
+        const std::int64_t sign = dora ? 1 : -1;
+        const Kept kept = measure(options, kind.dtype, t, part, mode.partial);
+        for_backward += sign * kept.for_backward;
+        for_weights += sign * kept.for_weights;
+        planned += sign * plan::stage_activation_bytes(config, options.shape, part, mode.partial);
+        planned_for_weights +=
+            static_cast<double>(sign) * planned_weight_bytes(config, options.shape, part, mode.partial);
+      }
+      EXPECT_EQ(for_backward, planned);
+      EXPECT_EQ(static_cast<double>(for_weights), planned_for_weights);
+      EXPECT_GT(for_weights, 0);
     }
 }
 

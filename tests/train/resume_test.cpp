@@ -253,6 +253,39 @@ TEST_F(ResumeTest, AFreshOptimizerGoesOnAtTheSameIteration) {
   EXPECT_EQ(again.optimizer.steps(), 1);
 }
 
+// With magnitudes, on weights that were drawn and on those of another run.
+TEST_F(ResumeTest, AdaptersGoOnInAnotherLayout) {
+  save_three(config());
+  for (const bool based : {false, true}) {
+    auto options = config(2, 1);
+    options.train.out = (folder_ / (based ? "based" : "drawn")).string();
+    options.lora.rank = 3;
+    options.lora.dora = true;
+    if (based) options.lora.base = iteration(3).string();
+    const plan::ResolvedRun run = plan::resolve(options);
+    std::vector<double> straight;
+    comm::run_ranks(2, [&](const comm::Group& world) {
+      kernels::configure_thread(1);
+      Engine engine(run, world, at::kCPU);
+      start_run(run, engine);
+      for (int i = 0; i < 4; ++i) {
+        const RunState state{.iteration = i, .consumed_samples = 4 * i, .schedule_samples = 4 * i};
+        if (i == 2)
+          testing::save_run(fs::path(options.train.out) / "checkpoints", state, engine, config::save_toml(run.config),
+                            0);
+        const double loss = testing::take_step(run, engine, i).loss;
+        if (world.rank() == 0) straight.push_back(loss);
+      }
+    });
+    options.parallel.tp = options.parallel.world_size = 1;
+    const auto begun = begin(options);
+    EXPECT_EQ(begun.error, "");
+    EXPECT_EQ(begun.start.state.iteration, 2);
+    ASSERT_EQ(begun.losses.size(), 2u);
+    for (std::size_t i = 0; i < 2; ++i) EXPECT_NEAR(begun.losses[i], straight[i + 2], 1e-10) << "step " << i + 3;
+  }
+}
+
 // Two ranks on two machines: the working folder of each is another, and the run's folder is named from there.
 class ResumeOnTwoMachines : public ResumeTest {
  protected:

@@ -1,6 +1,7 @@
 #include "megatron/plan/cost/memory.h"
 
 #include <algorithm>
+#include <optional>
 
 #include "megatron/plan/cost/counts.h"
 #include "megatron/plan/cost/layer_kinds.h"
@@ -77,6 +78,19 @@ Recomputed recomputed_of(const config::RunConfig& config, bool partial) {
           .gelu = config.train.recompute_gelu};
 }
 
+/// Bytes of the norms that adapters with magnitudes keep of a pass over a layer, and for their own gradients too: a
+/// number of each of this rank's outputs that are adapted.
+std::int64_t row_norm_bytes(const config::RunConfig& config, const LayerSpec& layer) {
+  const std::optional<Lora> lora = lora_of(config.lora);
+  if (!lora || !lora->dora) return 0;
+  std::int64_t outputs = 0;
+  for (const Branch& branch : layer.branches)
+    for (const Linear& linear : branch.linears(layer.hidden))
+      for (const LinearPart& part : linear_parts(layer, linear, config.parallel.tp))
+        if (lora->adapts(part.name)) outputs += part.outputs();
+  return outputs * std::max<std::int64_t>(element_bytes(config), 4);
+}
+
 /// Bytes that a layer keeps between its two halves of backward: what its weight products multiply.
 std::int64_t layer_weight_bytes(const config::RunConfig& config, const LayerSpec& layer, bool partial) {
   std::int64_t elements = 0, wide = 0;
@@ -87,7 +101,8 @@ std::int64_t layer_weight_bytes(const config::RunConfig& config, const LayerSpec
                 tokens_of(config) * inputs.per_encoder_token;
     wide += tokens_of(config, layer.decoder) * inputs.wide_per_token;
   }
-  return elements * element_bytes(config) + wide * std::max<std::int64_t>(element_bytes(config), 4);
+  return elements * element_bytes(config) + wide * std::max<std::int64_t>(element_bytes(config), 4) +
+         row_norm_bytes(config, layer);
 }
 
 /// Of a stage with the output, what its depths of multi-token prediction keep: of each the embeddings and the states
@@ -133,7 +148,7 @@ std::int64_t layer_activation_bytes(const config::RunConfig& config, const Layer
   const int split = config.parallel.sp ? config.parallel.tp : 1;
   const std::int64_t tokens = tokens_of(config, layer.decoder),
                      wide_bytes = std::max<std::int64_t>(element_bytes(config), 4);
-  std::int64_t bytes = 0;
+  std::int64_t bytes = row_norm_bytes(config, layer);
   for (std::size_t i = 0; i < layer.branches.size(); ++i) {
     const Kept kept = layer.branches[i].kept(config.parallel.tp, layer.rms_norm, recomputed_of(config, partial));
     bytes += (tokens * (layer.streams_kept(i) * stream_width(config, layer.hidden) + kept.per_token) +
