@@ -106,6 +106,29 @@ TEST_P(Lora, LeavesTheWeightsAndHoldsWhatIsPlanned) {
     }
 }
 
+// W x, which they need, is computed of all outputs of the layer, or of those alone that are adapted.
+TEST(Dora, HasTheSameGradientsOfMagnitudesWhateverElseIsAdapted) {
+  std::vector<at::Tensor> gradients;
+  for (const char* target : {"all-linear", "v_proj"}) {
+    config::RunConfig config = adapted_config(1, 1, "fp64");
+    config.lora.dora = true;
+    config.lora.targets = {target};
+    config.optimizer.clip_grad = 0;
+    const plan::ResolvedRun run = plan::resolve(config);
+    comm::run_ranks(1, [&](const comm::Group& world) {
+      kernels::configure_thread(1);
+      Engine engine(run, world, at::kCPU);
+      testing::take_step(run, engine, 0);  // in which every model is that of the weights: B is zero
+      gradients.push_back(
+          engine.parameters.get("decoder.layers.0.self_attention.linear_qkv.v_proj.lora_magnitude_vector")
+              ->grad.clone());
+    });
+  }
+  ASSERT_EQ(gradients.size(), 2u);
+  EXPECT_GT(gradients[0].abs().min().item<double>(), 0);
+  EXPECT_NEAR_TENSOR(gradients[1], gradients[0], 1e-12);
+}
+
 // With B zero the magnitudes of a layer are the norms of its rows; of two ranks they are those of one.
 TEST(Dora, BeginsAsTheNormsOfTheWeightsInEveryLayout) {
   std::map<std::string, at::Tensor> magnitudes;  // of one rank, in float64
