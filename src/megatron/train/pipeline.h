@@ -38,7 +38,8 @@ struct ForwardStep {
   /// Called after each validation where this rank holds the last stage and is the first of tp (of ranks that share
   /// sequences each is), with the non_loss of its microbatches, in order: Megatron-LM's process_non_loss_data_func.
   std::function<void(std::int64_t iteration, const std::vector<at::Tensor>& non_loss)> collected;
-  /// Names of what LossSum::figures has, in its order: logged as means over what the loss is a mean over.
+  /// Names of what LossSum::figures has, in its order: logged as means over what the loss is a mean over. None may be
+  /// empty, repeated or a field of metrics.jsonl's own.
   std::vector<std::string> figures = {};
 };
 
@@ -75,7 +76,7 @@ class Pipeline {
   Pipeline& operator=(const Pipeline&) = delete;
 
   /// From now on the losses are those of `step`. The same on every rank. Throws ConfigError for a loss of one's own of
-  /// a model with depths of multi-token prediction, which it does not train.
+  /// a model with depths of multi-token prediction, which it does not train, and for names of figures that may not be.
   void use(ForwardStep step);
   const ForwardStep& forward_step() const { return forward_step_; }
   /// From now on each operation is told to `activity`, which must outlive the pipeline's use; null: nobody is told.

@@ -14,8 +14,8 @@ namespace megatron::plan {
 /// what the MLP's first product gives (of a gated one both halves). Outputs of norms and, with train.recompute_gelu, of
 /// the activation are computed again; dropout masks too. `config` is resolved; train.recompute full is not considered
 /// here, parallel.cp is: a rank has its share of the tokens. Cross attention keeps the same, and of the encoder's
-/// tokens their keys and values; norms of queries and keys keep these as they were before. `partial`: of a microbatch
-/// that recomputes in part, and so none of train.recompute_modules.
+/// tokens their keys and values; norms of queries and keys keep these as they were before; adapters with magnitudes
+/// the norms of their rows. `partial`: of a microbatch that recomputes in part, and so none of train.recompute_modules.
 std::int64_t layer_activation_bytes(const config::RunConfig& config, const LayerSpec& layer, bool partial = false);
 
 /// By layer of a stage: whether backward computes it again as a whole (recomputation.h). `partial`: of a microbatch
