@@ -40,10 +40,8 @@ constexpr const char* kMasters[] = {"fp32_param", "param"};
 constexpr std::string_view kChained = "chained_";
 constexpr const char* kOptimizers[] = {"", "chained_0.", "chained_1."};
 
-/// Of an optimizer's state that is not read.
-constexpr const char* kOtherwise =
-    "--weights-only of checkpoint import, --no-load-optim of train; or let Megatron-LM's run save with "
-    "--dist-ckpt-optim-fully-reshardable";
+/// Ends rules of an optimizer's state that is not read: each job has an option of its own that leaves it out.
+constexpr const char* kAsSaved = " (dist_ckpt_optim_fully_reshardable of Megatron-LM's run saves it by parameter).";
 
 bool is_of_optimizer(const std::string& name) { return name.starts_with("optimizer.") || name.starts_with(kChained); }
 
@@ -254,9 +252,9 @@ std::vector<plan::StagePart> saved_stages(const Opened& opened, const plan::Mode
     if (layers == shape.num_layers && parts.size() % static_cast<std::size_t>(parallel.pp) == 0) return parts;
     throw ConfigError("other numbers of layers or stages in pipeline_model_parallel_layout");
   } catch (const ConfigError& error) {
-    throw ConfigError(
-        rule_got_fix(concat(opened.common.name(), ": the stages of the saved arguments must be those of a run here."),
-                     first_line_of(error.what()), kOtherwise));
+    throw ConfigError(rule_got_fix(
+        concat(opened.common.name(), ": the stages of state by buffer must be those of a run here", kAsSaved),
+        first_line_of(error.what())));
   }
 }
 
@@ -273,8 +271,9 @@ void add_buffers(const Opened& opened, const plan::ModelShape& shape, const std:
   if (shape.latents && layout.tp > 1 && !layout.fused_norms)
     throw ConfigError(rule_got_fix(concat(opened.common.name(),
                                           ": args.transformer_impl must not be local where tensor-parallel ranks "
-                                          "have stored the optimizer's state of latents by buffer."),
-                                   "local, which splits by rows what makes latents", kOtherwise));
+                                          "have stored the optimizer's state of latents by buffer",
+                                          kAsSaved),
+                                   "local, which splits by rows what makes latents"));
   const DcpSource weights(opened.tensors, places);
   std::string problem;
   for (const bool other : {false, true}) {
@@ -313,10 +312,10 @@ const PickleNode* kept_object(const Opened& opened, const char* name, std::optio
 void refuse_chained_buffers(const Opened& opened) {
   for (const auto& [name, tensor] : opened.tensors->metadata().tensors)
     if (name.starts_with(kChained))
-      throw ConfigError(rule_got_fix(concat(opened.tensors->name(),
-                                            ": of a run with expert parallelism the optimizer's state must be by "
-                                            "parameter."),
-                                     concat("\"", printable(name), "\""), kOtherwise));
+      throw ConfigError(rule_got_fix(
+          concat(opened.tensors->name(),
+                 ": of a run with expert parallelism the optimizer's state must be by parameter", kAsSaved),
+          concat("\"", printable(name), "\"")));
 }
 
 /// Of a dictionary of several optimizers, by their numbers, the first; all have done as many steps.
