@@ -1,5 +1,6 @@
 #include "megatron/optim/unit_gatherer.h"
 
+#include <ATen/TensorOperators.h>
 #include <gtest/gtest.h>
 
 #include <string>

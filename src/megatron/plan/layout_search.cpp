@@ -90,7 +90,7 @@ struct StateOwners {
 };
 StateOwners owners_of(const LayoutChoice& choice, int ranks) {
   if (choice.sharding.empty()) return {};
-  return {static_cast<double>(ranks), static_cast<double>(ranks / choice.ep)};
+  return {static_cast<double>(ranks), static_cast<double>(ranks) / choice.ep};
 }
 
 /// Of a rank of `choice`, without what its schedule and other ranks make it wait for.
