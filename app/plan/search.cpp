@@ -121,8 +121,7 @@ void print_layouts(const plan::LayoutSearch& found, const Options& options, cons
     const plan::FoundLayout& each = found.layouts[i];
     print(
         "{:>3} {:<12} {:>3} {:>3} {:>3} {:>4} {:>5} {:>6} {:<12} {:<8} {:<10} {:<7} {:>12.0f} {:>5.1f}% {:>10} "
-        "{:>6.1f}% "
-        "{:>6.1f}% {:>8.2f}{}\n",
+        "{:>6.1f}% {:>6.1f}% {:>8.2f}{}\n",
         each.choice.tp, sequences_text(each.choice), each.choice.ep, each.choice.pp, each.choice.vpp, each.dp,
         each.choice.micro_batch_size, each.microbatches, each.choice.schedule.empty() ? "-" : each.choice.schedule,
         stages_text(each.choice), recompute_text(each), sharding_text(each.choice.sharding), each.tokens_per_s,

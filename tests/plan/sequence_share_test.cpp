@@ -211,14 +211,22 @@ TEST(SharedSequences, MoveWhatEachWayCopies) {
                        got = moved_bytes(config, attention, SequenceExchange::Ring);
       EXPECT_NEAR(got.forward, want.forward, 1e-9 * want.forward) << cp;
       EXPECT_NEAR(got.backward, want.backward, 1e-9 * want.backward) << cp;
-      // Of the other ways a rank moves its own tokens' bytes, or those of whole sequences, whatever cp is.
-      const MovedBytes heads = moved_bytes(config, attention, SequenceExchange::AllToAll);
-      EXPECT_NEAR(heads.forward * cp,
-                  moved_bytes(shared_by(1, "auto", dtype), attention, SequenceExchange::AllToAll).forward,
-                  1e-9 * heads.forward * cp);
-      // Keys and values of the rank put together, those of all put in order; the outputs of both pieces put together.
-      const double gathered = 2 * (rows * keys + cp * rows * keys + rows * queries) * element;
-      EXPECT_NEAR(moved_bytes(config, attention, SequenceExchange::AllGather).forward, gathered, 1e-9 * gathered);
+      const double q = rows * queries, k = rows * keys;
+      const auto expect = [&](SequenceExchange way, double forward, double backward) {  // elements
+        const MovedBytes moved = moved_bytes(config, attention, way);
+        EXPECT_NEAR(moved.forward, forward * element, 1e-9 * moved.forward) << cp;
+        EXPECT_NEAR(moved.backward, backward * element, 1e-9 * moved.backward) << cp;
+      };
+      // A copy reads and writes. All three are put together, by heads, by position; outputs by rank, by token.
+      // Backward the same, outputs and their gradient go as queries went and are taken apart, gradients come back by
+      // rank, by token, and are copied.
+      const double there = 2 * 3 * (q + k);
+      expect(SequenceExchange::AllToAll, there + 2 * 2 * q, there + 2 * (3 * 2 + 2) * q + there);
+      // Keys and values of the rank put together, those of all by position; the outputs of both pieces put together.
+      // Backward the former again; gradients zeroed, the second piece's added, which ends at half of the sequence on
+      // the last rank, then by rank, and the rank's own copied.
+      const double whole = cp * k, gathered = 2 * k + 2 * whole;
+      expect(SequenceExchange::AllGather, gathered + 2 * q, gathered + whole + 3 * whole / 2 + 2 * whole + 2 * k);
     }
 }
 

@@ -13,7 +13,6 @@
 #include "megatron/plan/cost/rank_buffers.h"
 #include "megatron/plan/cost/recomputation.h"
 #include "megatron/plan/cost/sequence_exchange.h"
-#include "megatron/plan/mend.h"
 #include "megatron/schedule/table.h"
 
 namespace megatron::plan {
@@ -256,7 +255,8 @@ class Search {
     }
   }
 
-  /// What the weights of a layout hold at least, and how long their update takes on a rank that has all layers.
+  /// Bytes that some rank of a layout holds at least of weights, gradients and the optimizer's state, and the time that
+  /// a rank with all layers would take to update them.
   struct LeastOfWeights {
     double bytes = 0, update_s = 0;
   };

@@ -1,18 +1,14 @@
 #pragma once
 #include <functional>
-#include <optional>
 #include <string>
 #include <vector>
 
 #include "megatron/config/run_config.h"
 #include "megatron/plan/rules.h"
 
-// Configurations that are tried. Fixes are before they are shown: each is applied to the configuration that broke the
-// rule, and the rules are checked again.
+// Fixes that were tried before they are shown: each is applied to the configuration that broke the rule, and the rules
+// are checked again.
 namespace megatron::plan {
-
-/// What resolve() gives; nothing where a rule is broken, whose fixes are not tried. For those who try many.
-std::optional<ResolvedRun> resolve_if_allowed(config::RunConfig config, const Facts& facts = {});
 
 /// A broken rule, as a message has it.
 struct Violation {

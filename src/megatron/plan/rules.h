@@ -67,6 +67,9 @@ ResolvedRun resolve(config::RunConfig config, const Facts& facts = {});
 /// nothing is wrong.
 std::string broken_rules(const config::RunConfig& config, const Facts& facts = {});
 
+/// What resolve() gives; nothing where a rule is broken, whose fixes are not tried. For those who try many.
+std::optional<ResolvedRun> resolve_if_allowed(config::RunConfig config, const Facts& facts = {});
+
 /// Features of each head that rotary positions rotate.
 std::int64_t rotary_features(std::int64_t head_size, double rotary_percent);
 std::int64_t rotary_features(const config::ModelConfig& model, const ModelShape& shape);

@@ -12,7 +12,7 @@ inline std::int64_t layer_kind(const ModelShape& shape, std::int64_t layer) {
   constexpr std::int64_t kDense = -1, kExperts = -2;
   const bool windows_differ = shape.attention.sliding_window > 0 && shape.attention.window_attn_skip_freq > 0;
   if (!shape.layers.empty() || shape.encoder_decoder() || windows_differ) return layer;
-  return shape.experts && layer % shape.moe_layer_freq == 0 && layer >= shape.dense_layers ? kExperts : kDense;
+  return shape.has_experts(layer) ? kExperts : kDense;
 }
 
 /// Whether all layers are of one kind.

@@ -369,7 +369,7 @@ LayerSpec ModelShape::layer(std::int64_t number) const {
   if (layer.decoder)
     layer.branches.push_back(
         {CrossAttention{.heads = num_heads, .head_size = head(), .bias = linear_bias, .scale = attention_scale}});
-  if (experts && number % moe_layer_freq == 0 && number >= dense_layers) {
+  if (has_experts(number)) {
     layer.branches.push_back({*experts});
     return layer;
   }

@@ -143,7 +143,11 @@ struct ModelShape {
   std::optional<Lora> lora = {};        ///< adapters that are trained: parameters besides model_parameters()
   std::optional<Experts> experts = {};  ///< in place of an MLP, in every layer whose number moe_layer_freq divides
   std::int64_t moe_layer_freq = 1;
-  std::int64_t dense_layers = 0;        ///< but for so many at the beginning
+  std::int64_t dense_layers = 0;  ///< but for so many at the beginning
+  /// Whether layer `number` has experts, where `layers` do not say it.
+  bool has_experts(std::int64_t number) const {
+    return experts && number % moe_layer_freq == 0 && number >= dense_layers;
+  }
   std::optional<Latents> latents = {};  ///< attention by way of latents; then num_groups and head_size follow
   /// Depths of multi-token prediction, on the stage with the output. Their layers are like the model's last, and are
   /// counted behind it: layer(num_layers + k) is that of depth k.
