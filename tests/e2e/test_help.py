@@ -7,7 +7,7 @@ import sys
 import unittest
 
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "testing"))
-from advice import job_of, unknown_options  # noqa: E402
+from advice import job_of, unknown_options, whole_help  # noqa: E402
 from program import RunFolder, run  # noqa: E402
 
 
@@ -50,7 +50,7 @@ class Help(unittest.TestCase):
     def test_options_show_their_type_or_choices_and_no_sentence_about_it(self):
         types = re.compile(r"^  --\S+(, --\S+)*( (INT|FLOAT|STRING)(\.\.\.)?| \{[^ ]+\}(\.\.\.)?)?(\s{2,}\S.*)?$")
         for job in JOBS:
-            text = run(*job, "--help", "all")
+            text = whole_help(tuple(job))
             for line in text.splitlines():
                 if line.startswith("  --"):
                     self.assertRegex(line, types, job)
@@ -58,8 +58,8 @@ class Help(unittest.TestCase):
                 self.assertNotIn(words, text, job)
 
     def test_a_training_shows_a_page_and_the_rest_by_section(self):
-        short, model = run("train", "--help"), run("train", "--help", "model")
-        everything = run("train", "--help", "all")
+        short, model = help_of("train"), run("train", "--help", "model")
+        everything = whole_help(("train",))
         self.assertLess(len(short.splitlines()), 75)
         for words in ["--lr FLOAT", "--optimizer {adam,", "--tp INT", "--tokenizer STRING", "--help SECTION"]:
             self.assertIn(words, short)
@@ -70,7 +70,7 @@ class Help(unittest.TestCase):
         self.assertIn("one of all, model, parallel", run("train", "--help", "modle", code=2))
 
     def test_what_must_be_given_is_marked(self):
-        text = run("data", "preprocess", "--help")
+        text = help_of("data", "preprocess")
         for option in ["--input", "--tokenizer", "--output-prefix"]:
             self.assertRegex(text, rf"(?ms)^  {option} STRING(\.\.\.)?\s(?:(?!^  --).)*\(required\)")
 
@@ -78,7 +78,7 @@ class Help(unittest.TestCase):
         """Of a recipe: the choices of the help are those of the rules."""
         place = RunFolder()
         self.addCleanup(place.close)
-        text = run("train", "--help", "all")
+        text = whole_help(("train",))
         seen = 0
         for names, choices in re.findall(r"^  (--.*?) \{(\S+)\}", text, re.MULTILINE):
             option = names.split(",")[0]

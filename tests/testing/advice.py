@@ -1,4 +1,5 @@
 """The errors of the program as data: rule, got and fix, and a command line after what a fix says was done to it."""
+import functools
 import os
 import pathlib
 import re
@@ -49,13 +50,18 @@ def normal(name):
     return name.removeprefix("--").replace("_", "-")
 
 
+@functools.cache
+def whole_help(job):
+    """What a job prints about all its options."""
+    return subprocess.run([os.path.abspath(MEGATRON), *job, "--help", "all"], capture_output=True, text=True,
+                          timeout=60).stdout
+
+
 def options_of(job):
     """The options of a job by each of their names, each a set of all its names, from its help."""
     if job not in _options:
-        text = subprocess.run([os.path.abspath(MEGATRON), *job, "--help", "all"], capture_output=True, text=True,
-                              timeout=60).stdout
         by_name = {"help": {"help"}}
-        for line in text.splitlines():
+        for line in whole_help(job).splitlines():
             if not re.match(r"\s+--[a-z]", line):
                 continue
             head = re.split(r"\s{2,}|(?<=[\w-])\s(?=[A-Z(\[{])", line.strip())[0]
