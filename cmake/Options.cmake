@@ -13,6 +13,9 @@ if(CMAKE_CXX_COMPILER_ID STREQUAL GNU)
   string(APPEND CMAKE_CXX_FLAGS " --param=ggc-min-heapsize=1000000")
 endif()
 
+# Assertions name files as the checkout does, wherever it is: the compiler cache knows them again in another.
+string(APPEND CMAKE_CXX_FLAGS " -fmacro-prefix-map=${PROJECT_SOURCE_DIR}/=")
+
 find_program(CCACHE ccache)
 if(CCACHE)
   set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env CCACHE=${CCACHE} CHECKOUT=${PROJECT_SOURCE_DIR} ${PROJECT_SOURCE_DIR}/cmake/ccache.sh)
