@@ -54,6 +54,7 @@ from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler  # n
 from megatron.core.transformer.dot_product_attention import DotProductAttention  # noqa: E402
 from megatron.core.transformer.enums import AttnBackend  # noqa: E402
 from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler  # noqa: E402
+from megatron.core.transformer.moe.router import TopKRouter  # noqa: E402
 from megatron.core.transformer.multi_token_prediction import MTPLossAutoScaler  # noqa: E402
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules  # noqa: E402
 from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig  # noqa: E402
@@ -127,14 +128,17 @@ MODELS = {
 # The same with two depths of multi-token prediction, which count as with --calculate-per-token-loss.
 MODELS["mtp"] = dict(MODELS["llama"], num_layers=2, mtp_num_layers=2, mtp_loss_scaling_factor=0.5,
                      calculate_per_token_loss=True)
-# Experts in all layers; and DeepSeek's layers: latents, the first layer without experts, biases that even out the load.
-MODELS["moe"] = dict(MODELS["llama"], num_layers=2, num_moe_experts=4, moe_router_topk=2, moe_ffn_hidden_size=12,
+# Experts in all layers, of which a token takes two of one half; and DeepSeek's layers: latents, the first layer without
+# experts, biases that even out the load, experts of two of four groups.
+MODELS["moe"] = dict(MODELS["llama"], num_layers=2, num_moe_experts=8, moe_router_topk=2, moe_ffn_hidden_size=12,
+                     moe_router_num_groups=2, moe_router_group_topk=1,
                      moe_shared_expert_intermediate_size=8, moe_shared_expert_gate=True,
                      moe_router_load_balancing_type="seq_aux_loss", moe_aux_loss_coeff=0.05, moe_z_loss_coeff=1e-3)
 MODELS["deepseek"] = dict(MODELS["moe"], num_layers=3, num_query_groups=None, q_lora_rank=8, kv_lora_rank=6,
                           qk_head_dim=4, qk_pos_emb_head_dim=2, v_head_dim=6, qk_layernorm=True, rope_type="yarn",
                           rotary_base=50000, rotary_scaling_factor=4.0, mscale=0.7, mscale_all_dim=0.9,
-                          moe_layer_freq=[0, 1, 1], moe_aux_loss_coeff=0.0,
+                          moe_layer_freq=[0, 1, 1], num_moe_experts=12, moe_router_topk=4,
+                          moe_router_num_groups=4, moe_router_group_topk=2,
                           moe_router_score_function="sigmoid", moe_router_topk_scaling_factor=1.5,
                           moe_router_enable_expert_bias=True, moe_router_bias_update_rate=0.01, moe_z_loss_coeff=None)
 LLAMAS = "llama", "mtp", "moe", "deepseek"
@@ -295,9 +299,16 @@ class Run:
             lr_decay_steps=STEPS * BATCH, lr_decay_style="cosine", start_wd=0.1, end_wd=0.1,
             wd_incr_steps=STEPS * BATCH, wd_incr_style="constant")
         self.iteration = self.consumed = 0
+        self.routers = [module for module in self.model.modules() if isinstance(module, TopKRouter)]
+        for router in self.routers:
+            router.register_forward_hook(self.count_choices)
+        self.loads = []
         self.ramp, self.decoupled = ramp, decoupled
         if ramp:
             self.batches = RampupBatchsizeNumMicroBatchesCalculator(BATCH, 2, 1, False, 0, *ramp)
+
+    def count_choices(self, router, _, result):
+        self.loads[-1][self.routers.index(router)] += result[1].sum(0)
 
     def next_batch_size(self):
         if not self.ramp:
@@ -328,7 +339,9 @@ class Run:
         return (losses * shown).sum() / shown.sum()
 
     def step(self):
-        """Trains on the next global batch; the loss before it."""
+        """Trains on the next global batch; the loss before it. Appends to `loads` how many copies of tokens chose each
+        expert, by layer with experts."""
+        self.loads.append([0] * len(self.routers))
         self.model.zero_grad_buffer()
         self.optimizer.zero_grad()
         size = self.next_batch_size()
@@ -349,6 +362,7 @@ class Run:
         self.scheduler.step(increment=size)
         self.iteration += 1
         self.consumed += size
+        self.loads[-1] = [load.tolist() for load in self.loads[-1]]
         return total
 
     def drawn_step(self):

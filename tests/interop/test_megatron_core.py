@@ -21,12 +21,13 @@ if not MISSING:
 
 
 def train(folder, name, prefix, options, steps):
-    """A run of Megatron-Core that saves after `steps` and again after two more; the losses of these two."""
+    """A run of Megatron-Core that saves after `steps`; the losses of the two steps after them, and what its routers
+    chose there."""
     work = peer.Run(name, prefix, **options)
     for _ in range(steps):
         work.step()
     work.save(folder)
-    return [work.step(), work.step()]
+    return [work.step(), work.step()], work.loads[-2:]
 
 
 def train_in_both_formats(folder, name, prefix, options, steps):
@@ -48,12 +49,12 @@ def draw_in_all_formats(folder, name, prefix, options, steps):
 
 
 def go_on(folder, name, prefix, options, steps):
-    """The losses of a run of Megatron-Core that begins with a checkpoint."""
+    """A run of Megatron-Core that begins with a checkpoint: its iteration then, losses, what its routers chose."""
     work = peer.Run(name, prefix, **options)
     loaded = work.load(folder)
     if not work.ramp:
         assert work.consumed == work.iteration * peer.BATCH
-    return work.iteration, [work.step() for _ in range(steps)]
+    return work.iteration, [work.step() for _ in range(steps)], work.loads
 
 
 # Of a launch script: the networks and the schedule of the peer's runs.
@@ -96,28 +97,33 @@ class MegatronCore(unittest.TestCase):
             self.path / name, *self.tokenizer(name.split("-")[0]), "--save-interval", 2, *options)
         return self.losses(self.path / name)
 
-    def losses(self, folder):
+    def losses(self, folder, field="loss"):
         lines = (folder / "metrics.jsonl").read_text().splitlines()
-        return {entry["iteration"]: entry["loss"] for entry in map(json.loads, lines) if "loss" in entry}
+        return {entry["iteration"]: entry[field] for entry in map(json.loads, lines) if field in entry}
 
     def there_and_back(self, name, options, world=1, back=(), here=()):
         theirs, tokens = self.path / f"{name}-theirs", self.sentences if name == "t5" else self.tokens
-        expected = peer.run(world, train, theirs, name, tokens, options, 3)[0]
+        expected, chosen = peer.run(world, train, theirs, name, tokens, options, 3)[0]
+        routed = ["--moe-per-layer-logging"] if chosen[0] else []
         imported = f"{name}-imported"
         printed = run("checkpoint", "import", "--from", theirs, "--output", self.path / imported)
         self.assertIn("at iteration 3", printed)
-        losses = self.train_here(imported, f"{name}-ours", *here)
+        losses = self.train_here(imported, f"{name}-ours", *here, *routed)
         self.assertEqual((min(losses), max(losses)), (4, peer.STEPS))
         for got, wanted in zip((losses[4], losses[5]), expected):
             self.assertLess(abs(got - wanted), 1e-6 * wanted, (name, losses, expected))
+        loads = self.losses(self.path / f"{name}-ours", "expert_loads")
+        if chosen[0]:
+            self.assertEqual([loads[4], loads[5]], chosen)
         run("checkpoint", "export", "--load", self.path / f"{name}-ours/checkpoints/iter_0000018", "--output",
             self.path / f"{name}-back", "--format", "torch_dist")
         for others in back:
             ranks = others.get("ep", 1)
-            iteration, got = peer.run(ranks, go_on, self.path / f"{name}-back", name, tokens, others, 2)[0]
+            iteration, got, chosen = peer.run(ranks, go_on, self.path / f"{name}-back", name, tokens, others, 2)[0]
             self.assertEqual(iteration, 18)
-            for loss, step in zip(got, (19, 20)):
+            for loss, load, step in zip(got, chosen, (19, 20)):
                 self.assertLess(abs(loss - losses[step]), 1e-6 * loss, (name, others, got, losses))
+                self.assertEqual(load, loads.get(step, []))
 
     def test_a_run_with_gpt2s_layers_resumes_here_and_there(self):
         self.there_and_back("gpt2", {}, back=({}, {"sharding": "fully_reshardable"}))
@@ -136,12 +142,12 @@ class MegatronCore(unittest.TestCase):
         self.assertIn("without multi-token prediction", message)
 
     def test_experts_of_several_ranks_resume_here_and_there(self):
-        """Of expert parallelism there are two optimizers."""
+        """Of expert parallelism there are two optimizers. A token takes experts of one rank."""
         self.there_and_back("moe", {"ep": 2}, world=2, here=("--world-size", 2, "--ep", 2),
                             back=({"ep": 2, "sharding": "fully_reshardable"},))
 
     def test_deepseeks_layers_resume_here_and_there(self):
-        """State by buffer; latents, a first layer without experts, biases that even out the load."""
+        """State by buffer; latents, a first layer without experts, biases that even out the load, groups."""
         self.there_and_back("deepseek", {"sharding": "dp_reshardable"}, here=("--world-size", 2, "--tp", 2), back=({},))
 
     def test_experts_and_latents_are_the_same_in_all_forms(self):
@@ -291,7 +297,7 @@ class MegatronCore(unittest.TestCase):
         self.assertIn("from model.vocab_size, 90", run(*export, "--padded-vocab-size", 89, code=2))
         run(*export, "--padded-vocab-size", peer.PADDED)
         for options in {}, {"sharding": "fully_reshardable"}:
-            iteration, got = peer.run(1, go_on, back, "t5", self.sentences, options, 2)[0]
+            iteration, got, _ = peer.run(1, go_on, back, "t5", self.sentences, options, 2)[0]
             self.assertEqual(iteration, 18)
             self.expect_losses(got, [losses[19], losses[20]])
         # Rows of padding stay what they are, here too.

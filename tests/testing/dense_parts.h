@@ -163,11 +163,14 @@ DenseExperts dense_experts(const at::Tensor& x, const plan::Experts& spec, const
   const bool by_logits = spec.router.groups == 1 ? !bias.defined() : softmax && !spec.router.unnormalized;
   auto by = (by_logits ? logits : scores).detach();
   if (bias.defined()) by = by + bias.detach();
-  auto chosen = at::zeros_like(logits.detach());
+  auto chosen = at::zeros_like(logits.detach()), best = at::zeros_like(chosen);
   for (std::int64_t k = 0; k < x.size(0); ++k)
-    for (std::int64_t i = 0; i < x.size(1); ++i)
+    for (std::int64_t i = 0; i < x.size(1); ++i) {
       for (const std::size_t e : experts_of_token(numbers_of(by[k][i]), spec))
         chosen[k][i][static_cast<std::int64_t>(e)] = 1;
+      for (const std::size_t e : places_of_greatest(numbers_of(logits[k][i]), spec.top_k))
+        best[k][i][static_cast<std::int64_t>(e)] = 1;
+    }
   auto weights = scores * chosen;
   if (!spec.router.unnormalized && (softmax || spec.top_k > 1)) weights = weights / weights.sum(-1, true);
   weights = weights * spec.router.scaling;
@@ -182,7 +185,7 @@ DenseExperts dense_experts(const at::Tensor& x, const plan::Experts& spec, const
   if (bias.defined()) y = y + 0 * bias.sum();  // its gradient is zero
   const auto share = scores / scores.sum(-1, true);
   const auto balance =
-      (chosen.mean(1) / static_cast<double>(spec.top_k) * share.mean(1)).sum(-1) * static_cast<double>(spec.count);
+      (best.mean(1) / static_cast<double>(spec.top_k) * share.mean(1)).sum(-1) * static_cast<double>(spec.count);
   const auto z = logits.exp().sum(-1).log().pow(2).mean(1);
   const auto tokens =
       mask_bs.defined() ? mask_bs.sum(1) : at::ones({x.size(0)}, at::kDouble) * static_cast<double>(x.size(1));

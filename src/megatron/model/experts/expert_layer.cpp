@@ -304,6 +304,15 @@ class ExpertLayer::Backward {
     contribution.written();
   }
 
+  /// The experts that the auxiliary loss counts a token for: those with the best scores, whether or not groups and
+  /// biases let it choose them (DeepSeek-AI 2024, section 2.1.2, equation 18).
+  at::Tensor best_experts(const Inner& inner) const {
+    plan::Router alone = layer_.spec_.router;
+    if (alone.groups <= 1 && !layer_.bias_) return inner.experts;
+    alone.groups = 1;
+    return chosen_experts(inner.logits, alone, layer_.spec_.top_k, {});
+  }
+
   /// The gradient of the logits: that of the experts' weights, of which each tensor-parallel rank has a part, and on
   /// the first one that of the auxiliary losses.
   at::Tensor router_backward(const Inner& inner, const at::Tensor& dweights_tk) const {
@@ -315,7 +324,8 @@ class ExpertLayer::Backward {
     const bool losses = router.aux_loss != 0 || router.z_loss != 0;
     if (losses && site_.sequence_weights_b.defined() && layer_.tp_.rank() == 0) {
       const auto by_sequence = [&](const at::Tensor& x) { return x.view({-1, batch_, x.size(-1)}); };
-      const RouterLosses of = router_losses(by_sequence(logits), by_sequence(inner.experts), router, site_.sequence);
+      const RouterLosses of =
+          router_losses(by_sequence(logits), by_sequence(best_experts(inner)), router, site_.sequence);
       const auto each = of.balance * router.aux_loss + of.z * router.z_loss;
       const auto now =
           (at::stack({of.balance, of.z}).detach().to(at::kDouble) * site_.sequence_weights_b).sum(1) / site_.loss_scale;
