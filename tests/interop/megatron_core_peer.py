@@ -160,6 +160,7 @@ def build(name, dtype, tp, pp, vpp=None, chunk=None, first=None, layout=None):
         params_dtype=dtype, pipeline_dtype=dtype, bf16=dtype == torch.bfloat16, tensor_model_parallel_size=tp,
         pipeline_model_parallel_size=pp, virtual_pipeline_model_parallel_size=vpp,
         expert_model_parallel_size=parallel_state.get_expert_model_parallel_world_size(),
+        expert_tensor_parallel_size=parallel_state.get_expert_tensor_parallel_world_size(),
         num_layers_in_first_pipeline_stage=first, pipeline_model_parallel_layout=layout,
         bias_activation_fusion=name == "gpt2", **LAYERS, **options)
     torch.manual_seed(5)
@@ -203,7 +204,8 @@ def arguments(name, dtype, tp, pp, **others):
         rotary_base=50000, rotary_percent=1.0, rotary_interleaved=False, use_rope_scaling=False,
         num_experts=options.get("num_moe_experts"), qk_layernorm=options.get("qk_layernorm", False),
         multi_latent_attention="kv_lora_rank" in options,
-        expert_model_parallel_size=parallel_state.get_expert_model_parallel_world_size(), spec=None,
+        expert_model_parallel_size=parallel_state.get_expert_model_parallel_world_size(),
+        expert_tensor_parallel_size=parallel_state.get_expert_tensor_parallel_world_size(), spec=None,
         params_dtype=dtype, bf16=dtype == torch.bfloat16, fp16=False, hidden_dropout=0.0, attention_dropout=0.0,
         init_method_std=0.02, tensor_model_parallel_size=tp, pipeline_model_parallel_size=pp,
         data_parallel_size=world // tp // pp, world_size=world, micro_batch_size=2, global_batch_size=BATCH,
@@ -277,11 +279,13 @@ class Run:
     """A training run on all ranks, with the package's DDP, optimizer and schedule."""
 
     def __init__(self, name, prefix, tp=1, pp=1, dtype=torch.float32, sharding=None, vpp=None, first=None,
-                 layout=None, ramp=None, decoupled=None, ep=1):
+                 layout=None, ramp=None, decoupled=None, ep=1, etp=None):
         """prefix: of its tokens. sharding: how a checkpoint has the state of the distributed optimizer; None: there is
-        none. ramp: --rampup-batch-size, as its calculator of microbatches has it. decoupled: --decoupled-lr."""
+        none. ramp: --rampup-batch-size, as its calculator of microbatches has it. decoupled: --decoupled-lr.
+        etp: ranks that split an expert; None: as many as split all else."""
         self.prefix, self.samples = prefix, samples(name, prefix)
-        parallel_state.initialize_model_parallel(tp, pp, vpp, expert_model_parallel_size=ep)
+        parallel_state.initialize_model_parallel(tp, pp, vpp, expert_model_parallel_size=ep,
+                                                 expert_tensor_parallel_size=etp)
         self.name, self.dtype, self.tp, self.pp, self.sharding, self.vpp = name, dtype, tp, pp, sharding, vpp
         distributed = sharding is not None
         self.first, self.layout = first, layout
@@ -368,10 +372,12 @@ class Run:
     def drawn_step(self):
         """A step with gradients that are drawn, as those of a pipeline's stages take a schedule: the same ones on all
         ranks that share a parameter."""
+        experts = parallel_state.get_expert_model_parallel_rank()
         for model in self.models:
             model.zero_grad_buffer()
             for name, parameter in model.named_parameters():
                 name = "words" if getattr(parameter, "shared_embedding", False) else name
+                name = name if getattr(parameter, "allreduce", True) else f"{name} {experts}"
                 draw = torch.Generator().manual_seed(zlib.crc32(f"{name} {self.iteration}".encode()))
                 parameter.main_grad.copy_(torch.randn(parameter.shape, generator=draw))
             for name, buffer in model.named_buffers():

@@ -15,7 +15,12 @@ namespace megatron::interchange {
 namespace {
 
 constexpr std::string_view kBuffers = "optimizer.distributed.";
+/// Several optimizers have numbers. With expert parallelism the one of experts is the second of two.
+constexpr std::string_view kNumbered = "chained_", kDense = "chained_0.", kExperts = "chained_1.",
+                           kFurther = "chained_2.";
 constexpr std::int64_t kParameterAlignment = 64;
+
+using BufferedPlaces = std::map<std::string, DcpSource::Place>;
 
 /// In which order Megatron-Core registers the parts of a layer, and what follows the layers.
 struct Part {
@@ -85,11 +90,57 @@ std::array<std::size_t, 4> key_of(const plan::ParameterSpec& spec, bool latents,
   return {2, 0, index_in(kAfterLayers, spec.name, fused), 0};
 }
 
+/// One of the optimizers of a run: of which parameters, and over how many ranks of a stage these are spread.
+struct BufferedOptimizer {
+  std::string_view prefix = "";  ///< of its tensors' names
+  bool dense = true, experts = true;
+  int tp = 1, ep = 1;
+
+  bool has(const plan::ParameterSpec& spec) const {
+    return !is_expert_bias(spec.name) && (spec.of_expert ? experts : dense);
+  }
+};
+
+/// What each rank of expert parallelism has of `specs`, which are of all; where all have the same, the first.
+std::vector<std::vector<plan::ParameterSpec>> shares_of(std::vector<plan::ParameterSpec> specs,
+                                                        const BufferedOptimizer& optimizer, std::int64_t experts) {
+  constexpr std::string_view kEach = ".local_experts.";
+  std::vector<std::vector<plan::ParameterSpec>> shares(static_cast<std::size_t>(optimizer.ep));
+  for (plan::ParameterSpec& spec : specs) {
+    if (!optimizer.has(spec)) continue;
+    std::size_t rank = 0;
+    if (optimizer.ep > 1) {
+      const std::int64_t expert = std::stoll(spec.name.substr(spec.name.find(kEach) + kEach.size()));
+      rank = static_cast<std::size_t>(expert / (experts / optimizer.ep));
+    }
+    shares[rank].push_back(std::move(spec));
+  }
+  return shares;
+}
+
+bool has_names(const DcpFolder& folder, std::string_view prefix) {
+  const auto& tensors = folder.metadata().tensors;
+  const auto found = tensors.lower_bound(std::string(prefix));
+  return found != tensors.end() && found->first.starts_with(prefix);
+}
+
+std::vector<BufferedOptimizer> optimizers_of(const DcpFolder& folder, const BufferLayout& layout) {
+  const bool two = layout.ep > 1;
+  if (has_names(folder, two ? kBuffers : kNumbered) || has_names(folder, kFurther))
+    throw ConfigError(rule_got_fix(
+        concat(folder.name(), ": the optimizer's state by buffer must be of ", two ? "two optimizers" : "one optimizer",
+               ", with args.expert_model_parallel_size ", layout.ep, "."),
+        "others"));
+  if (!two) return {{.tp = layout.tp}};
+  return {{.prefix = kDense, .experts = false, .tp = layout.tp},
+          {.prefix = kExperts, .dense = false, .tp = layout.etp, .ep = layout.ep}};
+}
+
 class Buckets {
  public:
-  Buckets(const DcpFolder& folder, int group, int buffer, std::string theirs)
+  Buckets(const DcpFolder& folder, std::string_view optimizer, std::int64_t group, int buffer, std::string theirs)
       : folder_(folder), theirs_(std::move(theirs)) {
-    const std::string begin = concat(kBuffers, "dp_group_idx_", group, ".gbuf_idx_", buffer, ".dtype_");
+    const std::string begin = concat(optimizer, kBuffers, "dp_group_idx_", group, ".gbuf_idx_", buffer, ".dtype_");
     const auto& tensors = folder.metadata().tensors;
     const auto first = tensors.lower_bound(begin);
     const std::size_t end = first == tensors.end() ? std::string::npos : first->first.find(".bucket_idx_");
@@ -112,6 +163,7 @@ class Buckets {
     at_ = begin + elements;
     return {bucket_, begin};
   }
+  std::string folder() const { return folder_.name(); }
   void finish() const {
     if (at_ != size() || folder_.find(name(number_ + 1)) != nullptr)
       refuse("buckets of the parameters alone", "longer ones");
@@ -138,44 +190,57 @@ class Buckets {
   std::int64_t at_ = 0;
 };
 
+/// A rank's places: of `specs`, in the order of the model, in what `buckets` has.
+void add_rank(std::vector<plan::ParameterSpec> specs, const plan::ModelShape& shape, const BufferLayout& layout,
+              bool first_of_tp, Buckets buckets, BufferedPlaces& places) {
+  std::ranges::stable_sort(
+      specs, {}, [&](const plan::ParameterSpec& spec) { return key_of(spec, shape.latents.has_value(), layout); });
+  for (auto spec = specs.rbegin(); spec != specs.rend(); ++spec) {
+    const auto [bucket, begin] = buckets.take(spec->local_size());
+    if (spec->has_copies())
+      throw ConfigError(rule_got_fix(concat(buckets.folder(),
+                                            ": args.num_query_groups must divide by the ranks of tensor "
+                                            "parallelism."),
+                                     concat(shape.groups(), " and ", layout.tp)));
+    if (spec->shared_copy || (spec->replicated() && !first_of_tp)) continue;
+    DcpSource::Place& place = places[spec->name];
+    place.tensor = bucket;
+    place.shape = checkpoint::true_shape(*spec, shape);
+    place.flat.push_back({bucket, begin, *spec});
+  }
+  buckets.finish();
+}
+
+/// The places of what an optimizer has. Its ranks are counted by tp within ep within pp.
+void add_optimizer(const DcpFolder& folder, const plan::ModelShape& shape, const BufferLayout& layout,
+                   const BufferedOptimizer& optimizer, const std::string& theirs, BufferedPlaces& places) {
+  std::vector<int> buffers(static_cast<std::size_t>(layout.pp));  // of each pipeline rank
+  for (std::size_t stage = 0; stage < layout.stages.size(); ++stage) {
+    const std::size_t pp = stage % buffers.size();
+    bool used = true;  // a stage of which the optimizer has nothing has no buffer
+    for (int tp = 0; tp < optimizer.tp && used; ++tp) {
+      auto shares = shares_of(plan::model_parameters(shape, optimizer.tp, tp, {layout.stages[stage]}), optimizer,
+                              shape.experts ? shape.experts->count : 0);
+      used = !shares.front().empty();
+      for (std::size_t ep = 0; ep < shares.size() && used; ++ep) {
+        const std::size_t group = (pp * shares.size() + ep) * static_cast<std::size_t>(optimizer.tp);
+        add_rank(std::move(shares[ep]), shape, layout, tp == 0,
+                 Buckets(folder, optimizer.prefix, static_cast<std::int64_t>(group) + tp, buffers[pp], theirs), places);
+      }
+    }
+    if (used) ++buffers[pp];
+  }
+}
+
 }  // namespace
 
-bool has_buffers(const DcpFolder& folder) {
-  const auto& tensors = folder.metadata().tensors;
-  const auto found = tensors.lower_bound(std::string(kBuffers));
-  return found != tensors.end() && found->first.starts_with(kBuffers);
-}
+bool has_buffers(const DcpFolder& folder) { return has_names(folder, kBuffers) || has_names(folder, kNumbered); }
 
 std::map<std::string, DcpSource::Place> buffer_places(const DcpFolder& folder, const plan::ModelShape& shape,
                                                       const BufferLayout& layout, const std::string& theirs) {
-  std::map<std::string, DcpSource::Place> places;
-  std::vector<int> buffers(static_cast<std::size_t>(layout.pp));  // of each pipeline rank: an empty stage has none
-  for (std::size_t stage = 0; stage < layout.stages.size(); ++stage) {
-    const plan::StagePart& part = layout.stages[stage];
-    if (part.num_layers == 0 && !part.embedding && !part.output) continue;
-    const int rank = static_cast<int>(stage) % layout.pp, buffer = buffers[static_cast<std::size_t>(rank)]++;
-    for (int tp = 0; tp < layout.tp; ++tp) {
-      auto specs = plan::model_parameters(shape, layout.tp, tp, {part});
-      std::erase_if(specs, [](const plan::ParameterSpec& spec) { return is_expert_bias(spec.name); });
-      std::ranges::stable_sort(
-          specs, {}, [&](const plan::ParameterSpec& spec) { return key_of(spec, shape.latents.has_value(), layout); });
-      Buckets buckets(folder, rank * layout.tp + tp, buffer, theirs);
-      for (auto spec = specs.rbegin(); spec != specs.rend(); ++spec) {
-        const auto [bucket, begin] = buckets.take(spec->local_size());
-        if (spec->has_copies())
-          throw ConfigError(rule_got_fix(concat(folder.name(),
-                                                ": args.num_query_groups must divide by the ranks of tensor "
-                                                "parallelism."),
-                                         concat(shape.groups(), " and ", layout.tp)));
-        if (spec->shared_copy || (spec->replicated() && tp > 0)) continue;
-        DcpSource::Place& place = places[spec->name];
-        place.tensor = bucket;
-        place.shape = checkpoint::true_shape(*spec, shape);
-        place.flat.push_back({bucket, begin, *spec});
-      }
-      buckets.finish();
-    }
-  }
+  BufferedPlaces places;
+  for (const BufferedOptimizer& optimizer : optimizers_of(folder, layout))
+    add_optimizer(folder, shape, layout, optimizer, theirs, places);
   return places;
 }
 

@@ -263,8 +263,23 @@ std::vector<plan::StagePart> saved_stages(const Opened& opened, const plan::Mode
 void add_buffers(const Opened& opened, const plan::ModelShape& shape, const std::vector<plan::ParameterSpec>& specs,
                  TrainingState& state, Places& places) {
   const Arguments args(opened.common.values(), *opened.args, opened.common.name());
-  BufferLayout layout{.tp = static_cast<int>(args.size("tensor_model_parallel_size", 1 << 16, 1)),
+  constexpr int kMaxParallel = 1 << 16;
+  const std::int64_t tp = args.size("tensor_model_parallel_size", kMaxParallel, 1),
+                     experts = shape.experts ? shape.experts->count : 1,
+                     ep = shape.experts ? args.size("expert_model_parallel_size", experts, 1) : 1,
+                     etp = args.size("expert_tensor_parallel_size", kMaxParallel, tp);
+  if (experts % ep != 0)
+    args.refuse("expert_model_parallel_size", concat("a divisor of num_experts, ", experts), concat(ep));
+  if (shape.experts && ep == 1 && etp != tp)
+    throw ConfigError(rule_got_fix(concat(opened.common.name(),
+                                          ": of one expert-parallel rank args.expert_tensor_parallel_size must be the "
+                                          "ranks of tensor parallelism, ",
+                                          tp, ", for state by buffer", kAsSaved),
+                                   concat(etp)));
+  BufferLayout layout{.tp = static_cast<int>(tp),
                       .pp = static_cast<int>(args.size("pipeline_model_parallel_size", 1 << 14, 1)),
+                      .ep = static_cast<int>(ep),
+                      .etp = static_cast<int>(etp),
                       .stages = saved_stages(opened, shape),
                       .fused_norms = args.text("transformer_impl", "transformer_engine") != "local",
                       .grouped_experts = args.flag("moe_grouped_gemm")};
@@ -301,21 +316,14 @@ void add_buffers(const Opened& opened, const plan::ModelShape& shape, const std:
 /// where there is none.
 const PickleNode* kept_object(const Opened& opened, const char* name, std::optional<TorchFile>& file) {
   const auto& objects = opened.tensors->metadata().objects;
-  const auto found = objects.find(concat("optimizer.distributed.dp_group_idx_0.", name, "/shard_0_1"));
+  auto found = objects.end();
+  for (const char* const optimizer : kOptimizers)
+    if (found == objects.end())
+      found = objects.find(concat(optimizer, "optimizer.distributed.dp_group_idx_0.", name, "/shard_0_1"));
   if (found == objects.end()) return nullptr;
   file.emplace(opened.tensors->open(found->second));
   const PickleNode& root = file->root();
   return root.kind == Kind::List && root.items.size() == 1 ? &file->values()[root.items[0]] : nullptr;
-}
-
-/// State by buffer of several optimizers, whose order of parameters is not known here.
-void refuse_chained_buffers(const Opened& opened) {
-  for (const auto& [name, tensor] : opened.tensors->metadata().tensors)
-    if (name.starts_with(kChained))
-      throw ConfigError(rule_got_fix(
-          concat(opened.tensors->name(),
-                 ": of a run with expert parallelism the optimizer's state must be by parameter", kAsSaved),
-          concat("\"", printable(name), "\"")));
 }
 
 /// Of a dictionary of several optimizers, by their numbers, the first; all have done as many steps.
@@ -356,7 +364,6 @@ std::optional<TrainingState> training_of(const fs::path& folder, bool with_optim
   }
   const bool by_buffer = with_optimizer && state.kinds.empty() && has_buffers(*opened.tensors);
   if (by_buffer) add_buffers(opened, shape, specs, state, places);
-  if (with_optimizer && state.kinds.empty()) refuse_chained_buffers(opened);
   add_zero_state(state.kinds, specs, places);
   const PickleNode* const optimizer = first_optimizer(values, values.find(common.root(), "optimizer"));
   std::optional<TorchFile> groups_file, scaler_file;
