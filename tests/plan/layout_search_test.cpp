@@ -273,6 +273,21 @@ TEST(LayoutSearch, SharesSequencesAsTheFastestOfAllLayoutsDo) {
   expect_the_fastest_of(truth, sequences, with);
 }
 
+// Depths of multi-token prediction are behind the last layer, on one stage: they weigh in its time and memory.
+TEST(LayoutSearch, PlacesDepthsAsTheFastestOfAllLayoutsDo) {
+  config::RunConfig ahead = recipe();
+  ahead.model.num_layers = 4;
+  ahead.model.position_embedding_type = "rope";
+  ahead.model.mtp_num_layers = 2;
+  ahead.parallel.world_size = 4;
+  ahead.train.global_batch_size = 4;
+  const auto truth = all_layouts(ahead, h100(), 1e18);
+  expect_the_fastest_of(truth, ahead, 80e9);
+  const double unpiped = least_bytes_of(truth, [](const LayoutChoice& each) { return each.pp == 1; });
+  const double piped = least_bytes_of(truth, [](const LayoutChoice& each) { return each.pp > 1; });
+  expect_the_fastest_of(truth, ahead, (unpiped + piped) / 2);
+}
+
 // With every size that a search chooses: a recipe that names others gives the same, and the flags take them back.
 TEST(LayoutSearch, ReplacesRanksThatShareExpertsOrSequences) {
   config::RunConfig shared = recipe();
