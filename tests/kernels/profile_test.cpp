@@ -1,6 +1,7 @@
 #include "megatron/kernels/profile.h"
 
 #include <ATen/ops/ones.h>
+#include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
 
@@ -36,6 +37,19 @@ TEST(OperatorProfile, CountsOfCausalAttentionTheScoresThatAreSeen) {
   EXPECT_EQ(profile.uses().at("attention").flops, 2.0 * 2 * (3 + 4 + 5 + 6) * 2 * 3 * 8);
   attention(q, k, k, {.causal = false});
   EXPECT_EQ(profile.uses().at("attention").flops, 2.0 * 2 * (18 + 24) * 2 * 3 * 8);
+}
+
+TEST(OperatorProfile, CountsOfWindowsAndDocumentsTheScoresThatAreSeen) {
+  const auto q = at::ones({4, 2, 3, 8});
+  AttentionOptions window{.ahead = 1};  // of an encoder: each token sees itself and one to either side
+  window.first_key = at::tensor({0, 0, 1, 2}, at::kInt).repeat({2, 1});
+  AttentionOptions documents;  // the second sample has two of two tokens
+  documents.first_key = at::tensor({0, 0, 0, 0, 0, 0, 2, 2}, at::kInt).view({2, 4});
+  const OperatorProfile profile;
+  attention(q, q, q, window);
+  EXPECT_EQ(profile.uses().at("attention").flops, 2.0 * 2 * (2 + 3 + 3 + 2) * 2 * 3 * 8);
+  attention(q, q, q, documents);
+  EXPECT_EQ(profile.uses().at("attention").flops, 2.0 * 2 * ((2 + 3 + 3 + 2) * 2 + 10 + 6) * 3 * 8);
 }
 
 TEST(OperatorProfile, IsOfItsThreadWhileItLives) {

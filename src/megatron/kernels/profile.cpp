@@ -1,5 +1,8 @@
 #include "megatron/kernels/profile.h"
 
+#include <ATen/ops/sum.h>
+
+#include <algorithm>
 #include <string_view>
 
 #include "megatron/base/error.h"
@@ -15,15 +18,25 @@ double count_of(const at::Tensor& x) { return static_cast<double>(x.numel()); }
 
 double bytes_of(const at::Tensor& x) { return x.defined() ? static_cast<double>(x.nbytes()) : 0; }
 
-/// Products of q [s, b, n, d] with the keys of k [t, b, g, d], each query with those that it sees: two of a score and
-/// its value forward; five backward, where the scores are computed again.
-double attention_flops(const at::Tensor& q, const at::Tensor& k, bool causal, int products) {
-  const double s = static_cast<double>(q.size(0)), t = static_cast<double>(k.size(0));
-  const double pairs = causal ? s * (t - s) + s * (s + 1) / 2 : s * t;
-  return 2.0 * products * pairs * count_of(q) / s;
+/// Pairs of a query and a key that it sees, those of all samples by their number.
+double pairs_of(std::int64_t s, std::int64_t t, const AttentionOptions& options) {
+  std::int64_t pairs = s * t;
+  if (options.causal) {
+    pairs = 0;
+    for (std::int64_t i = 0; i < s; ++i) pairs += std::clamp<std::int64_t>(i + 1 + t - s + options.ahead, 0, t);
+  }
+  const at::Tensor& first = options.first_key;
+  const double hidden = first.defined() ? first.sum().item<double>() / static_cast<double>(first.size(0)) : 0;
+  return static_cast<double>(pairs) - hidden;
 }
 
-double flops_of(std::string_view name, const Tensors& x, bool causal) {
+/// Products of q [s, b, n, d] with the keys of k [t, b, g, d], each query with those that it sees: two of a score and
+/// its value forward; five backward, where the scores are computed again.
+double attention_flops(const at::Tensor& q, const at::Tensor& k, const AttentionOptions& options, int products) {
+  return 2.0 * products * pairs_of(q.size(0), k.size(0), options) * count_of(q) / static_cast<double>(q.size(0));
+}
+
+double flops_of(std::string_view name, const Tensors& x, const AttentionOptions& options) {
   if (name == "linear" || name == "linear_activation") return 2 * count_of(x[0]) * static_cast<double>(x[1].size(0));
   if (name == "linear_input_gradient" || name == "linear_activation_gradient")
     return 2 * count_of(x[0]) * static_cast<double>(x[1].size(1));
@@ -32,8 +45,8 @@ double flops_of(std::string_view name, const Tensors& x, bool causal) {
     return 2 * count_of(x[0]) * static_cast<double>(x[1].size(0));
   if (name == "grouped_input_gradient") return 2 * count_of(x[0]) * static_cast<double>(x[1].size(1));
   if (name == "grouped_weight_gradient") return 2 * count_of(x.back()) * static_cast<double>(x[0].size(0));
-  if (name == "attention") return attention_flops(x[0], x[1], causal, 2);
-  if (name == "attention_backward") return attention_flops(x[1], x[2], causal, 5);
+  if (name == "attention") return attention_flops(x[0], x[1], options, 2);
+  if (name == "attention_backward") return attention_flops(x[1], x[2], options, 5);
   return 0;
 }
 
@@ -85,7 +98,7 @@ ProfiledCall::~ProfiledCall() {
   const int weight = weight_of(name_);
   const at::Tensor& w = tensors_[weight < 0 ? 0 : static_cast<std::size_t>(weight)];
   const std::string key = weight < 0 ? name_ : concat(name_, " ", w.size(0), " x ", w.size(1));
-  profile_.add(key, {1, seconds, flops_of(name_, tensors_, causal_), traffic_of(name_, tensors_)});
+  profile_.add(key, {1, seconds, flops_of(name_, tensors_, attention_), traffic_of(name_, tensors_)});
 }
 
 }  // namespace megatron::kernels

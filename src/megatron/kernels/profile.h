@@ -16,7 +16,7 @@ namespace megatron::kernels {
 struct OperatorUse {
   std::int64_t calls = 0;
   double seconds = 0;  ///< that the calling thread spent in them, its workers at its side
-  double flops = 0;    ///< of matrix products; of causal attention half
+  double flops = 0;    ///< of matrix products; of attention with the keys that a query sees, padding among them
   double bytes = 0;    ///< the least that moves: each tensor that is read, and each that is written, once
 };
 
@@ -65,7 +65,7 @@ class ProfiledCall {
 
  private:
   void take(const at::Tensor& x) { tensors_.push_back(x); }
-  void take(const AttentionOptions& options) { causal_ = options.causal; }
+  void take(const AttentionOptions& options) { attention_ = options; }
   void take(const AttentionOutput& x) { tensors_.insert(tensors_.end(), {x.out, x.logsumexp}); }
   void take(const NormOutput& x) { tensors_.insert(tensors_.end(), {x.y, x.mean, x.rstd}); }
   void take(const AddNormOutput& x) { tensors_.insert(tensors_.end(), {x.sum, x.y, x.mean, x.rstd}); }
@@ -80,7 +80,7 @@ class ProfiledCall {
   std::string name_;
   std::vector<at::Tensor> tensors_;  // as they come among the arguments, undefined ones too; then those returned
   std::size_t given_ = 0;
-  bool causal_ = false;
+  AttentionOptions attention_ = {};
   std::optional<Stopwatch> watch_;
   std::optional<double> seconds_;
 };
