@@ -22,6 +22,7 @@
 #include "megatron/base/files/file.h"
 #include "megatron/base/files/gguf.h"
 #include "megatron/interchange/formats.h"
+#include "megatron/interchange/gguf_blocks.h"
 #include "megatron/interchange/gguf_read.h"
 #include "megatron/interchange/hugging_face/companions.h"
 #include "megatron/interchange/hugging_face/hf_family.h"
@@ -487,7 +488,7 @@ std::uint64_t padded(std::uint64_t bytes) { return (bytes + kAlignment - 1) / kA
 void pad(AtomicFile& file) { file.write(std::string(padded(file.size()) - file.size(), '\0')); }
 
 Type type_of(const std::string& dtype, const checkpoint::WeightSource& weights) {
-  for (const auto& [name, type] : {std::pair{"q8_0", Type::Q8_0}, {"q4_1", Type::Q4_1}, {"q4_0", Type::Q4_0}})
+  for (const auto& [name, type] : kBlockTypes)
     if (dtype == name) return type;
   const std::string stored = weights.dtype("embedding.word_embeddings.weight");
   if (dtype == "float16" || (dtype.empty() && stored == "F16")) return Type::F16;
@@ -545,7 +546,7 @@ WeightFormat gguf_format() {
           .companions = [](const fs::path& file) { return gguf_has_tokenizer(file) ? file : fs::path(); },
           .config_json = [](const fs::path& file) { return gguf_config_json(file); },
           .ending = ".gguf",
-          .dtypes = {"q8_0", "q4_1", "q4_0"},
+          .dtypes = {kBlockTypes[0].first, kBlockTypes[1].first, kBlockTypes[2].first},
           .output = "file to write (Llama, Mistral, Qwen2); must not exist",
           .write = write_gguf};
 }

@@ -158,7 +158,7 @@ void check_weights(const ModelFlags& flags, const plan::ResolvedRun& run, bool s
 
 /// What --weights names; none: "full".
 std::optional<GgufType> blocks_of(const ModelFlags& flags) {
-  for (const auto& [name, type] : kBlockWeights)
+  for (const auto& [name, type] : interchange::kBlockTypes)
     if (flags.weights == name) return type;
   return std::nullopt;
 }

@@ -4,13 +4,13 @@
 #include <cstdint>
 #include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "megatron/base/files/gguf.h"
 #include "megatron/comm/agreement.h"
 #include "megatron/comm/group.h"
 #include "megatron/config/options.h"
+#include "megatron/interchange/gguf_blocks.h"
 #include "megatron/interchange/import.h"
 #include "megatron/model/transformer_stage.h"
 #include "megatron/parallel/context.h"
@@ -24,8 +24,6 @@ namespace megatron::run {
 
 /// ModelFlags::weights.
 inline constexpr const char* kFullWeights = "full";
-inline constexpr std::pair<const char*, GgufType> kBlockWeights[] = {
-    {"q8_0", GgufType::Q8_0}, {"q4_1", GgufType::Q4_1}, {"q4_0", GgufType::Q4_0}};
 
 /// Which model, and the ranks to compute it on.
 struct ModelFlags {
@@ -49,7 +47,8 @@ struct ModelFlags {
       "How matrices are held: full, as --dtype says; or in blocks of 32 numbers with a scale, whose products are of "
       "integers (a GPT without experts, on the CPU): q8_0, in 8 bits; q4_1, in 4, with a least value; q4_0, in 4.",
       config::Common(),
-      config::Choices({kFullWeights, kBlockWeights[0].first, kBlockWeights[1].first, kBlockWeights[2].first}));
+      config::Choices({kFullWeights, interchange::kBlockTypes[0].first, interchange::kBlockTypes[1].first,
+                       interchange::kBlockTypes[2].first}));
     v("world_size", world_size, "Ranks; 0: as many as the layout asks for.");
     v("tp", tp, "Tensor-parallel size.");
     v("pp", pp, "Pipeline-parallel size.");
@@ -64,7 +63,7 @@ struct TrainedModel {
   plan::ResolvedRun run;
   text::Tokenizer tokenizer;
   std::vector<std::int64_t> ends;          ///< tokens that end a text
-  std::optional<GgufType> in_blocks = {};  ///< what matrices are held as (kBlockWeights)
+  std::optional<GgufType> in_blocks = {};  ///< what matrices are held as (interchange::kBlockTypes)
   bool without_heads = false;              ///< what follows an encoder's last norm may be missing
 
   plan::Holding holding() const { return {plan::Holding::What::Weights, in_blocks}; }
