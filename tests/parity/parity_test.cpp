@@ -3,6 +3,7 @@
 #include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdlib>
 #include <map>
@@ -12,6 +13,7 @@
 #include <tuple>
 #include <vector>
 
+#include "megatron/base/error.h"
 #include "megatron/comm/processes/gloo_backend.h"
 #include "megatron/comm/threads/local_backend.h"
 #include "megatron/config/options.h"
@@ -314,6 +316,12 @@ class Parity : public ::testing::TestWithParam<Layout> {
 
 TEST_P(Parity, IsThatOfOneRankAtEveryStepInDoublePrecision) {
   const Course difference = differences("fp64");
+  const auto record = [](const char* figure, const std::vector<double>& all) {  // for --gtest_output=xml
+    RecordProperty(figure, concat(*std::ranges::max_element(all)));
+  };
+  record("loss", difference.losses);
+  record("gradient_norm", difference.norms);
+  record("norm_of_weights", difference.weights);
   for (std::size_t i = 0; i < difference.losses.size(); ++i) {
     EXPECT_LE(difference.losses[i], 1e-10) << "loss of step " << i + 1;
     EXPECT_LE(difference.norms[i], 1e-10) << "gradient norm of step " << i + 1;
@@ -368,11 +376,13 @@ std::vector<Layout> emulated_layouts() {
           {.cp = 2, .micro_batch = 2, .llama = 2, .exchange = "p2p", .documents = true}};
 }
 
-std::vector<Layout> every_fourth(const std::vector<Layout>& all) {
+std::vector<Layout> every_nth(std::size_t n, const std::vector<Layout>& all) {
   std::vector<Layout> some;
-  for (std::size_t i = 0; i < all.size(); i += 4) some.push_back(all[i]);
+  for (std::size_t i = 0; i < all.size(); i += n) some.push_back(all[i]);
   return some;
 }
+
+std::vector<Layout> every_fourth(const std::vector<Layout>& all) { return every_nth(4, all); }
 
 /// Routers choose others where a score is off in bf16's few digits.
 std::vector<Layout> without_experts(std::vector<Layout> layouts) {
@@ -413,6 +423,11 @@ INSTANTIATE_TEST_SUITE_P(MuonLayouts, Parity, ::testing::ValuesIn(muon_layouts()
 INSTANTIATE_TEST_SUITE_P(OptionLayouts, Parity, ::testing::ValuesIn(option_layouts()),
                          [](const auto& test) { return name_of(test.param); });
 INSTANTIATE_TEST_SUITE_P(EncoderLayouts, Parity, ::testing::ValuesIn(encoder_layouts()),
+                         [](const auto& test) { return name_of(test.param); });
+INSTANTIATE_TEST_SUITE_P(LatentLayouts, HalfPrecisionParity,
+                         ::testing::ValuesIn(every_nth(8, without_experts(latent_layouts()))),
+                         [](const auto& test) { return name_of(test.param); });
+INSTANTIATE_TEST_SUITE_P(EncoderLayouts, HalfPrecisionParity, ::testing::ValuesIn(every_nth(5, encoder_layouts())),
                          [](const auto& test) { return name_of(test.param); });
 INSTANTIATE_TEST_SUITE_P(SequenceLayouts, HalfPrecisionParity, ::testing::ValuesIn(every_fourth(sequence_layouts())),
                          [](const auto& test) { return name_of(test.param); });
