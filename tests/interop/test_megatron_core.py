@@ -145,7 +145,8 @@ class MegatronCore(unittest.TestCase):
     def test_experts_of_several_ranks_resume_here_and_there(self):
         """Of expert parallelism there are two optimizers, each with buffers. A token takes experts of one rank."""
         self.there_and_back("moe", {"ep": 2, "sharding": "dp_reshardable"}, world=2,
-                            here=("--world-size", 2, "--ep", 2), back=({"ep": 2, "sharding": "fully_reshardable"},))
+                            here=("--world-size", 2, "--ep", 2),
+                            back=({"ep": 2}, {"ep": 2, "sharding": "fully_reshardable"}))
 
     def test_deepseeks_layers_resume_here_and_there(self):
         """State by buffer; latents, a first layer without experts, biases that even out the load, groups."""
