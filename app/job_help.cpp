@@ -8,7 +8,7 @@ namespace {
 struct Row {
   const char* name;    ///< without "megatron"
   const char* writes;  ///< "": nothing but what is printed
-  const char* codes;   ///< exit codes besides 0, 1 and 2; s: signals
+  const char* codes;   ///< exit codes besides 0, 1 and 2; 7: 17, s: signals
   std::vector<const char*> examples;
 };
 
@@ -70,7 +70,7 @@ const std::vector<Row>& rows() {
        {"megatron data index data/corpus_text_document --seq-length 1024 --samples 1000,50,10 --output indices"}},
       {"train",
        "in --train.out: recipe.toml, metrics.jsonl, TensorBoard's event files, checkpoints/, the tokenizer",
-       "3",
+       "37",
        {"megatron train configs/gpt_tiny.toml --data-path data/corpus_text_document --tokenizer tok --train.out runs/a",
         "megatron train configs/gpt_tiny.toml --world-size 2 --tp 2 --lr 1e-3 --data-path data/corpus_text_document "
         "--tokenizer tok",
@@ -78,20 +78,20 @@ const std::vector<Row>& rows() {
         "--device cuda"}},
       {"pretrain_gpt",
        "checkpoints in --save, with recipe.toml, metrics.jsonl and the tokenizer",
-       "3",
+       "37",
        {"torchrun --nproc-per-node 2 --no-python megatron pretrain_gpt --tensor-model-parallel-size 2 --num-layers 4 "
         "--hidden-size 256 --num-attention-heads 4 --seq-length 128 --max-position-embeddings 128 --micro-batch-size 2 "
         "--train-iters 20 --lr 1e-3 --data-path data/corpus_text_document --vocab-file tok/vocab.json --merge-file "
         "tok/merges.txt --save runs/a --save-interval 10 --load runs/a"}},
       {"pretrain_bert",
        "checkpoints in --save, with recipe.toml, metrics.jsonl and the tokenizer",
-       "3",
+       "37",
        {"megatron pretrain_bert --num-layers 2 --hidden-size 64 --num-attention-heads 2 --seq-length 64 "
         "--max-position-embeddings 64 --micro-batch-size 2 --train-iters 20 --lr 1e-3 --data-path "
         "data/corpus_text_sentence --vocab-file vocab.txt"}},
       {"pretrain_t5",
        "checkpoints in --save, with recipe.toml, metrics.jsonl and the tokenizer",
-       "3",
+       "37",
        {"megatron pretrain_t5 --encoder-num-layers 2 --decoder-num-layers 2 --hidden-size 64 --num-attention-heads 2 "
         "--encoder-seq-length 64 --decoder-seq-length 32 --max-position-embeddings 64 --micro-batch-size 2 "
         "--train-iters 20 --lr 1e-3 --data-path data/corpus_text_sentence --vocab-file vocab.txt"}},
@@ -107,7 +107,7 @@ const std::vector<Row>& rows() {
         "data/corpus_text_document --tokenizer tok --train.out runs/sweep"}},
       {"run",
        "what the job writes, and train.out/events.jsonl",
-       "3s",
+       "37s",
        {"megatron run -- train configs/gpt_tiny.toml --data-path data/corpus_text_document --tokenizer tok --train.out "
         "runs/a --save-interval 10",
         "megatron run --max-restarts 20 --min-ranks 2 -- train configs/gpt_tiny.toml --world-size 4 --tp 2 "
@@ -230,6 +230,7 @@ std::string help_ending(const std::string& name) {
     if (*row.writes != '\0') text += std::string("\nwrites: ") + row.writes + "\n";
     for (const char code : std::string(row.codes))
       codes += code == '3'   ? ", 3 interrupted and saved"
+               : code == '7' ? ", 17 ranks compute wrongly"
                : code == 's' ? ", 128 + n ended by signal n (143: SIGTERM)"
                              : ", 4 the check found a difference";
     std::string examples = "\nexamples:\n";

@@ -19,6 +19,7 @@ using Args = std::vector<std::string>;
 using run::kDifference;
 using run::kDone;
 using run::kFailed;
+using run::kFaulty;
 using run::kInterrupted;
 using run::kWrong;
 

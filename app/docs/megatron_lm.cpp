@@ -119,10 +119,10 @@ this flag of Megatron-LM is not supported.
 
 /// Names that only this program has: Megatron-LM's parser does not know them.
 constexpr std::array kOwnNames = {
-    "device",   "dp",           "heartbeat-s",      "launch",           "matmul-precision", "on-nan",
-    "on-spike", "pp",           "pp-communication", "pp-layout",        "pp-schedule",      "schedule",
-    "sp",       "spike-factor", "spike-window",     "threads-per-rank", "tokenizer",        "tp",
-    "vpp",      "world-size"};
+    "device",   "dp",  "heartbeat-s",      "launch",       "matmul-precision", "on-nan",
+    "on-spike", "pp",  "pp-communication", "pp-layout",    "pp-schedule",      "rerun-interval",
+    "schedule", "sp",  "spike-factor",     "spike-window", "threads-per-rank", "tokenizer",
+    "tp",       "vpp", "world-size"};
 
 /// What an option that has Megatron-LM's name means here and did not mean there.
 struct Difference {

@@ -190,7 +190,7 @@ class Supervisor {
     }
     if (!run_has_stopped()) return std::nullopt;
     say("the run has stopped by itself: see events.jsonl");
-    return leave_as_it_is(kFailed, "the run has stopped by itself");
+    return leave_as_it_is(end.code == kFaulty ? kFaulty : kFailed, "the run has stopped by itself");
   }
 
   /// Starting the job again would change nothing.

@@ -75,5 +75,18 @@ TEST(MegatronArguments, ShareWhatBothKindsOfFsdpShare) {
   EXPECT_THROW(optimizer_of("--use-megatron-fsdp --megatron-fsdp-main-params-dtype bf16"), ConfigError);
 }
 
+TEST(MegatronArguments, RunStepsTwiceWhereStatisticsOfRerunsAreAskedFor) {
+  const auto interval_of = [](const std::string& words) {
+    const std::string small =
+        "--num-layers 12 --hidden-size 768 --num-attention-heads 12 --seq-length 1024 --max-position-embeddings 1024 "
+        "--micro-batch-size 4 --train-iters 100 --lr 1e-4 ";
+    return translate_megatron_arguments("pretrain_gpt", shell_words(small + words, "test"), {.world_size = 1})
+        .config.guard.rerun_interval;
+  };
+  EXPECT_EQ(interval_of(""), 0);
+  EXPECT_EQ(interval_of("--rerun-mode validate_results"), 0);
+  EXPECT_EQ(interval_of("--rerun-mode report_stats"), 1);
+}
+
 }  // namespace
 }  // namespace megatron::config

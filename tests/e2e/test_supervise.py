@@ -7,6 +7,7 @@ import random
 import re
 import select
 import signal
+import socket
 import struct
 import subprocess
 import sys
@@ -212,6 +213,24 @@ class Supervise(unittest.TestCase):
         for name, said in (("skips", ["--guard.on_nan", "skip"]), ("fixed", ["--guard.skip_iterations", 3])):
             run(*words, "--train.out", self.place.path / name, *said)
             self.assertEqual(len(self.place.losses(name)), 4)
+
+    def test_a_rank_that_computes_wrongly_ends_the_run(self):
+        supervised = self.supervised(
+            "run", ["--backoff-s", 0],
+            [*PROCESSES, "--world-size", 2, "--threads-per-rank", 1, "--train-iters", 5, "--rerun-interval", 1,
+             "--guard.inject_faults", "flip:2:0", "stuck:4:1"])
+        errors = supervised.end(code=17)
+        self.assertIn("Ranks that compute the same must get the same gradients (guard.rerun_interval).", errors)
+        events = supervised.events()
+        self.assertEqual([event["event"] for event in events if event["source"] == "run"],
+                         ["wrong_gradients", "wrong_gradients", "stopped"])
+        self.assertEqual([event["event"] for event in events if event["source"] == "supervisor"],
+                         ["started", "not_restarted"])
+        transient, persistent = supervised.events("wrong_gradients")
+        self.assertEqual([rank["rank"] for rank in transient["ranks"]], [0])
+        self.assertEqual([rank["rank"] for rank in persistent["ranks"]], [0, 1])
+        self.assertEqual({rank["machine"] for rank in persistent["ranks"]}, {socket.gethostname()})
+        self.assertEqual(events[-1]["exit_code"], 17)
 
     def test_a_spike_stops_the_run_and_leaves_its_batch(self):
         supervised = self.supervised(

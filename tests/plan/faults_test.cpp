@@ -9,10 +9,13 @@ namespace megatron::plan {
 namespace {
 
 TEST(Faults, AreReadAsTheyAreWritten) {
-  EXPECT_EQ(
-      faults_of({"nan:7", "spike:1", "exit:6:3", "hang:2"}),
-      (std::vector<Fault>{
-          {Fault::Kind::Nan, 7, 0}, {Fault::Kind::Spike, 1, 0}, {Fault::Kind::Exit, 6, 3}, {Fault::Kind::Hang, 2, 0}}));
+  EXPECT_EQ(faults_of({"nan:7", "spike:1", "exit:6:3", "hang:2", "flip:4:1", "stuck:5:2"}),
+            (std::vector<Fault>{{Fault::Kind::Nan, 7, 0},
+                                {Fault::Kind::Spike, 1, 0},
+                                {Fault::Kind::Exit, 6, 3},
+                                {Fault::Kind::Hang, 2, 0},
+                                {Fault::Kind::Flip, 4, 1},
+                                {Fault::Kind::Stuck, 5, 2}}));
 }
 
 TEST(Faults, OthersAreRefused) {

@@ -13,6 +13,7 @@
 #include "megatron/base/files/file.h"
 #include "megatron/base/philox.h"
 #include "megatron/checkpoint/checkpoint.h"
+#include "megatron/checkpoint/files/folder.h"
 #include "megatron/comm/threads/local_backend.h"
 #include "megatron/config/options.h"
 #include "megatron/data/files/indexed_dataset.h"
@@ -305,6 +306,40 @@ TEST_F(TrainerTest, ASaveThatWasAskedForIsNotLostWithTheStep) {
   rolls_back.guard.inject_faults = {"nan:3"};
   EXPECT_EQ(saved_at(rolls_back, 3),
             (std::vector<std::string>{"iter_0000002", "iter_0000003", "iter_0000004", "iter_0000006"}));
+}
+
+TEST_F(TrainerTest, AFlippedBitIsRepairedAndAPersistentErrorEndsTheRun) {
+  const auto options = [&](const char* name, std::int64_t interval, const char* fault) {
+    auto checked = config(name, 1, 4);
+    checked.guard.rerun_interval = interval;
+    if (fault) checked.guard.inject_faults = {fault};
+    checked.checkpoint.save_interval = 2;
+    return checked;
+  };
+  ASSERT_EQ(run(options("plain", 0, nullptr)), Outcome::Done);
+  ASSERT_EQ(run(options("flipped", 2, "flip:4:1")), Outcome::Done);
+  const auto plain = metrics("plain"), flipped = metrics("flipped");
+  ASSERT_EQ(flipped.size(), 6u);
+  for (std::size_t i = 0; i < 6; ++i) {
+    EXPECT_EQ(flipped[i]["loss"], plain[i]["loss"]) << i;
+    EXPECT_EQ(flipped[i].contains("wrong_ranks"), i % 2 == 1) << i;
+  }
+  EXPECT_EQ(flipped[1]["wrong_ranks"], json::array());
+  EXPECT_EQ(flipped[3]["wrong_ranks"], json::array({1}));
+  EXPECT_EQ(events("flipped"), (std::vector<std::string>{"wrong_gradients"}));
+
+  ASSERT_EQ(run(options("stuck", 2, "stuck:4:1")), Outcome::Faulty);
+  EXPECT_EQ(events("stuck"), (std::vector<std::string>{"wrong_gradients", "stopped"})) << "a supervisor must know";
+  std::ifstream in(folder_ / "stuck" / "events.jsonl");
+  std::string line;
+  std::getline(in, line);
+  const json event = json::parse(line);
+  EXPECT_EQ(event["iteration"], 4);
+  EXPECT_EQ(event["error"], "persistent");
+  ASSERT_EQ(event["ranks"].size(), 1u);
+  EXPECT_EQ(event["ranks"][0]["name"], "rank 1 (tp 0, cp 0, dp 1, pp 0)");
+  EXPECT_EQ(event["ranks"][0]["wrong"], 6);
+  EXPECT_EQ(checkpoint::find_checkpoint(folder_ / "stuck" / "checkpoints").filename(), "iter_0000002");
 }
 
 TEST_F(TrainerTest, AnOverflowEndsAStrictRunWhereTheLossScaleCannotComeDown) {

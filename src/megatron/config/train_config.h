@@ -112,6 +112,7 @@ struct GuardConfig {
   std::int64_t rollback_batches = 1;
   std::int64_t max_rollbacks = 10;
   std::vector<std::int64_t> skip_iterations;
+  std::int64_t rerun_interval = 0;
   double hang_dump_s = 0;
   std::vector<std::string> inject_faults;
 
@@ -135,13 +136,19 @@ struct GuardConfig {
       when("guard.on_nan", {"rollback"}) || when("guard.on_spike", {"rollback"}));
     v("skip_iterations", skip_iterations,
       "Iterations, counted from 1, whose batches are skipped without being computed.");
+    v("rerun_interval", rerun_interval,
+      "Iterations between checks that each rank computes what another one, or it itself, computes from the same: "
+      "forward "
+      "and backward are run twice, and gradients must be equal bit by bit. Transient errors are repaired; a persistent "
+      "one ends the run with exit code 17. 0: never.",
+      "rerun-interval", Affects::Nothing);
     v("hang_dump_s", hang_dump_s,
       "Seconds without any operation after which a rank writes what it does to train.out/dump.jsonl; 0: half of "
       "parallel.timeout_s.",
       Affects::Nothing);
     v("inject_faults", inject_faults,
       "For tests: KIND:ITERATION, or KIND:ITERATION:RANK for one rank. nan and spike change the loss, exit ends the "
-      "rank, hang lets it wait.");
+      "rank, hang lets it wait, flip changes a bit of one of its gradients, stuck does so also when it is run again.");
   }
 };
 

@@ -53,6 +53,7 @@ struct GradientReducer::Impl {
   comm::Group dp, experts;
   bool overlap;
   bool pooled;
+  GradientPass pass;
   std::int64_t rounds = 1, microbatches = 1;  // of a step; of a round
   std::vector<Bucket> buckets;
   std::vector<Stage> stages;
@@ -152,15 +153,21 @@ struct GradientReducer::Impl {
     open(bucket);
     for (const auto& [parameter, written] : bucket.parameters)
       if (parameter->contributions() == 0) parameter->grad.zero_();  // what is left of the step before
+    if (pass.look)
+      for (const auto& counted : bucket.parameters) pass.look(*counted.parameter, bucket.rounds);
     const comm::Group& ranks = bucket.experts ? experts : dp;
-    bucket.work = bucket.owned.defined() ? ranks.reduce_scatter_async(bucket.owned, bucket.gradients)
-                                         : ranks.all_reduce_async(bucket.gradients);
+    if (pass.reduces)
+      bucket.work = bucket.owned.defined() ? ranks.reduce_scatter_async(bucket.owned, bucket.gradients)
+                                           : ranks.all_reduce_async(bucket.gradients);
     ++bucket.rounds;
     if (!pooled) return;
     bucket.open = false;
     for (const auto& counted : bucket.parameters) counted.parameter->clear_gradient();
     count_incomplete(bucket);
-    if (!overlap) settle(bucket);
+    if (!pass.reduces)
+      std::erase(in_pool, &bucket);
+    else if (!overlap)
+      settle(bucket);
   }
 
   /// What has been written and not reduced; without a pool all that has not been.
@@ -182,7 +189,8 @@ GradientReducer::GradientReducer(const parallel::ParameterStore& parameters, com
 
 GradientReducer::~GradientReducer() { impl_->disarm(); }
 
-void GradientReducer::begin_step(int num_microbatches) {
+void GradientReducer::begin_step(int num_microbatches, GradientPass pass) {
+  impl_->pass = std::move(pass);
   impl_->rounds = impl_->pooled ? num_microbatches : 1;
   impl_->microbatches = impl_->pooled ? 1 : num_microbatches;
   impl_->in_pool.clear();
@@ -213,6 +221,7 @@ void GradientReducer::finish() {
     impl_->settle(bucket);
     if (impl_->pooled && bucket.rounds == 0) bucket.sum.zero_();
   }
+  impl_->pass = {};
 }
 
 }  // namespace megatron::optim

@@ -1,4 +1,6 @@
 #pragma once
+#include <cstdint>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -7,6 +9,14 @@
 #include "megatron/plan/parameters/shards.h"
 
 namespace megatron::optim {
+
+/// What the gradients of one pass over a step's microbatches are for.
+struct GradientPass {
+  bool reduces = true;  ///< else they stay this rank's own, and are lost: a pass that is only looked at
+  /// Called with each parameter once a collective may take its gradient, which it may change: whole, or of a pool what
+  /// the round of this number has (from 0). Empty: nobody looks.
+  std::function<void(const parallel::Parameter& parameter, std::int64_t round)> look = {};
+};
 
 /// Sums the gradient buckets over the data-parallel group: one collective a bucket, started as soon as backward has
 /// written its last gradient of the step's last microbatch, so that it overlaps the rest of backward. A gradient is
@@ -27,13 +37,14 @@ class GradientReducer {
   /// `experts`: the ranks that sum buckets of experts, where these are apart (plan::BufferPadding::experts_apart).
   GradientReducer(const parallel::ParameterStore& parameters, comm::Group dp, const std::vector<plan::Shard>& owned,
                   bool overlap, comm::Group experts = {});
-  /// Before the first backward of a step of `num_microbatches`. Marks gradients as empty.
-  void begin_step(int num_microbatches);
+  /// Before the first backward of a step of `num_microbatches`, or of another pass over them. Marks gradients as
+  /// empty.
+  void begin_step(int num_microbatches, GradientPass pass = {});
   /// After the last backward of a pipeline stage: starts those of its buckets that have not started by themselves.
   /// Nothing without `overlap`. (With a pool they all have, unless a gradient got no contribution.)
   void start_stage(int stage);
   /// After the last backward: asks no more of it, starts what has not started, waits for all. Gradients that got no
-  /// contribution in the step are zero.
+  /// contribution in the step are zero. Again: nothing.
   void finish();
   GradientReducer(const GradientReducer&) = delete;
   GradientReducer& operator=(const GradientReducer&) = delete;

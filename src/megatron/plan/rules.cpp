@@ -247,6 +247,7 @@ void check_guard(const config::GuardConfig& guard, Rules& rules) {
   rules.range<std::int64_t>("guard.spike_window", guard.spike_window, 2, 1000);
   rules.range<std::int64_t>("guard.rollback_batches", guard.rollback_batches, 1, kMaxSteps);
   rules.range<std::int64_t>("guard.max_rollbacks", guard.max_rollbacks, 0, 1000);
+  rules.range<std::int64_t>("guard.rerun_interval", guard.rerun_interval, 0, kMaxSteps);
   rules.range("guard.hang_dump_s", guard.hang_dump_s, 0.0, 1e7);
   const auto bad = std::ranges::find_if(guard.skip_iterations, [](std::int64_t i) { return i < 1 || i > kMaxSteps; });
   rules.require(bad == guard.skip_iterations.end() && guard.skip_iterations.size() <= 10'000,

@@ -206,7 +206,7 @@ int run_on_ranks(const plan::ResolvedRun& run, const std::optional<comm::Launche
   check_start(run, place);
   if (starts_processes(run, place)) {
     const comm::LaunchResult result =
-        comm::launch_processes(run.grid.world_size(), own_command(), {.clean_codes = {kDone, kInterrupted}});
+        comm::launch_processes(run.grid.world_size(), own_command(), {.clean_codes = {kDone, kInterrupted, kFaulty}});
     if (result.first_failed_rank < 0) return result.exit_code;
     if (result.exit_code == kWrong) return kWrong;  // every rank has said why nothing was begun
     write_line(stderr, result.message);

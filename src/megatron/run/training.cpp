@@ -108,10 +108,17 @@ const char* name_of(train::Outcome outcome) {
       return "done";
     case train::Outcome::Interrupted:
       return "interrupted";
+    case train::Outcome::Faulty:
+      return "failed";
     case train::Outcome::Left:
       break;
   }
   return "left early";
+}
+
+int code_of(train::Outcome outcome) {
+  if (outcome == train::Outcome::Faulty) return kFaulty;
+  return outcome == train::Outcome::Interrupted ? kInterrupted : kDone;
 }
 
 /// The checkpoint that a run's folder stands for now: later ones are other weights. Any other folder is itself.
@@ -216,7 +223,7 @@ int train(const TrainingJob& job, const TrainingOptions& options) {
       const auto outcome = train::train(run, eod, world, device, stop, [&] { prepare(world); }, options.forward_step,
                                         job_id, {.saves_requested = saves_requested, .activity = &watched.activity()});
       watched.end(name_of(outcome));
-      return outcome == train::Outcome::Interrupted ? kInterrupted : kDone;
+      return code_of(outcome);
     } catch (const comm::AgreedError&) {
       throw;
     } catch (const ConfigError& error) {  // too late for exit code 2: the run has begun and has written files

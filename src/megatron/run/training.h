@@ -44,10 +44,11 @@ struct TrainingOptions {
 
 /// Trains from the beginning or, where train.out holds checkpoints, from the last of them. Checks files, memory and the
 /// machine before any rank starts. With parallel.launch processes, this program is started again for each rank, with
-/// the words it was started with, and has to come to this call again. Returns kDone, or kInterrupted where it was asked
-/// to stop and has saved (exit_codes.h); of ranks that are processes also what run_on_ranks() returns. Throws
-/// ConfigError before anything is written, comm::AgreedError where ranks differ, std::runtime_error where the run
-/// fails. Best called in run_job_of_ranks(), which tells the other ranks of a launcher what one finds wrong.
+/// the words it was started with, and has to come to this call again. Returns kDone, kInterrupted where it was asked
+/// to stop and has saved, or kFaulty where ranks compute wrongly (exit_codes.h); of ranks that are processes also what
+/// run_on_ranks() returns. Throws ConfigError before anything is written, comm::AgreedError where ranks differ,
+/// std::runtime_error where the run fails. Best called in run_job_of_ranks(), which tells the other ranks of a launcher
+/// what one finds wrong.
 int train(const TrainingJob& job, const TrainingOptions& options = {});
 
 }  // namespace megatron::run

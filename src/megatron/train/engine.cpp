@@ -9,6 +9,7 @@
 #include "megatron/plan/cost/rank_buffers.h"
 #include "megatron/plan/cost/sequence_exchange.h"
 #include "megatron/plan/parameters/adapters.h"
+#include "megatron/plan/ranks/copies.h"
 #include "megatron/plan/stages.h"
 #include "megatron/plan/steps/batch_plan.h"
 #include "megatron/train/batches.h"
@@ -131,6 +132,10 @@ std::vector<std::string> router_biases(const plan::ModelShape& shape) {
   return names;
 }
 
+plan::RankRoles roles_of(const plan::ResolvedRun& run) {
+  return plan::RankRoles(run.grid, {.ep = run.config.parallel.ep});
+}
+
 std::optional<optim::LossScaler> loss_scaler(const config::RunConfig& config) {
   if (config.train.dtype != "fp16") return std::nullopt;
   const config::OptimizerConfig& optimizer = config.optimizer;
@@ -195,7 +200,8 @@ Engine::Engine(const plan::ResolvedRun& run, comm::Group world, at::Device devic
             .mtp_depths = run.shape.mtp_depths,
             .num_experts = run.shape.experts ? run.shape.experts->count : 0,
             .router_biases = router_biases(run.shape),
-            .bias_update_rate = run.config.model.moe_router_bias_update_rate}) {
+            .bias_update_rate = run.config.model.moe_router_bias_update_rate,
+            .copy_distance = run.config.guard.rerun_interval > 0 ? plan::copy_distance(roles_of(run)) : 0}) {
   if (run.config.lora.base.empty()) set_magnitudes(run, *this);  // else the weights are not there before start_run()
 }
 

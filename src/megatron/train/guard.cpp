@@ -43,6 +43,16 @@ void LossGuard::before_step(std::int64_t iteration) const {
   }
 }
 
+StepCheck LossGuard::check_of(std::int64_t iteration) const {
+  StepCheck check{.due = guard_.rerun_interval > 0 && iteration % guard_.rerun_interval == 0};
+  for (const plan::Fault& fault : faults_) {
+    if (fault.iteration != iteration || fault.rank != rank_) continue;
+    if (fault.kind == plan::Fault::Kind::Flip) check.flip = BitFlip::Once;
+    if (fault.kind == plan::Fault::Kind::Stuck) check.flip = BitFlip::Always;
+  }
+  return check;
+}
+
 void LossGuard::judge(std::int64_t iteration, StepResult& result) const {
   for (const plan::Fault& fault : faults_) {
     if (fault.iteration != iteration) continue;

@@ -10,7 +10,8 @@
 
 namespace megatron::train {
 
-/// What a run does about losses that are not finite or leap (config.guard, train.exit_on_nan), the same on every rank.
+/// What a run does about losses that are not finite or leap (config.guard, train.exit_on_nan), and when it checks what
+/// its ranks compute: the same on every rank.
 class LossGuard {
  public:
   enum class Action : std::uint8_t { None, Skip, RollBack, Stop };
@@ -21,6 +22,8 @@ class LossGuard {
   void start_at(const RunState& state);
   /// Before the step of `iteration`: faults that tests have asked for.
   void before_step(std::int64_t iteration) const;
+  /// How that step is checked on this rank, without StepCheck::of_share.
+  StepCheck check_of(std::int64_t iteration) const;
   /// TrainStep::judge() of the step of `iteration`.
   void judge(std::int64_t iteration, StepResult& result) const;
   /// After it: what becomes of the run. A loss that counts is remembered in `state`.

@@ -6,6 +6,7 @@
 #include "megatron/base/timer.h"
 #include "megatron/kernels/runtime.h"
 #include "megatron/plan/steps/batch_plan.h"
+#include "megatron/train/batches.h"
 
 namespace megatron::train {
 
@@ -22,9 +23,10 @@ checkpoint::Saver::Options saver_options(const config::RunConfig& config) {
 
 std::vector<std::vector<std::int64_t>> microbatches(const plan::ResolvedRun& run,
                                                     const parallel::ParallelContext& context, std::int64_t first,
-                                                    std::int64_t global_batch) {
+                                                    std::int64_t global_batch, int places) {
+  const comm::Group& shares = context.samples();
   return plan::batch_plan(first, global_batch, run.config.train.micro_batch_size, run.grid.sample_shares(),
-                          context.samples().rank())
+                          (shares.rank() + places) % shares.size())
       .microbatches;
 }
 
@@ -87,9 +89,15 @@ IterationEnd run_iteration(const IterationParts& parts, RunState& state, bool st
   const plan::LearningRates rates = run.rates_at(state.schedule_samples);
   const auto count = microbatches(run, engine.context, state.consumed_samples, global_batch).size();
   StepBatches batches(parts.reader, count, engine.context.device());
-  const IterationEnd end{.result = engine.step(static_cast<int>(count), std::ref(batches), rates, stop, parts.save),
-                         .first_sample = state.consumed_samples,
-                         .global_batch = global_batch};
+  StepCheck check = parts.check;
+  check.of_share = [&](int places) -> MicrobatchSource {
+    return [&, samples = microbatches(run, engine.context, state.consumed_samples, global_batch, places)](
+               std::size_t m) { return on_device(parts.make(samples.at(m)), engine.context.device()); };
+  };
+  const IterationEnd end{
+      .result = engine.step(static_cast<int>(count), std::ref(batches), rates, stop, parts.save, check),
+      .first_sample = state.consumed_samples,
+      .global_batch = global_batch};
   const StepResult& result = end.result;
   batches.finish();
   parts.saver.poll();

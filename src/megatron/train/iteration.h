@@ -19,10 +19,11 @@ std::chrono::milliseconds beat_of(const config::RunConfig& config);
 /// How a run saves what it resumes from.
 checkpoint::Saver::Options saver_options(const config::RunConfig& config);
 
-/// The sample numbers of this rank's microbatches in the global batch that begins at sample `first`.
+/// The sample numbers of this rank's microbatches in the global batch that begins at sample `first`; with `places`
+/// those of the rank so many places further on in ParallelContext::samples().
 std::vector<std::vector<std::int64_t>> microbatches(const plan::ResolvedRun& run,
                                                     const parallel::ParallelContext& context, std::int64_t first,
-                                                    std::int64_t global_batch);
+                                                    std::int64_t global_batch, int places = 0);
 
 /// Those of all iterations from `state` to the end of the run, one microbatch a call. Keeps references to `run` and
 /// `context`.
@@ -37,6 +38,9 @@ struct IterationParts {
   checkpoint::Saver& saver;
   RunLog* log;        ///< null: of another rank
   bool save = false;  ///< this rank was asked to save
+  /// Of the step, without of_share; where it is due `make` makes the samples that another rank reads.
+  StepCheck check = {};
+  Prefetcher::Make make = {};
 };
 
 /// How an iteration has ended, the same on every rank but for the times.

@@ -10,6 +10,9 @@
 #include <map>
 #include <numeric>
 #include <span>
+#include <utility>
+
+#include "megatron/train/checked_passes.h"
 
 namespace megatron::train {
 namespace {
@@ -190,16 +193,48 @@ PassResult TrainStep::forward_and_backward(int num_microbatches, const Microbatc
       num_microbatches, [&](std::size_t m) { return std::move(batches[m]); }, scales);
 }
 
+// The passes of a step; those of one that is checked more than once. Whatever they leave besides gradients, which the
+// next pass writes anew, is the result's alone: parameters, the loss scale and the routers' biases change later.
+PassResult TrainStep::passes(int num_microbatches, const MicrobatchSource& microbatch, double scale,
+                             const StepCheck& check, StepResult& result) {
+  PassResult pass;
+  BitFlip flip = check.flip;
+  const auto run = [&](int places, bool reduces) {
+    bool flips = flip == BitFlip::Always || (flip == BitFlip::Once && reduces);
+    if (flips && flip == BitFlip::Once) flip = BitFlip::None;
+    GradientChecksum checksum;
+    const auto look = [&](const parallel::Parameter& parameter, std::int64_t round) {
+      if (std::exchange(flips, false)) flip_bit(parameter.grad);
+      if (check.due) checksum.add(parameter, round);
+    };
+    parts_.pipeline.take_router_counts();  // of a pass before
+    parts_.reducer.begin_step(num_microbatches, {.reduces = reduces, .look = look});
+    pass = forward_and_backward(num_microbatches, places == 0 ? microbatch : check.of_share(places), scale);
+    parts_.reducer.finish();  // what has not started is looked at too
+    if (check.due) checksum.add_loss(sum_of(pass), pass.count);
+    return checksum.value();
+  };
+  if (check.due) {
+    result.checked = true;
+    result.suspects = run_checked(parts_.context, options_.copy_distance, run);
+  } else if (flip != BitFlip::None) {
+    run(0, /*reduces=*/true);
+  } else {
+    parts_.reducer.begin_step(num_microbatches);
+    pass = forward_and_backward(num_microbatches, microbatch, scale);
+  }
+  return pass;
+}
+
 StepResult TrainStep::operator()(int num_microbatches, const MicrobatchSource& microbatch,
-                                 const plan::LearningRates& rates, bool stop, bool save) {
+                                 const plan::LearningRates& rates, bool stop, bool save, const StepCheck& check) {
   StepResult result;
   const double scale = gradient_scale(num_microbatches);
   result.loss_scale = parts_.scaler == nullptr ? 1 : parts_.scaler->scale();
-  parts_.reducer.begin_step(num_microbatches);
   // Gradients of the sum over tokens; each bucket's reduction over dp starts by itself.
-  auto passes = parts_.timers.time(TimerId::ForwardBackward);
-  const PassResult run = forward_and_backward(num_microbatches, microbatch, scale);
-  passes.stop();
+  auto timed_passes = parts_.timers.time(TimerId::ForwardBackward);
+  const PassResult run = passes(num_microbatches, microbatch, scale, check, result);
+  timed_passes.stop();
   parts_.timers.add(TimerId::ForwardCompute, run.forward_s);
   parts_.timers.add(TimerId::BackwardCompute, run.backward_s);
   result.times.forward_s = run.forward_s;
@@ -223,7 +258,8 @@ StepResult TrainStep::operator()(int num_microbatches, const MicrobatchSource& m
   result.grad_norm = total.norm * to_mean / scale;
   if (options_.num_zeros_in_grad) result.num_zeros = total.num_zeros;
   // The same on every rank, so that none ever updates alone.
-  result.skipped = total.broken || !std::isfinite(result.loss) || !std::isfinite(result.grad_norm);
+  result.skipped =
+      total.broken || !std::isfinite(result.loss) || !std::isfinite(result.grad_norm) || result.has_persistent_error();
   judge_(result);
   if (parts_.scaler != nullptr) {
     const bool overflow = result.skipped && !result.spike;
@@ -240,6 +276,10 @@ StepResult TrainStep::operator()(int num_microbatches, const MicrobatchSource& m
   }
   if (options_.params_norm) result.params_norm = params_norm();
   return result;
+}
+
+bool StepResult::has_persistent_error() const {
+  return std::ranges::any_of(suspects, [](const supervise::Suspect& suspect) { return suspect.persistent; });
 }
 
 double Evaluation::perplexity() const { return std::exp(std::min(20.0, token_loss())); }

@@ -14,6 +14,7 @@
 #include "megatron/optim/parameter_gatherer.h"
 #include "megatron/optim/shared_gradients.h"
 #include "megatron/parallel/context.h"
+#include "megatron/supervise/suspects.h"
 #include "megatron/train/log/loss_figure.h"
 #include "megatron/train/log/timers.h"
 #include "megatron/train/pipeline.h"
@@ -32,6 +33,23 @@ struct StepOptions {
   /// Names of the routers' biases, one for each layer that has experts; empty without biases.
   std::vector<std::string> router_biases = {};
   double bias_update_rate = 0;
+  /// Where the next copy of the model is in ParallelContext::samples(); 0: there is none (plan::copy_distance).
+  int copy_distance = 0;
+};
+
+/// What happens to a gradient of this rank, for tests: one bit of it is flipped.
+enum class BitFlip : std::uint8_t {
+  None,
+  Once,   ///< in the pass that the step needs, as by a transient error
+  Always  ///< in each pass of the step: a persistent error
+};
+
+/// How the passes of one step are checked (guard.rerun_interval).
+struct StepCheck {
+  bool due = false;
+  /// Where `due`: the microbatches of the rank `places` further on in ParallelContext::samples().
+  std::function<MicrobatchSource(int places)> of_share = {};
+  BitFlip flip = BitFlip::None;  ///< on this rank; also where no check is due
 };
 
 /// Seconds that this rank spent in each part of a step; the rest of it waited for other stages.
@@ -56,9 +74,14 @@ struct StepResult {
   bool spike = false;                   ///< skipped for a loss that leaps (TrainStep::judge)
   bool harmless = false;                ///< skipped for a gradient alone, under a loss scale that such steps bring down
   ExpertFigures experts;                ///< of all ranks; empty without experts
-  bool stop = false;                    ///< some rank was asked to stop
-  bool save = false;                    ///< some rank was asked to save
+  bool checked = false;                 ///< passes were compared (StepCheck); who computes wrongly, if anybody does:
+  std::vector<supervise::Suspect> suspects;
+  bool stop = false;  ///< some rank was asked to stop
+  bool save = false;  ///< some rank was asked to save
   StepTimes times;
+
+  /// Some rank computes wrongly again and again: nothing was updated.
+  bool has_persistent_error() const;
 };
 
 /// One optimizer step: forward and backward of every microbatch through the pipeline, reduction over dp, sums of what
@@ -84,9 +107,9 @@ class TrainStep {
   TrainStep(const Parts& parts, StepOptions options) : parts_(parts), options_(options) {}
 
   /// Collective over the world. `stop`, `save`: this rank was asked to; told to all ranks in the same message as the
-  /// loss.
+  /// loss. `check`: its `due` is the same on every rank. `microbatch` is asked again where passes are run again.
   StepResult operator()(int num_microbatches, const MicrobatchSource& microbatch, const plan::LearningRates& rates,
-                        bool stop = false, bool save = false);
+                        bool stop = false, bool save = false, const StepCheck& check = {});
 
   /// From now on called once loss and norm are known and before the update, the same on every rank: may set `skipped`
   /// and `spike`, and for tests change the loss.
@@ -97,6 +120,8 @@ class TrainStep {
 
  private:
   PassResult forward_and_backward(int num_microbatches, const MicrobatchSource& microbatch, double scale);
+  PassResult passes(int num_microbatches, const MicrobatchSource& microbatch, double scale, const StepCheck& check,
+                    StepResult& result);
   struct Totals;
   Totals totals_over_world(const PassResult& pass, bool stop, bool save) const;
   void sum_gradients();

@@ -15,6 +15,7 @@
 #include "megatron/base/log.h"
 #include "megatron/base/machine/out_of_memory.h"
 #include "megatron/base/progress.h"
+#include "megatron/base/text/printable.h"
 #include "megatron/base/timer.h"
 #include "megatron/checkpoint/files/folder.h"
 #include "megatron/checkpoint/save/saver.h"
@@ -26,6 +27,7 @@
 #include "megatron/schedule/text.h"
 #include "megatron/supervise/events.h"
 #include "megatron/train/batches.h"
+#include "megatron/train/checked_passes.h"
 #include "megatron/train/engine.h"
 #include "megatron/train/guard.h"
 #include "megatron/train/inputs.h"
@@ -135,6 +137,7 @@ class TrainingRun {
     }
     while (!stop && !leave && !is_done()) {
       const Iterated iterated = iterate();
+      if (iterated.faulty) return Outcome::Faulty;
       stop = iterated.stop;
       save_is_asked_ = save_is_asked_ || iterated.save;
       if (iterated.rolled_back) continue;
@@ -155,7 +158,7 @@ class TrainingRun {
 
  private:
   struct Iterated {
-    bool stop = false, save = false, rolled_back = false;
+    bool stop = false, save = false, rolled_back = false, faulty = false;
   };
 
   void begin_phase(const char* phase) const {
@@ -199,6 +202,8 @@ class TrainingRun {
     const int saves = asks ? outside_.saves_requested() : 0;  // ranks agree in a step: who asks before waits for one
     parts.save = saves > std::exchange(saves_seen_, saves);
     guard_.before_step(state_.iteration + 1);
+    parts.check = guard_.check_of(state_.iteration + 1);
+    parts.make = [this](const std::vector<std::int64_t>& ids) { return data_.train.front().batches.get(ids); };
     const bool profiled = step_is_profiled();
     engine_.pipeline.profile(profiled);
     const IterationEnd end =
@@ -206,6 +211,8 @@ class TrainingRun {
     if (profiled) write_profile();
     report();
     if (end.result.save) tell("save_requested", {{"iteration", state_.iteration}});
+    if (!end.result.suspects.empty()) tell_suspects(end.result);
+    if (end.result.has_persistent_error()) return {.faulty = true};
     return {.stop = end.result.stop, .save = end.result.save, .rolled_back = act_on(end)};
   }
 
@@ -226,6 +233,27 @@ class TrainingRun {
   // An event of the run: the first rank tells it.
   void tell(std::string_view event, const nlohmann::ordered_json& details) {
     if (events_) events_->write(event, details);
+  }
+
+  // Ranks that may have computed wrongly: at a persistent error the run ends here. Collective over the world.
+  void tell_suspects(const StepResult& result) {
+    const bool stops = result.has_persistent_error();
+    const nlohmann::ordered_json suspects = events_of(result.suspects, engine_.context);
+    const std::string text = text_of_suspects(suspects);
+    tell("wrong_gradients", {{"iteration", state_.iteration},
+                             {"error", stops ? "persistent" : "transient"},
+                             {"action", stops ? "stop" : "repair"},
+                             {"ranks", suspects}});
+    if (!stops && log_)
+      log_->message(concat(" > iteration ", state_.iteration, ": a transient error, computed again: ", text));
+    if (!stops) return;
+    saver_.finish();
+    tell("stopped", {{"iteration", state_.iteration}, {"why", "wrong_gradients"}, {"batch", ""}});
+    if (!log_) return;
+    write_line(stderr, rule_got_fix("Ranks that compute the same must get the same gradients (guard.rerun_interval).",
+                                    concat("iteration ", state_.iteration, ": ", text),
+                                    "have the machine tested and run without it: the same command resumes from the "
+                                    "newest checkpoint"));
   }
 
   // What config.guard says of the iteration that was done last; whether the run was rolled back. Collective over the

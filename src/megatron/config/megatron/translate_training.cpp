@@ -149,6 +149,7 @@ void exits(Translation& c) {
   if (c.args.has("exit-interval")) t.exit_interval = c.args.integer("exit-interval");
   if (c.args.has("exit-duration-in-mins"))
     t.exit_duration_mins = static_cast<double>(c.args.integer("exit-duration-in-mins"));
+  if (c.args.has("rerun-mode") && c.args.text("rerun-mode") == "report_stats") c.run.guard.rerun_interval = 1;
   for (const std::string& word : c.args.list("iterations-to-skip")) {  // counted from 0 there
     std::int64_t number = 0;
     c.require(read_integer(word, number) && number >= 0, "--iterations-to-skip takes iterations from 0 on.", word,

@@ -13,6 +13,8 @@ std::optional<Fault::Kind> kind_named(const std::string& name) {
   if (name == "spike") return Fault::Kind::Spike;
   if (name == "exit") return Fault::Kind::Exit;
   if (name == "hang") return Fault::Kind::Hang;
+  if (name == "flip") return Fault::Kind::Flip;
+  if (name == "stuck") return Fault::Kind::Stuck;
   return std::nullopt;
 }
 
@@ -34,7 +36,7 @@ std::optional<Fault> fault_of(const std::string& text) {
   const std::size_t digits = second == std::string::npos ? second : second - first - 1;
   if (!reads(text.substr(first + 1, digits), fault.iteration) || fault.iteration < 1 || fault.iteration > kMaxIteration)
     return std::nullopt;
-  const bool of_rank = fault.kind == Fault::Kind::Exit || fault.kind == Fault::Kind::Hang;
+  const bool of_rank = fault.kind != Fault::Kind::Nan && fault.kind != Fault::Kind::Spike;
   if (second == std::string::npos) return fault;
   if (!of_rank || !reads(text.substr(second + 1), fault.rank) || fault.rank < 0 || fault.rank >= kMaxRank)
     return std::nullopt;
@@ -48,9 +50,10 @@ std::vector<Fault> faults_of(const std::vector<std::string>& texts) {
   for (const std::string& text : texts) {
     const auto fault = fault_of(text);
     if (!fault)
-      throw ConfigError(rule_got_fix(
-          "guard.inject_faults takes nan:ITERATION, spike:ITERATION, exit:ITERATION:RANK and hang:ITERATION:RANK.",
-          text, "--guard.inject_faults nan:7"));
+      throw ConfigError(
+          rule_got_fix("guard.inject_faults takes nan:ITERATION, spike:ITERATION, and exit, hang, flip and stuck, as "
+                       "exit:ITERATION:RANK.",
+                       text, "--guard.inject_faults nan:7"));
     faults.push_back(*fault);
   }
   return faults;

@@ -52,6 +52,7 @@ constexpr std::string_view kOwnFields[] = {"iteration",
                                            "slowest_by_timer",
                                            "skipped",
                                            "batch_skipped",
+                                           "wrong_ranks",
                                            "matmul_precision",
                                            "ppl",
                                            "set"};
@@ -190,6 +191,7 @@ void MetricsFile::write(const IterationMetrics& metrics) {
     object["slowest_by_timer"][slowest.timer] = {
         {"rank", slowest.rank}, {"ms", slowest.ms}, {"median_ms", slowest.median_ms}};
   if (metrics.skipped) object["skipped"] = true;
+  if (metrics.wrong_ranks) object["wrong_ranks"] = *metrics.wrong_ranks;
   if (metrics.high_matmul_precision) object["matmul_precision"] = "high";
   write_line(object.dump());
 }

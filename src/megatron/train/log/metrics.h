@@ -67,7 +67,8 @@ struct IterationMetrics {
   };
   std::vector<SlowestRank> slowest_by_timer = {};  ///< with log.straggler
   bool skipped = false;
-  bool high_matmul_precision = false;  ///< float32 products were three of bf16
+  std::optional<std::vector<int>> wrong_ranks = {};  ///< of a step whose passes were compared: those that may be wrong
+  bool high_matmul_precision = false;                ///< float32 products were three of bf16
 };
 
 struct ValidationMetrics {

@@ -103,6 +103,13 @@ std::optional<ExpertMetrics> expert_metrics(const ExpertFigures& figures, const 
   return metrics;
 }
 
+std::optional<std::vector<int>> wrong_ranks(const StepResult& result) {
+  if (!result.checked) return std::nullopt;
+  std::vector<int> ranks;
+  for (const supervise::Suspect& suspect : result.suspects) ranks.push_back(suspect.rank);
+  return ranks;
+}
+
 ResumePoint resume_point(const RunState& start) {
   return {.iteration = start.iteration,
           .samples = start.consumed_samples,
@@ -172,6 +179,7 @@ void RunLog::iteration(const RunState& state, const Iteration& done) {
                                  .straggler = straggler_of(done.times, log, interval_.iterations),
                                  .slowest_by_timer = slowest_by_timer(done.times, log, interval_.iterations),
                                  .skipped = result.skipped,
+                                 .wrong_ranks = wrong_ranks(result),
                                  .high_matmul_precision = kernels::matmul_precision(device_of(run_).type()) == "high"};
   metrics_.write(metrics);
   last_ = metrics;

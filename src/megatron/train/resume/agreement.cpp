@@ -18,6 +18,7 @@
 #include "megatron/config/value.h"
 #include "megatron/data/run_blends.h"
 #include "megatron/interchange/weights.h"
+#include "megatron/kernels/runtime.h"
 #include "megatron/schedule/text.h"
 #include "megatron/text/tokenizer.h"
 #include "megatron/train/inputs.h"
@@ -178,6 +179,9 @@ void require_equal_runs(const plan::ResolvedRun& run, const comm::Group& world) 
   for (const auto& [option, folder] :
        {std::pair{"lora.base ", run.config.lora.base}, {"distill.teacher ", run.config.distill.teacher}})
     if (!folder.empty()) comm::require_agreement(world, {{option + folder, model_digest(folder)}});
+  if (run.config.guard.rerun_interval > 0)  // the same bits come of the same instructions
+    comm::require_agreement(world,
+                            {{"instruction set of the kernels, for guard.rerun_interval", kernels::instruction_set()}});
   // Rank 0 says where the run begins: what `latest` says elsewhere may be older for a while, on a shared file system.
   const std::string start = comm::gather_texts(world, fact_of([&] { return start_of(run.config); }))[0];
   if (start.empty())
