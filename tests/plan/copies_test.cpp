@@ -2,6 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <string>
+#include <vector>
+
 namespace megatron::plan {
 namespace {
 
@@ -35,7 +38,8 @@ TEST(Copies, DoTheSameTogether) {
         for (const int dp : {2, 3, 4, 6})
           for (const int pp : {1, 2})
             for (int ep = 1; ep <= cp * dp; ++ep) {
-              if (cp * dp % ep != 0) continue;
+              const bool mixes_stages = ep > 1 && pp > 1 && order == std::string("tp-cp-pp-dp");  // which is refused
+              if (cp * dp % ep != 0 || mixes_stages) continue;
               const RankGrid grid(tp, cp, dp, pp, tp * cp * dp * pp, order);
               const RankRoles of(grid, {.ep = ep});
               const int distance = copy_distance(of);

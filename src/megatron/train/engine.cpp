@@ -132,10 +132,6 @@ std::vector<std::string> router_biases(const plan::ModelShape& shape) {
   return names;
 }
 
-plan::RankRoles roles_of(const plan::ResolvedRun& run) {
-  return plan::RankRoles(run.grid, {.ep = run.config.parallel.ep});
-}
-
 std::optional<optim::LossScaler> loss_scaler(const config::RunConfig& config) {
   if (config.train.dtype != "fp16") return std::nullopt;
   const config::OptimizerConfig& optimizer = config.optimizer;
@@ -201,7 +197,7 @@ Engine::Engine(const plan::ResolvedRun& run, comm::Group world, at::Device devic
             .num_experts = run.shape.experts ? run.shape.experts->count : 0,
             .router_biases = router_biases(run.shape),
             .bias_update_rate = run.config.model.moe_router_bias_update_rate,
-            .copy_distance = run.config.guard.rerun_interval > 0 ? plan::copy_distance(roles_of(run)) : 0}) {
+            .copy_distance = run.config.guard.rerun_interval > 0 ? plan::copy_distance(plan::roles_of(run)) : 0}) {
   if (run.config.lora.base.empty()) set_magnitudes(run, *this);  // else the weights are not there before start_run()
 }
 
