@@ -102,7 +102,7 @@ const std::vector<Row>& rows() {
         "--vocab-file tok/vocab.json --merge-file tok/merges.txt --append-eod --workers 2"}},
       {"sweep",
        "in train.out: lr_LR_batch_N/ for each trial, sweep.json, sweep.svg",
-       "3",
+       "37",
        {"megatron sweep --lr 3e-4,1e-3,3e-3 --batch 16,32 -- train configs/llama_tiny.toml --data-path "
         "data/corpus_text_document --tokenizer tok --train.out runs/sweep"}},
       {"run",

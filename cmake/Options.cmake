@@ -14,7 +14,8 @@ if(CMAKE_CXX_COMPILER_ID STREQUAL GNU)
 endif()
 
 # Assertions name files as the checkout does, wherever it is: the compiler cache knows them again in another.
-string(APPEND CMAKE_CXX_FLAGS " -fmacro-prefix-map=${PROJECT_SOURCE_DIR}/=")
+string(REPLACE " " "\\ " checkout "${PROJECT_SOURCE_DIR}")
+string(APPEND CMAKE_CXX_FLAGS " -fmacro-prefix-map=${checkout}/=")
 
 find_program(CCACHE ccache)
 if(CCACHE)

@@ -188,7 +188,8 @@ class Supervisor {
       say(concat("interrupted", end.code == kInterrupted ? " and saved" : ""));
       return end.code;
     }
-    if (!run_has_stopped()) return std::nullopt;
+    const bool stopped = run_has_stopped();  // reads on in the events, whatever the code
+    if (!stopped && end.code != kFaulty) return std::nullopt;
     say("the run has stopped by itself: see events.jsonl");
     return leave_as_it_is(end.code == kFaulty ? kFaulty : kFailed, "the run has stopped by itself");
   }

@@ -192,6 +192,7 @@ class Sweep {
       const sv::ChildEnd child = sv::run_child(
           program, signals_, [] { return false; }, 0);
       if (child.stopped || child.code == kInterrupted) return kInterrupted;
+      if (child.code == kFaulty) return kFaulty;  // so would ranks of the other trials
       const bool first = &trial == &trials_.front() && trial.losses.empty();
       if (child.code == kWrong && first) return kWrong;  // it has said why, of all of them
       trial.failed = child.code != kDone;

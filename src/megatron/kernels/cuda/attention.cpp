@@ -35,6 +35,20 @@ std::optional<double> scale_of(const AttentionOptions& options) {
 /// [s, b, n, d] or [s, b, g, n/g, d] -> [b, s, n, d].
 at::Tensor batch_first(const at::Tensor& x) { return (x.dim() == 5 ? x.flatten(2, 3) : x).transpose(0, 1); }
 
+/// While it lives attention's gradient is summed in one order. Where deterministic algorithms are only asked for, as
+/// everywhere else (parallel/cuda.h), libtorch adds it up by atomics.
+class OneOrder {
+ public:
+  OneOrder() { at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false); }
+  OneOrder(const OneOrder&) = delete;
+  OneOrder& operator=(const OneOrder&) = delete;
+  ~OneOrder() { at::globalContext().setDeterministicAlgorithms(asked_, warns_); }
+
+ private:
+  bool asked_ = at::globalContext().deterministicAlgorithms();
+  bool warns_ = at::globalContext().deterministicAlgorithmsWarnOnly();
+};
+
 void write(const at::Tensor& to, const at::Tensor& x_bsnd) { to.copy_(x_bsnd.transpose(0, 1).reshape(to.sizes())); }
 
 }  // namespace
@@ -55,6 +69,7 @@ void attention_backward(const at::Tensor& dout, const at::Tensor& q, const at::T
                         const at::Tensor& dk, const at::Tensor& dv, const at::Tensor& dbias) {
   if (!takes_flash(q, k, options)) return Own::attention_backward(dout, q, k, v, forward, options, dq, dk, dv, dbias);
   const at::Tensor none = at::empty({0}, q.options().dtype(at::kLong));  // of dropout, which there is none of
+  const OneOrder one_order;
   const auto gradients = at::_flash_attention_backward(
       batch_first(dout), batch_first(q), batch_first(k), batch_first(v), batch_first(forward.out), forward.logsumexp,
       {}, {}, q.size(0), k.size(0), /*dropout_p=*/0, options.causal, none, none, scale_of(options));

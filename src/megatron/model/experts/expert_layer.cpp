@@ -308,7 +308,7 @@ class ExpertLayer::Backward {
   /// biases let it choose them (DeepSeek-AI 2024, section 2.1.2, equation 18).
   at::Tensor best_experts(const Inner& inner) const {
     plan::Router alone = layer_.spec_.router;
-    if (alone.groups <= 1 && !layer_.bias_) return inner.experts;
+    if (alone.aux_loss == 0 || (alone.groups <= 1 && !layer_.bias_)) return inner.experts;
     alone.groups = 1;
     return chosen_experts(inner.logits, alone, layer_.spec_.top_k, {});
   }

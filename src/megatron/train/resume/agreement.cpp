@@ -1,13 +1,17 @@
 #include "megatron/train/resume/agreement.h"
 
+#include <ATen/Parallel.h>
 #include <torch/version.h>
 #include <xxhash.h>
 
 #include <algorithm>
 #include <cstdint>
 #include <filesystem>
+#include <fstream>
 #include <iterator>
+#include <set>
 #include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -36,6 +40,29 @@ std::string fact_of(const Look& look) {
   } catch (const std::exception& error) {
     return error.what();
   }
+}
+
+/// What follows the colon of the first line of `file` that begins with `key`; "" where there is none.
+std::string value_in(const fs::path& file, std::string_view key) {
+  std::ifstream in(file);
+  for (std::string line; std::getline(in, line);)
+    if (line.starts_with(key))
+      if (const std::size_t colon = line.find(':'); colon != std::string::npos)
+        return line.substr(std::min(line.size(), line.find_first_not_of(" \t", colon + 1)));
+  return "";
+}
+
+/// What decides the last bits of a product on this rank: libraries choose their code by the processor or the GPU, and
+/// share it out by threads.
+std::string arithmetic() {
+  std::set<std::string> gpus;
+  std::error_code none;
+  for (const auto& gpu : fs::directory_iterator("/proc/driver/nvidia/gpus", none))
+    gpus.insert(value_in(gpu.path() / "information", "Model"));
+  std::string text = concat(value_in("/proc/cpuinfo", "model name"), ", ", kernels::instruction_set(), ", ",
+                            at::get_num_threads(), " threads");
+  for (const std::string& gpu : gpus) text += ", " + gpu;
+  return text;
 }
 
 std::string size_of(const fs::path& file) {
@@ -180,8 +207,7 @@ void require_equal_runs(const plan::ResolvedRun& run, const comm::Group& world) 
        {std::pair{"lora.base ", run.config.lora.base}, {"distill.teacher ", run.config.distill.teacher}})
     if (!folder.empty()) comm::require_agreement(world, {{option + folder, model_digest(folder)}});
   if (run.config.guard.rerun_interval > 0)  // the same bits come of the same instructions
-    comm::require_agreement(world,
-                            {{"instruction set of the kernels, for guard.rerun_interval", kernels::instruction_set()}});
+    comm::require_agreement(world, {{"what computes, for guard.rerun_interval", arithmetic()}});
   // Rank 0 says where the run begins: what `latest` says elsewhere may be older for a while, on a shared file system.
   const std::string start = comm::gather_texts(world, fact_of([&] { return start_of(run.config); }))[0];
   if (start.empty())

@@ -101,7 +101,7 @@ struct BufferedOptimizer {
   }
 };
 
-/// What each rank of expert parallelism has of `specs`, which are of all; where all have the same, the first.
+/// Splits `specs` by the rank of expert parallelism that has them; one share where the optimizer has no such ranks.
 std::vector<std::vector<plan::ParameterSpec>> shares_of(std::vector<plan::ParameterSpec> specs,
                                                         const BufferedOptimizer& optimizer, std::int64_t experts) {
   constexpr std::string_view kEach = ".local_experts.";
@@ -190,7 +190,7 @@ class Buckets {
   std::int64_t at_ = 0;
 };
 
-/// A rank's places: of `specs`, in the order of the model, in what `buckets` has.
+/// Adds where `buckets` of one rank have the parameters `specs`, which come in any order.
 void add_rank(std::vector<plan::ParameterSpec> specs, const plan::ModelShape& shape, const BufferLayout& layout,
               bool first_of_tp, Buckets buckets, BufferedPlaces& places) {
   std::ranges::stable_sort(

@@ -271,11 +271,15 @@ void add_buffers(const Opened& opened, const plan::ModelShape& shape, const std:
   if (experts % ep != 0)
     args.refuse("expert_model_parallel_size", concat("a divisor of num_experts, ", experts), concat(ep));
   if (shape.experts && ep == 1 && etp != tp)
-    throw ConfigError(rule_got_fix(concat(opened.common.name(),
-                                          ": of one expert-parallel rank args.expert_tensor_parallel_size must be the "
-                                          "ranks of tensor parallelism, ",
-                                          tp, ", for state by buffer", kAsSaved),
-                                   concat(etp)));
+    throw ConfigError(rule_got_fix(
+        concat(opened.common.name(), ": args.expert_tensor_parallel_size must equal tensor_model_parallel_size (", tp,
+               ") where expert_model_parallel_size is 1 and state is by buffer", kAsSaved),
+        concat(etp)));
+  constexpr std::size_t kMostSlices = std::size_t{1} << 23;  // a hundred times those of the largest models
+  if (specs.size() > kMostSlices / static_cast<std::size_t>(std::max(tp, etp)))
+    throw ConfigError(rule_got_fix(concat(opened.common.name(), ": state by buffer must have at most ", kMostSlices,
+                                          " slices of parameters", kAsSaved),
+                                   concat(specs.size(), " parameters of ", std::max(tp, etp), " ranks")));
   BufferLayout layout{.tp = static_cast<int>(tp),
                       .pp = static_cast<int>(args.size("pipeline_model_parallel_size", 1 << 14, 1)),
                       .ep = static_cast<int>(ep),
