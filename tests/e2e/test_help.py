@@ -51,7 +51,7 @@ class Help(unittest.TestCase):
         types = re.compile(r"^  --\S+(, --\S+)*( (INT|FLOAT|STRING)(\.\.\.)?| \{[^ ]+\}(\.\.\.)?)?(\s{2,}\S.*)?$")
         for job in JOBS:
             text = whole_help(tuple(job))
-            self.assertIn("\n  --", text, job)
+            self.assertIn("\nexit codes: ", text, job)
             for line in text.splitlines():
                 if line.startswith("  --"):
                     self.assertRegex(line, types, job)

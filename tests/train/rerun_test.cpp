@@ -129,6 +129,21 @@ std::vector<Layout> layouts() {
   experts.model.moe_router_bias_update_rate = 0.05;
   experts.model.moe_input_jitter_eps = 0.2;
   all.push_back({"experts", experts});
+  auto sharded = experts;
+  sharded.optimizer.use_distributed_optimizer = true;
+  sharded.optimizer.data_parallel_sharding_strategy = "optim_grads_params";
+  sharded.train.recompute = "full";
+  all.push_back({"experts of ZeRO 3, recomputed", sharded});
+  auto sentences = testing::tiny_config(1, 2, "fp32");  // whose head has a collective of its own in each pass
+  sentences.model.architecture = "bert";
+  all.push_back({"BERT", sentences});
+  auto adapters = testing::tiny_config(2, 2, "fp32");
+  adapters.lora.rank = 2;
+  adapters.lora.dora = true;
+  all.push_back({"adapters", adapters});
+  auto depths = testing::tiny_config(1, 2, "fp32");
+  depths.model.mtp_num_layers = 1;
+  all.push_back({"depths", depths});
   return all;
 }
 
