@@ -143,6 +143,7 @@ std::vector<Layout> layouts() {
   all.push_back({"adapters", adapters});
   auto depths = testing::tiny_config(1, 2, "fp32");
   depths.model.mtp_num_layers = 1;
+  depths.model.position_embedding_type = "rope";
   all.push_back({"depths", depths});
   return all;
 }
