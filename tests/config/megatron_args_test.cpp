@@ -75,12 +75,9 @@ TEST(MegatronTable, MapsToOptionsThatExist) {
 
 /// A value that is not the default: another number, another choice, any word.
 std::vector<std::string> another_value(const MegatronFlag& flag) {
-  const std::map<std::string, std::string> forms = {{"window-size", "7,0"},
-                                                    {"split", "8,1,1"},
-                                                    {"step-batch-size-schedule", "0:4"},
-                                                    {"hidden-size", "1536"},
-                                                    {"recompute-modules", "mlp"},
-                                                    {"rerun-mode", "report_stats"}};
+  const std::map<std::string, std::string> forms = {
+      {"window-size", "7,0"},  {"split", "8,1,1"},           {"step-batch-size-schedule", "0:4"},
+      {"hidden-size", "1536"}, {"recompute-modules", "mlp"}, {"rerun-mode", "report_stats"}};
   if (const auto form = forms.find(flag.names.front()); form != forms.end()) return {form->second};
   if (flag.kind == FlagKind::Switch) return {};
   if (flag.kind == FlagKind::Int) return {flag.default_value == "2" ? "3" : "2"};
