@@ -12,6 +12,15 @@ using testing::ElementsAre;
 using testing::IsEmpty;
 
 // Errors name them as a fix, so whoever types them behind a script's own words must be understood.
+/// The recipe of a small GPT on so many ranks, with `words` besides.
+RunConfig translated_small(const std::string& words, int world_size) {
+  const std::string small =
+      "--num-layers 12 --hidden-size 768 --num-attention-heads 12 --seq-length 1024 --max-position-embeddings 1024 "
+      "--micro-batch-size 4 --train-iters 100 --lr 1e-4 --global-batch-size 16 ";
+  return translate_megatron_arguments("pretrain_gpt", shell_words(small + words, "test"), {.world_size = world_size})
+      .config;
+}
+
 TEST(MegatronArguments, TakeThisProgramsNamesOfTheLayout) {
   const MegatronArguments args({"--pipeline-model-parallel-size", "16", "--pp", "8", "--parallel.tp=2", "--vpp", "3",
                                 "--sp", "--dp=3", "--schedule", "auto", "--world-size", "48"});
@@ -26,13 +35,7 @@ TEST(MegatronArguments, TakeThisProgramsNamesOfTheLayout) {
 }
 
 TEST(MegatronArguments, ShareSequencesBetweenRanks) {
-  const auto parallel_of = [](const std::string& words) {
-    const std::string small =
-        "--num-layers 12 --hidden-size 768 --num-attention-heads 12 --seq-length 1024 --max-position-embeddings 1024 "
-        "--micro-batch-size 4 --train-iters 100 --lr 1e-4 --global-batch-size 16 ";
-    return translate_megatron_arguments("pretrain_gpt", shell_words(small + words, "test"), {.world_size = 8})
-        .config.parallel;
-  };
+  const auto parallel_of = [](const std::string& words) { return translated_small(words, 8).parallel; };
   const auto error_of = [&](const std::string& words) -> std::string {
     try {
       parallel_of(words);
@@ -52,13 +55,7 @@ TEST(MegatronArguments, ShareSequencesBetweenRanks) {
 }
 
 TEST(MegatronArguments, ShareWhatBothKindsOfFsdpShare) {
-  const auto optimizer_of = [](const std::string& words) {
-    const std::string small =
-        "--num-layers 12 --hidden-size 768 --num-attention-heads 12 --seq-length 1024 --max-position-embeddings 1024 "
-        "--micro-batch-size 4 --train-iters 100 --lr 1e-4 --global-batch-size 16 ";
-    return translate_megatron_arguments("pretrain_gpt", shell_words(small + words, "test"), {.world_size = 2})
-        .config.optimizer;
-  };
+  const auto optimizer_of = [](const std::string& words) { return translated_small(words, 2).optimizer; };
   const auto shared = [&](const std::string& words) -> std::string {
     const OptimizerConfig optimizer = optimizer_of(words);
     return optimizer.use_distributed_optimizer ? optimizer.data_parallel_sharding_strategy : "nothing";
@@ -76,13 +73,7 @@ TEST(MegatronArguments, ShareWhatBothKindsOfFsdpShare) {
 }
 
 TEST(MegatronArguments, RunStepsTwiceWhereStatisticsOfRerunsAreAskedFor) {
-  const auto interval_of = [](const std::string& words) {
-    const std::string small =
-        "--num-layers 12 --hidden-size 768 --num-attention-heads 12 --seq-length 1024 --max-position-embeddings 1024 "
-        "--micro-batch-size 4 --train-iters 100 --lr 1e-4 ";
-    return translate_megatron_arguments("pretrain_gpt", shell_words(small + words, "test"), {.world_size = 1})
-        .config.guard.rerun_interval;
-  };
+  const auto interval_of = [](const std::string& words) { return translated_small(words, 1).guard.rerun_interval; };
   EXPECT_EQ(interval_of(""), 0);
   EXPECT_EQ(interval_of("--rerun-mode validate_results"), 0);
   EXPECT_EQ(interval_of("--rerun-mode report_stats"), 1);

@@ -61,8 +61,8 @@ std::vector<supervise::Suspect> run_checked(const parallel::ParallelContext& con
   const plan::RankRoles roles(context.grid());  // without experts: samples() asks for none
   const int copies = distance > 0 ? context.samples().size() / distance : 1;
   std::vector<supervise::PartResult> results;
-  const auto pass = [&](int steps, bool reduces) {
-    const int places = steps * distance;
+  const auto pass = [&](int copies_ahead, bool reduces) {
+    const int places = copies_ahead * distance;
     const std::vector<std::uint64_t> checksums = gather_checksums(context.world(), run(places, reduces));
     const std::vector<int> parts = plan::ranks_further(roles, places);
     for (std::size_t rank = 0; rank < checksums.size(); ++rank)

@@ -193,8 +193,8 @@ PassResult TrainStep::forward_and_backward(int num_microbatches, const Microbatc
       num_microbatches, [&](std::size_t m) { return std::move(batches[m]); }, scales);
 }
 
-// The passes of a step; those of one that is checked more than once. Whatever they leave besides gradients, which the
-// next pass writes anew, is the result's alone: parameters, the loss scale and the routers' biases change later.
+// The passes of a step: one, or of a checked step several. A pass leaves gradients, which the next one overwrites, and
+// its result. Parameters, the loss scale and the routers' biases change after the last one.
 PassResult TrainStep::passes(int num_microbatches, const MicrobatchSource& microbatch, double scale,
                              const StepCheck& check, StepResult& result) {
   PassResult pass;
@@ -207,7 +207,7 @@ PassResult TrainStep::passes(int num_microbatches, const MicrobatchSource& micro
       if (std::exchange(flips, false)) flip_bit(parameter.grad);
       if (check.due) checksum.add(parameter, round);
     };
-    parts_.pipeline.take_router_counts();  // of a pass before
+    parts_.pipeline.take_router_counts();  // those of the pass before are dropped
     parts_.reducer.begin_step(num_microbatches, {.reduces = reduces, .look = look});
     pass = forward_and_backward(num_microbatches, places == 0 ? microbatch : check.of_share(places), scale);
     parts_.reducer.finish();  // what has not started is looked at too

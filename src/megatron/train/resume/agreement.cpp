@@ -207,7 +207,7 @@ void require_equal_runs(const plan::ResolvedRun& run, const comm::Group& world) 
        {std::pair{"lora.base ", run.config.lora.base}, {"distill.teacher ", run.config.distill.teacher}})
     if (!folder.empty()) comm::require_agreement(world, {{option + folder, model_digest(folder)}});
   if (run.config.guard.rerun_interval > 0)  // the same bits come of the same instructions
-    comm::require_agreement(world, {{"what computes, for guard.rerun_interval", arithmetic()}});
+    comm::require_agreement(world, {{"what computes, for guard.rerun_interval", fact_of(arithmetic)}});
   // Rank 0 says where the run begins: what `latest` says elsewhere may be older for a while, on a shared file system.
   const std::string start = comm::gather_texts(world, fact_of([&] { return start_of(run.config); }))[0];
   if (start.empty())
