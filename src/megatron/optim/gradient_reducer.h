@@ -13,8 +13,8 @@ namespace megatron::optim {
 /// What the gradients of one pass over a step's microbatches are for.
 struct GradientPass {
   bool reduces = true;  ///< else they stay this rank's own, and are lost: a pass that is only looked at
-  /// Called with each parameter once a collective may take its gradient, which it may change: whole, or of a pool what
-  /// the round of this number has (from 0). Empty: nobody looks.
+  /// Called with each parameter once a collective may take its gradient, which it may change: the whole gradient or,
+  /// where gradients are pooled, what round `round` (from 0) adds to it. Empty: nobody looks.
   std::function<void(const parallel::Parameter& parameter, std::int64_t round)> look = {};
 };
 

@@ -12,7 +12,7 @@
 // The passes of a step, computed again on this rank and on another to find who computes wrongly (guard.rerun_interval).
 namespace megatron::train {
 
-/// Of the gradients of a pass, whichever order they come in.
+/// A checksum of one pass's gradients; their order does not matter.
 class GradientChecksum {
  public:
   /// One parameter's gradient on this rank, or of pooled gradients what one round of reductions takes.
@@ -43,7 +43,7 @@ std::vector<supervise::Suspect> run_checked(const parallel::ParallelContext& con
 /// machine.
 nlohmann::ordered_json events_of(const std::vector<supervise::Suspect>& suspects,
                                  const parallel::ParallelContext& context);
-/// The same for a reader: "rank 1 (…) on HOST: 3 of 6 results differ", one after the other.
+/// What a reader is told of them: "rank 1 (…) on HOST: 3 of 6 results differ", one after the other.
 std::string text_of_suspects(const nlohmann::ordered_json& events);
 
 }  // namespace megatron::train

@@ -36,11 +36,10 @@ struct IterationParts {
   Engine& engine;
   Prefetcher& reader;  ///< of coming_microbatches()
   checkpoint::Saver& saver;
-  RunLog* log;        ///< null: of another rank
-  bool save = false;  ///< this rank was asked to save
-  /// Of the step, without of_share; where it is due `make` makes the samples that another rank reads.
-  StepCheck check = {};
-  Prefetcher::Make make = {};
+  RunLog* log;                 ///< null: of another rank
+  bool save = false;           ///< this rank was asked to save
+  StepCheck check = {};        ///< how the step is checked; its of_share is made here, of `make`
+  Prefetcher::Make make = {};  ///< makes the microbatches of another rank where a check is due
 };
 
 /// How an iteration has ended, the same on every rank but for the times.

@@ -21,7 +21,8 @@
 
 namespace megatron::train {
 
-/// Microbatch `m` of the step on this rank. Asked once for each on every rank, whatever its stages.
+/// Microbatch `m` of the step on this rank. Asked once for each in every pass over them, on
+/// every rank, whatever its stages.
 using MicrobatchSource = std::function<model::Batch(std::size_t m)>;
 
 /// A loss of one's own in place of the model's: Megatron-LM's forward_step_func with its loss_func.
@@ -30,8 +31,9 @@ struct ForwardStep {
   /// `stage`.loss(): begins with `stage`.logits() or states() of `x`, and returns a scalar sum, differentiable where
   /// `training`, and what it is a sum over (the step divides by it once, over the whole global batch).
   /// The batch has a mask; of ranks that share sequences it is each one's own tokens, whose sums add up.
-  /// LossSum::non_loss may hold what is to be collected. Must give the same on every rank of tp. Empty: the model's own
-  /// loss.
+  /// LossSum::non_loss may hold what is to be collected. Must give the same on every rank of tp, and depend on its
+  /// arguments alone: a checked step (guard.rerun_interval) asks for it again, with another rank's samples too. Empty:
+  /// the model's own loss.
   std::function<model::LossSum(const model::TransformerStage& stage, at::Tensor x, const model::Batch& batch,
                                bool training)>
       loss;

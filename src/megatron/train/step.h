@@ -70,17 +70,17 @@ struct StepResult {
   std::optional<double> num_zeros;      ///< elements of the gradient that are exactly zero
   std::optional<double> params_norm;    ///< after the step, L2
   double loss_scale = 1;                ///< that the step used
-  bool skipped = false;                 ///< loss or gradient was NaN or infinite, or it is a spike: nothing was updated
+  bool skipped = false;                 ///< nothing was updated: loss or gradient not finite, a spike, a wrong rank
   bool spike = false;                   ///< skipped for a loss that leaps (TrainStep::judge)
   bool harmless = false;                ///< skipped for a gradient alone, under a loss scale that such steps bring down
   ExpertFigures experts;                ///< of all ranks; empty without experts
-  bool checked = false;                 ///< passes were compared (StepCheck); who computes wrongly, if anybody does:
-  std::vector<supervise::Suspect> suspects;
-  bool stop = false;  ///< some rank was asked to stop
-  bool save = false;  ///< some rank was asked to save
+  bool checked = false;                 ///< passes were compared (StepCheck)
+  std::vector<supervise::Suspect> suspects;  ///< ranks whose passes differ from others'
+  bool stop = false;                         ///< some rank was asked to stop
+  bool save = false;                         ///< some rank was asked to save
   StepTimes times;
 
-  /// Some rank computes wrongly again and again: nothing was updated.
+  /// Some rank computes wrongly more than once, or in the pass whose gradients are used: nothing was updated.
   bool has_persistent_error() const;
 };
 

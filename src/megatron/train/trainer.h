@@ -14,7 +14,7 @@ namespace megatron::train {
 enum class Outcome {
   Done,
   Interrupted,  ///< a rank was asked to stop: the step under way was finished and the run saved
-  Faulty,       ///< ranks compute wrongly, again and again (guard.rerun_interval); what was trained since is not saved
+  Faulty,       ///< a persistent error of ranks (guard.rerun_interval); what was trained since is not saved
   Left,         ///< train.exit_interval or train.exit_duration_mins ended it before train.train_iters: it is saved
 };
 
