@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "megatron/base/error.h"
+#include "megatron/base/text/printable.h"
 #include "megatron/checkpoint/model_state.h"
 #include "megatron/interchange/megatron_lm/megatron_names.h"
 
@@ -118,19 +119,21 @@ std::vector<std::vector<plan::ParameterSpec>> shares_of(std::vector<plan::Parame
   return shares;
 }
 
-bool has_names(const DcpFolder& folder, std::string_view prefix) {
+/// The first tensor whose name begins so; "" where there is none.
+std::string first_named(const DcpFolder& folder, std::string_view prefix) {
   const auto& tensors = folder.metadata().tensors;
   const auto found = tensors.lower_bound(std::string(prefix));
-  return found != tensors.end() && found->first.starts_with(prefix);
+  return found != tensors.end() && found->first.starts_with(prefix) ? found->first : "";
 }
 
 std::vector<BufferedOptimizer> optimizers_of(const DcpFolder& folder, const BufferLayout& layout) {
   const bool two = layout.ep > 1;
-  if (has_names(folder, two ? kBuffers : kNumbered) || has_names(folder, kFurther))
-    throw ConfigError(rule_got_fix(
-        concat(folder.name(), ": the optimizer's state by buffer must be of ", two ? "two optimizers" : "one optimizer",
-               ", with args.expert_model_parallel_size ", layout.ep, "."),
-        "others"));
+  for (const std::string_view others : {two ? kBuffers : kNumbered, kFurther})
+    if (const std::string name = first_named(folder, others); !name.empty())
+      throw ConfigError(rule_got_fix(concat(folder.name(), ": the optimizer's state by buffer must be of ",
+                                            two ? "two optimizers" : "one optimizer",
+                                            " with args.expert_model_parallel_size ", layout.ep, kAsSaved),
+                                     concat("\"", printable(name), "\"")));
   if (!two) return {{.tp = layout.tp}};
   return {{.prefix = kDense, .experts = false, .tp = layout.tp},
           {.prefix = kExperts, .dense = false, .tp = layout.etp, .ep = layout.ep}};
@@ -234,7 +237,9 @@ void add_optimizer(const DcpFolder& folder, const plan::ModelShape& shape, const
 
 }  // namespace
 
-bool has_buffers(const DcpFolder& folder) { return has_names(folder, kBuffers) || has_names(folder, kNumbered); }
+bool has_buffers(const DcpFolder& folder) {
+  return !first_named(folder, kBuffers).empty() || !first_named(folder, kNumbered).empty();
+}
 
 std::map<std::string, DcpSource::Place> buffer_places(const DcpFolder& folder, const plan::ModelShape& shape,
                                                       const BufferLayout& layout, const std::string& theirs) {

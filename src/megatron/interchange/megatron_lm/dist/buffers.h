@@ -12,6 +12,10 @@
 // With expert parallelism experts are in buffers of a second optimizer, of each rank of expert parallelism too.
 namespace megatron::interchange {
 
+/// What Megatron-LM's run could have done, behind a rule that its state by buffer breaks.
+inline constexpr const char* kAsSaved =
+    " (dist_ckpt_optim_fully_reshardable of Megatron-LM's run saves it by parameter).";
+
 /// What a run had that saved one.
 struct BufferLayout {
   int tp = 1, pp = 1;

@@ -41,8 +41,6 @@ constexpr std::string_view kChained = "chained_";
 constexpr const char* kOptimizers[] = {"", "chained_0.", "chained_1."};
 
 /// Ends rules of an optimizer's state that is not read: each job has an option of its own that leaves it out.
-constexpr const char* kAsSaved = " (dist_ckpt_optim_fully_reshardable of Megatron-LM's run saves it by parameter).";
-
 bool is_of_optimizer(const std::string& name) { return name.starts_with("optimizer.") || name.starts_with(kChained); }
 
 /// An iteration's folder, opened.
