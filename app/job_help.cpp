@@ -75,7 +75,7 @@ const std::vector<Row>& rows() {
         "megatron train configs/gpt_tiny.toml --world-size 2 --tp 2 --lr 1e-3 --data-path data/corpus_text_document "
         "--tokenizer tok",
         "torchrun --nproc-per-node 8 --no-python megatron train configs/gpt2_124m.toml --tp 2 --train.dtype bf16 "
-        "--device cuda"}},
+        "--device cuda --restart 100"}},
       {"pretrain_gpt",
        "checkpoints in --save, with recipe.toml, metrics.jsonl and the tokenizer",
        "37",

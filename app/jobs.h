@@ -55,6 +55,8 @@ int eval(const Args& args);
 int finetune(const Args& args);
 int generate(const Args& args);
 int run_supervised(const Args& args);
+/// A job that trains: by run_with_libtorch(), or supervised as its words ask (--restart, --inprocess-restart).
+int run_training(const std::string& job, const Args& args);
 int serve(const Args& args);
 int sweep(const Args& args);
 int chat(const Args& args);
@@ -67,6 +69,7 @@ int pretrain_gpt(const Args& args);
 int pretrain_t5(const Args& args);
 int tokenizer(const Args& args);
 int train(const Args& args);
+int train_after_checks(const Args& args);  ///< train(), of which help and what is wrong with words need no libtorch
 int version(const Args& args);
 int watch(const Args& args);
 

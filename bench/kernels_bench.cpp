@@ -19,7 +19,6 @@
 #include <ATen/ops/native_layer_norm_backward.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/randn.h>
-#include <ATen/ops/randperm.h>
 #include <ATen/ops/rms_norm.h>
 #include <ATen/ops/silu.h>
 #include <ATen/ops/silu_backward.h>
@@ -155,28 +154,6 @@ void BM_Decode(benchmark::State& state, at::ScalarType dtype) {
 }
 BENCHMARK_CAPTURE(BM_Decode, fp32, at::kFloat)->Apply(threads);
 BENCHMARK_CAPTURE(BM_Decode, bf16, at::kBFloat16)->Apply(threads);
-
-/// The same keys and values in blocks of 64 tokens, which lie in no order, as they do in a server's pool.
-void BM_DecodeOverBlocks(benchmark::State& state, at::ScalarType dtype) {
-  constexpr std::int64_t kBlock = 64;
-  configure_thread(static_cast<int>(state.range(0)));
-  const Caches caches(dtype);
-  const at::Tensor blocks = at::randperm(kTokens / kBlock, at::kLong);
-  const auto in_blocks = [&](const at::Tensor& x) {  // laid out as the model's
-    const at::Tensor pool = at::empty({kTokens / kBlock, kGroups, kBlock, kHeadSize}, x.options()).transpose(1, 2);
-    pool.index_copy_(0, blocks, x.squeeze(1).view({-1, kBlock, kGroups, kHeadSize}));
-    return pool;
-  };
-  Caches pools = caches;
-  for (auto* all : {&pools.k, &pools.v})
-    for (at::Tensor& each : *all) each = in_blocks(each);
-  for (auto _ : state)
-    for (std::size_t i = 0; i < pools.k.size(); ++i)
-      benchmark::DoNotOptimize(attention_over_blocks(caches.q, pools.k[i], pools.v[i], blocks, kTokens, {}));
-  bytes(state, caches.bytes());
-}
-BENCHMARK_CAPTURE(BM_DecodeOverBlocks, fp32, at::kFloat)->Apply(threads);
-BENCHMARK_CAPTURE(BM_DecodeOverBlocks, bf16, at::kBFloat16)->Apply(threads);
 
 void BM_DecodeTorch(benchmark::State& state, at::ScalarType dtype) {
   configure_thread(static_cast<int>(state.range(0)));

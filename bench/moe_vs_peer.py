@@ -6,14 +6,7 @@ vocabulary), ours against transformers in PyTorch eager, in turns so that a busy
 
 Needs torch and transformers. A training step: 4 samples of 512 tokens, AdamW and clipping, no auxiliary loss; the
 peer's bf16 is autocast. The goals are against transformers' default, `grouped_mm`, all experts in one call; its
-`eager`, the other peer, goes through the experts one by one. Where build/kernels_experts_bench is there
-(-DMEGATRON_BENCH=ON), also the products of all experts in one call against those of each alone, and against one product
-of as many rows."""
-import json
-import os
-import pathlib
-import subprocess
-
+`eager`, the other peer, goes through the experts one by one. The grouped products alone: `kernels-in-turns`."""
 import report
 from bert_step_vs_peer import add_rows, print_steps, step_options, steps_in_turns
 
@@ -63,24 +56,6 @@ def peer_steps(arguments):
     print_steps(arguments, parameters, optimizer, BATCH * LENGTH, lambda: model(input_ids=tokens, labels=tokens).loss)
 
 
-def grouped_products(result, arguments):
-    """Rows of what kernels_experts_bench measures in turns: all in one call, each alone, one product of all rows."""
-    program = pathlib.Path(report.PROGRAM).parent / "kernels_experts_bench"
-    if not os.access(program, os.X_OK):
-        return
-    rounds = []
-    for _ in range(arguments.rounds):
-        done = subprocess.run([program, "--benchmark_format=json",
-                               f"--benchmark_min_time={0.01 if arguments.quick else 1}"],
-                              stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True)
-        rounds.append({row["name"]: row for row in json.loads(done.stdout)["benchmarks"]})
-    for name in rounds[0]:
-        figures = [row[name] for row in rounds]
-        grouped = [each["grouped"] for each in figures]
-        result.add(name, grouped, "GFLOP/s", [each["alone"] for each in figures], "each expert alone", at_least=0.95)
-        result.add(name, grouped, "GFLOP/s", [each["whole"] for each in figures], "one product of all rows")
-
-
 def main():
     parser = step_options(__doc__, PEERS)
     arguments = report.parse(parser)
@@ -97,7 +72,6 @@ def main():
     for dtype in arguments.dtypes:
         add_rows(result, steps_in_turns(arguments, __file__, dtype, RECIPE, BATCH, LENGTH, PEERS), dtype, "tokens", 1,
                  GOALS.get(dtype), PEERS, "grouped")
-    grouped_products(result, arguments)
     result.write()
 
 

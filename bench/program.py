@@ -13,6 +13,8 @@ pipeline              each schedule with what was predicted of it before, ZB-H1 
 scaling               small models on 1, 2 and 4 ranks
 high-precision        float32 products by three bf16 products, where there is AMX
 gpu-step              GPT-2 124M on the GPU
+kernels-in-turns      grouped products, attention within a window and over a paged cache, each with its like
+                      (-DMEGATRON_BENCH=ON)
 micro                 the micro-benchmarks (built with -DMEGATRON_BENCH=ON): schedules, pipelines, data, kernels"""
 import json
 import os
@@ -151,18 +153,49 @@ def gpu_step(result, arguments):
                    bound_fraction=found[0]["bound_fraction"])
 
 
-def micro(result, arguments):
+def bench_programs(*names):
+    """Where they are."""
     folder = pathlib.Path(report.PROGRAM).parent
-    programs = [folder / f"{name}_bench" for name in ("schedule", "pipeline", "data", "kernels")]
+    programs = [folder / f"{name}_bench" for name in names]
     absent = [path.name for path in programs if not os.access(path, os.X_OK)]
     if absent:
         report.skip(f"no {', '.join(absent)}",
                     f"cmake -DMEGATRON_BENCH=ON build && ninja -C build {' '.join(path.name for path in programs)}")
-    for path in programs:
-        words = [path, "--benchmark_format=json", f"--benchmark_min_time={0.01 if arguments.quick else 0.5}"]
-        done = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True)
+    return programs
+
+
+def benchmark_rows(path, seconds):
+    done = subprocess.run([path, "--benchmark_format=json", f"--benchmark_min_time={seconds}"], stdout=subprocess.PIPE,
+                          stderr=subprocess.DEVNULL, check=True)
+    return json.loads(done.stdout)["benchmarks"]
+
+
+# What kernels_in_turns_bench compares: benchmark, counter, counter of its like, what that is, goal (at least). A
+# benchmark of several sizes is named with one of them behind a slash.
+IN_TURNS = [*[(f"BM_Grouped{name}", "grouped", *other) for name in ("Linear", "InputGradient", "WeightGradient")
+              for other in (("alone", "each expert alone", 0.95), ("whole", "one product of all rows", None))],
+            ("BM_Window", "window", "full", "all 8192 keys", 4),
+            *[(name, "paged", "side_by_side", "keys side by side", 0.98) for name in (
+                "BM_PagedCache", *[f"BM_PagedStep/tokens:{tokens}/texts:{texts}"
+                                   for tokens in (512, 1024, 4096) for texts in (1, 4, 16)])]]
+
+
+def kernels_in_turns(result, arguments):
+    (program,) = bench_programs("kernels_in_turns")
+    rounds = [{row["name"]: row for row in benchmark_rows(program, 0.01 if arguments.quick else 1)}
+              for _ in range(arguments.rounds)]
+    for benchmark, ours, like, what, goal in IN_TURNS:
+        for dtype in ("fp32", "bf16"):
+            name, slash, size = benchmark.partition("/")
+            figures = [row[f"{name}/{dtype}{slash}{size}/real_time"] for row in rounds]
+            result.add(f"{benchmark.removeprefix('BM_')}, {dtype}", [each[ours] for each in figures], "ms",
+                       [each[like] for each in figures], what, inverse=True, at_least=goal)
+
+
+def micro(result, arguments):
+    for path in bench_programs("schedule", "pipeline", "data", "kernels"):
         times = {}
-        for row in json.loads(done.stdout)["benchmarks"]:
+        for row in benchmark_rows(path, 0.01 if arguments.quick else 0.5):
             times.setdefault((row["name"], row["time_unit"]), []).append(row["real_time"])
         for (name, unit), values in times.items():
             result.add(f"{path.name}: {name}", statistics.median(values), unit)
@@ -177,6 +210,7 @@ FIGURES = {"all-reduce": (all_reduce, "All-reduce between ranks of one machine")
            "scaling": (scaling, "Scaling over this machine's cores"),
            "high-precision": (high_precision, "float32 by bf16 products"),
            "gpu-step": (gpu_step, "Training step on a GPU"),
+           "kernels-in-turns": (kernels_in_turns, "Kernels and their like"),
            "micro": (micro, "Micro-benchmarks")}
 
 

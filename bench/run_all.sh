@@ -14,7 +14,8 @@ if [ "${BENCH_SETUP:-1}" = 1 ]; then
   bench/setup.sh
   [ -e build/build.ninja ] || make configure
   cmake -DMEGATRON_BENCH=ON build >/dev/null
-  cmake --build build --target megatron data_masked_bench schedule_bench pipeline_bench data_bench kernels_bench
+  cmake --build build --target megatron data_masked_bench schedule_bench pipeline_bench data_bench kernels_bench \
+    kernels_in_turns_bench
 fi
 [ -x $python ] || python=python3
 exec $python -B bench/run_all.py "$@"

@@ -36,7 +36,7 @@ target_compile_definitions(megatron_cuda PRIVATE USE_C10D_NCCL)
 # attention, which does what it reads many times over, products and sums may be one.
 target_compile_options(megatron_cuda PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr>)
 file(GLOB exact_sources ${PROJECT_SOURCE_DIR}/src/megatron/kernels/cuda/*.cu)
-list(FILTER exact_sources EXCLUDE REGEX "/attention.cu$")
+list(FILTER exact_sources EXCLUDE REGEX "/(attention|flash).cu$")
 set_source_files_properties(${exact_sources} PROPERTIES COMPILE_OPTIONS --fmad=false)
 set_source_files_properties(${PROJECT_SOURCE_DIR}/src/megatron/kernels/cuda/operators.cpp PROPERTIES COMPILE_OPTIONS -ffp-contract=off)
 target_include_directories(megatron_cuda SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS} ${NCCL_INCLUDE})

@@ -22,6 +22,10 @@ void write_text(const nlohmann::ordered_json& schema, std::uint8_t draw) {
   for (int i = 0; i < 200 && !automaton.accepts(state); ++i) {
     std::int32_t next = serve::GrammarAutomaton::kDead;
     std::uint8_t byte = draw;
+    if (i > 30)  // drawn strings rarely end, and only a text that is whole can be checked
+      for (const char* end = "\"}]"; *end != '\0' && next == serve::GrammarAutomaton::kDead; ++end)
+        next = automaton.next(state, byte = static_cast<std::uint8_t>(*end));
+    if (next == serve::GrammarAutomaton::kDead) byte = draw;
     for (int k = 0; k < 256 && next == serve::GrammarAutomaton::kDead; ++k) next = automaton.next(state, ++byte);
     if (next == serve::GrammarAutomaton::kDead) std::abort();  // a text that nothing can complete
     text += static_cast<char>(byte);

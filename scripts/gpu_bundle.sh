@@ -29,7 +29,7 @@ ldd "$bundle"/bin/* | awk '$2 == "=>" && $3 ~ "^/(usr/)?lib/" { print $3 }' | so
     *) cp -L "$library" "$bundle/lib/$name"; strip "$bundle/lib/$name" ;;
   esac
 done
-cp configs/gpt_tiny.toml configs/gpt2_124m.toml configs/gpt_1.3b.toml "$bundle/configs/"
+cp configs/gpt_tiny.toml configs/gpt2_124m.toml configs/gpt_1.3b.toml configs/smollm2_135m.toml configs/smollm2_1.7b.toml "$bundle/configs/"
 cp scripts/gpu/run.sh scripts/gpu/checks.py scripts/gpu/peer.py "$bundle/"
 libc=$(objdump -T "$bundle"/bin/megatron* "$bundle"/bin/gpu_test 2>/dev/null | grep -o 'GLIBC_2\.[0-9]*' | sort -Vu | tail -1)
 tar -C "$bundle" -czf "$bundle/bin.tar.gz" bin lib

@@ -1,9 +1,12 @@
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/randint.h>
 
 #include <algorithm>
+#include <chrono>
+#include <cmath>
 #include <cstdio>
 #include <nlohmann/json.hpp>
 #include <span>
@@ -15,10 +18,13 @@
 #include "megatron/base/machine/cores.h"
 #include "megatron/base/timer.h"
 #include "megatron/config/options.h"
+#include "megatron/config/value.h"
 #include "megatron/generate/sampler.h"
 #include "megatron/generate/staged_model.h"
 #include "megatron/kernels/matmul.h"
 #include "megatron/kernels/runtime.h"
+#include "megatron/model/decoding/token_graph.h"
+#include "megatron/pipeline/marks.h"
 #include "megatron/run/ranks.h"
 #include "megatron/run/trained_model.h"
 
@@ -26,17 +32,21 @@ namespace megatron::app {
 namespace {
 
 constexpr const char* kUsage =
-    "megatron bench generate --load DIR [OPTION]…\n\n"
-    "Tokens/s of greedy writing, one token after the other, and of reading a prompt, with the model in DIR. The bound "
-    "is\n"
-    "how often a second this machine could read the weights from memory: each token needs all of them once.";
+    "megatron bench generate --load DIR | --model RECIPE [OPTION]…\n\n"
+    "Tokens/s of greedy writing, one token after the other, and of reading a prompt, with the model in DIR, or a "
+    "recipe's\n"
+    "whose weights are drawn. The bound is how often a second the weights could be read: each token needs all of them\n"
+    "once. On a CPU at the rate at which it reads memory, on a GPU at that at which it copies its own.";
 
 struct Options : run::ModelFlags {
+  std::string model;
   std::int64_t prompt_tokens = 16, new_tokens = 128, prefill_tokens = 1024, repeats = 3;
   bool json = false;
 
   void visit(auto& v) {
     run::ModelFlags::visit(v);
+    v("model", model,
+      "Instead of --load, a recipe: a path, or the name of a file in configs/ without .toml. Weights are drawn.");
     v("prompt_tokens", prompt_tokens, "Prompt length in tokens.");
     v("new_tokens", new_tokens, "Tokens to generate.");
     v("prefill_tokens", prefill_tokens, "Prompt length in tokens whose prefill is measured.");
@@ -63,6 +73,23 @@ double read_bandwidth() {
   return best;
 }
 
+/// Bytes a second that a GPU reads and writes while it copies 1 GiB: the best of some times.
+double copy_bandwidth(at::Device device) {
+  const auto from = at::ones({1 << 29}, at::TensorOptions(at::kBFloat16).device(device)), to = at::empty_like(from);
+  double best = 0;
+  for (int i = 0; i < 5; ++i) {
+    constexpr int kCopies = 10;
+    pipeline::Marks marks(device);
+    marks.add();
+    for (int k = 0; k < kCopies; ++k) to.copy_(from);
+    marks.add();
+    const auto times = marks.take();
+    const double seconds = std::chrono::duration<double>(times[1] - times[0]).count();
+    best = std::max(best, 2.0 * kCopies * static_cast<double>(from.nbytes()) / seconds);
+  }
+  return best;
+}
+
 /// The likeliest token of logits [1, vocab], drawn as generate() does, as the next input [1, 1].
 at::Tensor greedy(const at::Tensor& logits) {
   const auto row = logits.to(at::kCPU, at::kDouble).contiguous();
@@ -74,6 +101,7 @@ at::Tensor greedy(const at::Tensor& logits) {
 struct Figures {
   std::vector<double> decode_s, prefill_s;  ///< of each repeat
   double load_s = 0, weight_bytes = 0, bandwidth = 0;
+  bool graph = false;  ///< whether a token was one graph
 };
 
 Figures measure(const Options& options, const run::TrainedModel& trained, const comm::Group& world, at::Device device) {
@@ -89,19 +117,30 @@ Figures measure(const Options& options, const run::TrainedModel& trained, const 
   const std::int64_t longest = std::max(options.prefill_tokens, options.prompt_tokens);
   auto tokens = at::randint(trained.run.shape.vocab, {1, longest}, at::kLong).to(device);
   world.broadcast(tokens, 0);
+  auto cache = model.make_cache(1, options.prompt_tokens + options.new_tokens);
+  const auto graph = model.token_graph(cache);
+  figures.graph = graph != nullptr;
   for (std::int64_t i = 0; i <= options.repeats; ++i) {  // the first is not counted
     auto prompt = model.make_cache(1, options.prefill_tokens);
     Stopwatch watch;
-    model.forward(tokens.narrow(1, 0, options.prefill_tokens), prompt);
+    (void)model.forward(tokens.narrow(1, 0, options.prefill_tokens), prompt).flatten()[0].item<double>();
     if (i > 0) figures.prefill_s.push_back(watch.seconds());
 
-    auto cache = model.make_cache(1, options.prompt_tokens + options.new_tokens);
+    cache.length = 0;
     auto next = greedy(model.forward(tokens.narrow(1, 0, options.prompt_tokens), cache));
     watch = Stopwatch();
-    for (std::int64_t k = 0; k < options.new_tokens; ++k) next = greedy(model.forward(next, cache));
+    if (graph) graph->feed({next.item<std::int64_t>()});
+    for (std::int64_t k = 0; k < options.new_tokens; ++k) {
+      if (!graph) {
+        next = greedy(model.forward(next, cache));
+        continue;
+      }
+      graph->step();
+      if (graph->chosen()[0] < 0) generate::require_finite(std::vector{std::nan("")}, options.prompt_tokens + k);
+    }
     if (i > 0) figures.decode_s.push_back(watch.seconds());
   }
-  if (device.is_cpu() && world.size() == 1) figures.bandwidth = read_bandwidth();
+  if (world.size() == 1) figures.bandwidth = device.is_cpu() ? read_bandwidth() : copy_bandwidth(device);
   return figures;
 }
 
@@ -115,10 +154,11 @@ void report(const Options& options, const run::TrainedModel& trained, const Figu
       {"load_s", figures.load_s},
       {"weight_bytes", static_cast<std::int64_t>(figures.weight_bytes)}};
   if (figures.bandwidth > 0) {
-    fields["read_bytes_per_s"] = figures.bandwidth;
+    fields[trained.run.config.parallel.device == "cpu" ? "read_bytes_per_s" : "copied_bytes_per_s"] = figures.bandwidth;
     fields["bound_tokens_per_s"] = figures.bandwidth / figures.weight_bytes;
     fields["bound_fraction"] = tokens_per_s * figures.weight_bytes / figures.bandwidth;
   }
+  fields["token_graph"] = figures.graph;
   fields["dtype"] = trained.run.config.train.dtype;
   fields["weights"] = options.weights;
   fields["threads"] = options.threads_per_rank > 0 ? options.threads_per_rank
@@ -126,6 +166,16 @@ void report(const Options& options, const run::TrainedModel& trained, const Figu
   fields["instruction_set"] = kernels::instruction_set();
   if (options.json) return print_json(fields);
   for (const auto& [name, value] : fields.items()) print("{:22} {}\n", name, value.dump());
+}
+
+run::TrainedModel opened(const Options& options) {
+  if (options.model.empty() && options.load.empty())
+    throw ConfigError(rule_got_fix("bench generate: --load must name a trained model, or --model a recipe.", "neither",
+                                   "--model smollm2_135m"));
+  if (options.model.empty()) return run::open_trained_model(options, "bench generate");
+  config::RunConfig recipe;
+  config::load_toml(recipe, config_file(options.model, "configs", "--model"));
+  return run::open_drawn_model(options, recipe, "bench generate");
 }
 
 }  // namespace
@@ -136,7 +186,7 @@ int bench_generate(const Args& args) {
   if (!rest.empty())
     throw ConfigError(
         rule_got_fix("bench generate takes options alone.", rest[0], concat("leave '", rest[0], "' out")));
-  const run::TrainedModel trained = run::open_trained_model(options, "bench generate");
+  const run::TrainedModel trained = opened(options);
   const std::int64_t context = trained.run.shape.max_positions;
   for (const auto& [flag, value] : {std::pair<const char*, std::int64_t>{"--prompt-tokens", options.prompt_tokens},
                                     {"--new-tokens", options.new_tokens},

@@ -163,6 +163,7 @@ PredictedRecipe predict_recipe(const std::string& name, const PredictOptions& op
   config::RunConfig config;
   config::load_toml(config, config_file(name, "configs", "--recipes"));
   config.train.dtype = options.dtype;
+  config.parallel.device = "cuda";
   if (options.world_size > 0) {
     config.parallel.world_size = options.world_size;
     config.parallel.dp = 0;

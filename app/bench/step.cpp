@@ -10,7 +10,9 @@
 #include <cstdio>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <sstream>
+#include <utility>
 
 #include "app/bench/bench.h"
 #include "app/bench/profile.h"
@@ -46,20 +48,35 @@ void finish(const at::Tensor& written) { (void)written.flatten()[0].item<double>
 TimedSteps timed_steps(train::Engine& engine, const plan::ResolvedRun& run, std::int64_t warmup, std::int64_t steps,
                        const std::function<void(std::int64_t)>& after) {
   TimedSteps timed;
-  for (std::int64_t i = 0; i < warmup + steps; ++i) {
-    const Stopwatch watch;
-    const auto result = train::synthetic_step(engine, run, i, 1e-4);
-    finish(engine.parameters.gradients());  // the parameters may be gathered while the next step runs
+  // As in a run, a GPU is given the passes of a step before the host learns of the one before.
+  const bool ahead = !engine.context.device().is_cpu() && engine.step.may_stay_open();
+  std::optional<train::TrainStep::Open> open;
+  std::int64_t ended = 0;
+  Stopwatch watch;
+  const auto end_step = [&] {
+    const train::StepResult result = engine.step.end(*std::exchange(open, std::nullopt));
+    if (!ahead) finish(engine.parameters.gradients());  // the parameters may be gathered while the next step runs
     const double step_s = watch.seconds();
+    watch.restart();
     timed.loss = result.loss;
-    if (after) after(i);
-    if (i < warmup) continue;
+    if (after) after(ended);
+    if (ended++ < warmup) return;
     timed.step_s.push_back(step_s);
     timed.forward_s.push_back(result.times.forward_s);
     timed.backward_s.push_back(result.times.backward_s);
     timed.reduce_s.push_back(result.times.reduce_s);
     timed.optimizer_s.push_back(result.times.optimizer_s);
+  };
+  for (std::int64_t i = 0; i < warmup + steps; ++i) {
+    if (!ahead) watch.restart();
+    train::TrainStep::Open now = train::begin_synthetic_step(engine, run, i);
+    if (open) end_step();
+    engine.step.update(now, 1e-4);
+    open.emplace(std::move(now));
+    if (!ahead) end_step();
   }
+  if (open) end_step();
+  finish(engine.parameters.gradients());
   return timed;
 }
 
@@ -77,8 +94,8 @@ struct Options {
   std::string cp_comm_type = "auto", schedule, pp_communication = "overlapped", pp_layout, recompute = "none", trace;
   std::string launch = "auto", backend = "auto", device = "cpu", dtype = "fp32", kernels = "auto",
               matmul_precision = "highest";
-  std::int64_t loss_chunk_tokens = 1024;
-  bool recompute_gelu = true;
+  std::int64_t loss_chunk_tokens = 0;
+  bool recompute_gelu = true, deterministic_mode = false;
   bool profile = false, json = false;
   std::string svg;
   config::OptimizerConfig optimizer;
@@ -117,8 +134,9 @@ struct Options {
       config::Choices({"auto", "amx", "avx512_bf16", "avx512", "avx2", "reference"}));
     v("matmul_precision", matmul_precision, "float32 matrix products; high needs AMX.", "matmul-precision",
       config::Choices({"highest", "high"}));
-    v("loss_chunk_tokens", loss_chunk_tokens, "Tokens whose logits are computed at once.");
+    v("loss_chunk_tokens", loss_chunk_tokens, "Tokens whose logits are computed at once; 0: 1024, on CUDA 8192.");
     v("recompute_gelu", recompute_gelu, "Recompute GELU in the backward pass.");
+    v("deterministic_mode", deterministic_mode, "As train.deterministic_mode.");
     v("profile", profile,
       "After the timed steps as many again, in which each operator is timed: a table with the FLOPs and bytes of each, "
       "and what it could take at best on this machine.",
@@ -168,6 +186,7 @@ plan::ResolvedRun resolve(const Options& options, const std::optional<comm::Laun
   config.train.matmul_precision = options.matmul_precision;
   config.train.loss_chunk_tokens = options.loss_chunk_tokens;
   config.train.recompute_gelu = options.recompute_gelu;
+  config.train.deterministic_mode = options.deterministic_mode;
   config.train.recompute = options.recompute;
   config.log.trace = options.trace;
   if (config.model.vocab_size == 0) config.model.vocab_size = 4096;  // a recipe that leaves it to its tokenizer
@@ -186,7 +205,8 @@ plan::ResolvedRun resolve(const Options& options, const std::optional<comm::Laun
   for (const char* name : {"world_size", "tp", "cp", "cp_comm_type", "pp", "vpp", "sp", "pp_communication", "pp_layout",
                            "dp", "threads_per_rank", "launch", "backend", "device"})
     flags.emplace(concat("parallel.", name), config::normalized(name));
-  for (const char* name : {"dtype", "kernels", "matmul_precision", "loss_chunk_tokens", "recompute_gelu", "recompute"})
+  for (const char* name : {"dtype", "kernels", "matmul_precision", "loss_chunk_tokens", "recompute_gelu",
+                           "deterministic_mode", "recompute"})
     flags.emplace(concat("train.", name), config::normalized(name));
   return plan::resolve(config, {.launched_world_size = place ? place->world_size : 0,
                                 .schedule_file = recipe::read_schedule_file(options.schedule),
@@ -250,8 +270,9 @@ struct Measured {
   TimedSteps timed;
   std::vector<double> loss_layer_s;
   std::int64_t peak_memory_bytes = 0;
-  double page_faults_per_step = 0;  // minor ones of this process
-  double bytes_per_parameter = 0;   // of parameters, gradients, masters and moments on the first rank
+  std::int64_t peak_tensor_bytes = 0;  // of the tensors of all ranks of this process alone
+  double page_faults_per_step = 0;     // minor ones of this process
+  double bytes_per_parameter = 0;      // of parameters, gradients, masters and moments on the first rank
   double planned_bytes_per_parameter = 0;
   std::string timeline;  // what --trace says
   StepProfile profile;   // of --profile
@@ -264,9 +285,10 @@ std::vector<double> time_loss_layer(const plan::ResolvedRun& run, const train::E
   if (run.parts.size() > 1 || !run.shape.causal || run.shape.encoder_decoder())
     return {0};  // on the ranks of the last stage, after a head, of another length
   const char* weight = run.shape.tied_output ? "embedding.word_embeddings.weight" : "output_layer.weight";
-  const parallel::VocabParallelOutput output(
-      engine.parameters.get(weight), engine.context.tensor(),
-      {.vocab = run.shape.vocab, .label_smoothing = train.label_smoothing, .chunk_tokens = train.loss_chunk_tokens});
+  const parallel::VocabParallelOutput output(engine.parameters.get(weight), engine.context.tensor(),
+                                             {.vocab = run.shape.vocab,
+                                              .label_smoothing = train.label_smoothing,
+                                              .chunk_tokens = plan::loss_chunk_tokens(run.config)});
   const std::int64_t s = run.config.data.seq_length / run.grid.sequence_shares(), b = train.micro_batch_size;
   const auto options = engine.parameters.options();
   const auto hidden = at::ones({s, b, run.shape.hidden}, options).requires_grad_(true);
@@ -292,6 +314,7 @@ Measured measure(const plan::ResolvedRun& run, const Options& options, comm::Gro
   measured.page_faults_per_step =
       static_cast<double>(page_faults() - faults_before) / static_cast<double>(options.steps);
   measured.peak_memory_bytes = kernels::held_memory(device).peak_bytes;
+  measured.peak_tensor_bytes = device.is_cpu() ? kernels::memory_stats().peak_bytes : measured.peak_memory_bytes;
   if (options.profile) {
     const kernels::OperatorProfile profile;
     for (const double s : timed_steps(engine, run, 0, options.steps, {}).step_s) measured.profile.step_s += s;
@@ -363,6 +386,7 @@ Json report(const plan::ResolvedRun& run, const Options& options, const Measured
           {"all_step_ms", steps},
           {"loss", measured.timed.loss},
           {"peak_memory_bytes", measured.peak_memory_bytes},
+          {"peak_tensor_bytes", measured.peak_tensor_bytes},
           {"bytes_per_parameter", measured.bytes_per_parameter},
           {"planned_bytes_per_parameter", measured.planned_bytes_per_parameter},
           {"page_faults_per_step", measured.page_faults_per_step},

@@ -79,6 +79,11 @@ TransformerConfig in `language_model`, those of ModelParallelConfig in `model_pa
 twice or asked for what is not here are refused by name; `null` and keys that are left out have the parser's default.
 With YAML, `activation_func: gelu` is the exact function, and gradients of bf16 are summed in fp32.
 
+With `--inprocess-restart` on the command line (not in YAML) ranks are started again when one dies or hangs, from the
+newest whole checkpoint, as `megatron run` does it ([supervise.md](supervise.md)), also under torchrun, MPI and Slurm:
+up to 100 times, or once less than `--inprocess-max-iterations`. There a process stays and runs its function again; here
+a process supervises its rank, and starts it again as another.
+
 ## What stays, what differs
 
 - Data: `.bin/.idx` pairs are Megatron's, byte for byte, and so is the order of samples for the same seed.
@@ -93,8 +98,10 @@ With YAML, `activation_func: gelu` is the exact function, and gradients of bf16 
   (`seq_aux_loss`; with `aux_loss` the same as theirs where a microbatch is one sequence), so that no result depends on
   the microbatch.
 - Context parallelism: `--cp-comm-type` changes no result here, and is one word for all layers.
-- Not here: context parallelism in levels, FP8 and FP4, FSDP, CUDA graphs, Mamba and hybrid models, multi-modal models,
-  retrieval, reinforcement learning.
+- FP8: `--fp8-format` with `--fp8-recipe delayed`; scales follow from the magnitudes of whole steps, there from those of
+  microbatches ([performance_guide.md](performance_guide.md#fp8)).
+- Not here: context parallelism in levels, other recipes of FP8, FP4, FSDP, CUDA graphs, Mamba and hybrid models,
+  multi-modal models, retrieval, reinforcement learning.
 )";
 
 constexpr const char* kRecipes = R"(
@@ -118,11 +125,30 @@ this flag of Megatron-LM is not supported.
 )";
 
 /// Names that only this program has: Megatron-LM's parser does not know them.
-constexpr std::array kOwnNames = {
-    "device",   "dp",  "heartbeat-s",      "launch",       "matmul-precision", "on-nan",
-    "on-spike", "pp",  "pp-communication", "pp-layout",    "pp-schedule",      "rerun-interval",
-    "schedule", "sp",  "spike-factor",     "spike-window", "threads-per-rank", "tokenizer",
-    "tp",       "vpp", "world-size"};
+constexpr std::array kOwnNames = {"cp",
+                                  "device",
+                                  "dp",
+                                  "ep",
+                                  "etp",
+                                  "heartbeat-s",
+                                  "launch",
+                                  "matmul-precision",
+                                  "on-nan",
+                                  "on-spike",
+                                  "pp",
+                                  "pp-communication",
+                                  "pp-layout",
+                                  "pp-schedule",
+                                  "rerun-interval",
+                                  "schedule",
+                                  "sp",
+                                  "spike-factor",
+                                  "spike-window",
+                                  "threads-per-rank",
+                                  "tokenizer",
+                                  "tp",
+                                  "vpp",
+                                  "world-size"};
 
 /// What an option that has Megatron-LM's name means here and did not mean there.
 struct Difference {

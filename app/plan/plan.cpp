@@ -182,12 +182,12 @@ int plan(const Args& args) {
       throw ConfigError(rule_got_fix("--launches prints a table alone.", "--json, --draw or --trace with it",
                                      "leave --json, --draw and --trace out"));
     if (run.config.parallel.sp || run.config.parallel.cp > 1 || run.shape.encoder_decoder() ||
-        run.shape.sentence_head || run.shape.experts || run.shape.latents ||
+        run.shape.sentence_head || run.shape.experts || run.shape.latents || run.config.fp8.format != "none" ||
         !(run.config.model == config::LayerVariant{}) ||
         !(run.config.model == config::AttentionVariant{.add_qkv_bias = run.config.model.add_qkv_bias}))
-      throw ConfigError(
-          rule_got_fix("--launches is for a GPT of GPT-2's or Llama's layers without parallel.sp and parallel.cp.",
-                       "another model, --sp or --cp", "a GPT's recipe, --sp false --cp 1"));
+      throw ConfigError(rule_got_fix(
+          "--launches is for a GPT of GPT-2's or Llama's layers without parallel.sp, parallel.cp and fp8.format.",
+          "another model, --sp, --cp or --fp8-format", "a GPT's recipe, --sp false --cp 1 --fp8-format none"));
     print_text(plan::launch_text(plan::layer_launches(run)));
     return kDone;
   }

@@ -42,6 +42,8 @@ std::string recompute_text(const plan::FoundLayout& layout) {
   return layout.choice.recompute == plan::kFitLayers ? concat("fit ", layout.recomputed) : layout.choice.recompute;
 }
 
+int etp_of(const plan::LayoutChoice& choice) { return choice.etp > 0 ? choice.etp : choice.tp; }
+
 std::string stages_text(const plan::LayoutChoice& choice) {
   return choice.pp == 1 ? "-" : choice.stages.empty() ? "equal" : choice.stages;
 }
@@ -69,6 +71,7 @@ ordered_json row_of(const plan::FoundLayout& layout, const Options& options, dou
                    {"cp", choice.cp},
                    {"cp_comm_type", choice.cp_comm_type},
                    {"ep", choice.ep},
+                   {"etp", etp_of(choice)},
                    {"pp", choice.pp},
                    {"vpp", choice.vpp},
                    {"dp", layout.dp},
@@ -113,21 +116,22 @@ void print_layouts(const plan::LayoutSearch& found, const Options& options, cons
         found.complete ? ", the others can be no faster or hold too much" : "; more were not tried");
   const bool priced = options.flags.gpu_hour_price > 0;
   print(
-      "{:>3} {:<12} {:>3} {:>3} {:>3} {:>4} {:>5} {:>6} {:<12} {:<8} {:<10} {:<7} {:>12} {:>6} {:>10} {:>7} {:>7} "
-      "{:>8}{}\n",
-      "tp", "cp", "ep", "pp", "vpp", "dp", "micro", "of", "schedule", "stages", "recompute", "shards", "tokens/s",
-      "MFU", "memory", "bubble", "comm", "days", priced ? formatted(" {:>12}", "price") : "");
+      "{:>3} {:<12} {:>3} {:>3} {:>3} {:>3} {:>4} {:>5} {:>6} {:<12} {:<8} {:<10} {:<7} {:>12} {:>6} {:>10} {:>7} "
+      "{:>7} {:>8}{}\n",
+      "tp", "cp", "ep", "etp", "pp", "vpp", "dp", "micro", "of", "schedule", "stages", "recompute", "shards",
+      "tokens/s", "MFU", "memory", "bubble", "comm", "days", priced ? formatted(" {:>12}", "price") : "");
   for (std::size_t i = 0; i < most; ++i) {
     const plan::FoundLayout& each = found.layouts[i];
     print(
-        "{:>3} {:<12} {:>3} {:>3} {:>3} {:>4} {:>5} {:>6} {:<12} {:<8} {:<10} {:<7} {:>12.0f} {:>5.1f}% {:>10} "
+        "{:>3} {:<12} {:>3} {:>3} {:>3} {:>3} {:>4} {:>5} {:>6} {:<12} {:<8} {:<10} {:<7} {:>12.0f} {:>5.1f}% {:>10} "
         "{:>6.1f}% {:>6.1f}% {:>8.2f}{}\n",
-        each.choice.tp, sequences_text(each.choice), each.choice.ep, each.choice.pp, each.choice.vpp, each.dp,
-        each.choice.micro_batch_size, each.microbatches, each.choice.schedule.empty() ? "-" : each.choice.schedule,
-        stages_text(each.choice), recompute_text(each), sharding_text(each.choice.sharding), each.tokens_per_s,
-        100 * each.cost.utilization, human_bytes(static_cast<double>(each.held_bytes())),
-        100 * each.cost.parts.pipeline / each.cost.step_s, 100 * exposed_communication(each.cost),
-        days_of(each, tokens), priced ? formatted(" {:>12.0f}", price_of(each, options, tokens)) : "");
+        each.choice.tp, sequences_text(each.choice), each.choice.ep, etp_of(each.choice), each.choice.pp,
+        each.choice.vpp, each.dp, each.choice.micro_batch_size, each.microbatches,
+        each.choice.schedule.empty() ? "-" : each.choice.schedule, stages_text(each.choice), recompute_text(each),
+        sharding_text(each.choice.sharding), each.tokens_per_s, 100 * each.cost.utilization,
+        human_bytes(static_cast<double>(each.held_bytes())), 100 * each.cost.parts.pipeline / each.cost.step_s,
+        100 * exposed_communication(each.cost), days_of(each, tokens),
+        priced ? formatted(" {:>12.0f}", price_of(each, options, tokens)) : "");
   }
   const plan::FoundLayout& best = found.layouts[0];
   print("\nThe first loses least: of a step of {:.1f} ms", 1e3 * best.cost.step_s);

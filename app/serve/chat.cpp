@@ -269,7 +269,7 @@ int run_chat(const Args& args) {
           slots.follow();
           return kDone;
         }
-        Conversation(flags, model, chat, std::min(model.run.shape.max_positions, cache.tokens()), slots).run();
+        Conversation(flags, model, chat, std::min(model.run.shape.max_positions, slots.tokens()), slots).run();
         slots.stop();
         return kDone;
       },

@@ -159,7 +159,7 @@ struct Plan {
   std::vector<std::string> tokens = {};
   std::optional<text::ChatTemplate> chat = {};
   std::int64_t positions = 0;  ///< of the longest text that --max-context allows: by them longrope chooses its factors
-  std::int64_t context = 0;    ///< of the longest text that the cache has blocks for
+  std::int64_t context = 0;    ///< of the longest text
   plan::CachePool cache = {};
   std::optional<interchange::TextPooling> pooling = {};  ///< of an encoder, which makes vectors and writes no texts
 };
@@ -193,12 +193,21 @@ plan::CachePool cache_pool(const ServeFlags& flags, const plan::ResolvedRun& run
   return share.tokens() >= context ? share : plan::cache_pool_of_tokens(run, context);
 }
 
+/// Tokens of the longest text that blocks for `tokens` hold. Throws ConfigError where --max-context asks for more.
+std::int64_t context_in(const Plan& plan, std::int64_t tokens) {
+  if (plan.flags.max_context > 0 && tokens < plan.context)
+    throw ConfigError(rule_got_fix("serve: the cache must hold one text of --max-context tokens.",
+                                   concat(plan.context, ", and blocks for ", tokens),
+                                   concat("--max-context ", tokens, ", or --cache-tokens ", plan.context)));
+  return std::min(plan.context, tokens);
+}
+
 /// Keys and values of the texts, and whether they fit into memory.
 void plan_cache(Plan& plan) {
   const plan::ResolvedRun& run = plan.model.run;
   plan.cache = cache_pool(plan.flags, run, plan.context);
-  plan.positions = plan.context;  // no other cache changes a text
-  plan.context = std::min(plan.context, plan.cache.tokens());
+  plan.positions = plan.context;          // no other cache changes a text
+  context_in(plan, plan.cache.tokens());  // throws where a text of --max-context does not fit
   const std::int64_t logits = plan.flags.max_texts * generate::logits_bytes_of(run.shape);
   run::check_memory(run, comm::place_from(comm::process_environment()), plan.model.holding(),
                     {.bytes = plan.cache.bytes + logits,
@@ -240,7 +249,8 @@ struct Front {
   serve::Service service;
   serve::HttpServer server;
 
-  explicit Front(const Plan& plan);
+  /// `context`: of the longest text that ranks have agreed to have room for.
+  Front(const Plan& plan, std::int64_t context);
   ~Front() {
     queue.stop();
     queue.clear();
@@ -249,13 +259,13 @@ struct Front {
   Front& operator=(const Front&) = delete;
 };
 
-serve::ServiceOptions service_options(const Plan& plan) {
+serve::ServiceOptions service_options(const Plan& plan, std::int64_t context) {
   // A request of more texts than one client may have waiting would never get in.
   serve::RequestLimits limits;
   limits.choices = std::min(limits.choices, plan.flags.max_queue / 2);
   return {
       .model = name_of(plan.flags),
-      .context = plan.context,
+      .context = context,
       .max_tokens = plan.flags.max_tokens,
       .vocab = plan.model.run.shape.vocab,
       .ends = plan.model.ends,
@@ -277,10 +287,10 @@ serve::ServerOptions server_options(const ServeFlags& flags) {
   return options;
 }
 
-Front::Front(const Plan& plan)
+Front::Front(const Plan& plan, std::int64_t context)
     : queue({.texts = static_cast<std::size_t>(plan.flags.max_queue),
              .texts_of_client = static_cast<std::size_t>(plan.flags.max_queue / 2)}),
-      service(service_options(plan), plan.model.tokenizer, plan.chat, queue, metrics),
+      service(service_options(plan, context), plan.model.tokenizer, plan.chat, queue, metrics),
       server(server_options(plan.flags), [this](serve::HttpRequest request, std::shared_ptr<serve::Reply> reply) {
         metrics.set("megatron_connections", static_cast<double>(server.connections()));
         service.handle(request, reply);
@@ -288,8 +298,8 @@ Front::Front(const Plan& plan)
 
 /// Listens, and calls work(front), which takes tasks from the queue until that is stopped.
 template <class Work>
-void answer_requests(const Plan& plan, const Work& work) {
-  Front front(plan);
+void answer_requests(const Plan& plan, std::int64_t context, const Work& work) {
+  Front front(plan, context);
   const bool six = plan.flags.host.find(':') != std::string::npos;
   print("{} is served at http://{}{}{}:{}\n", name_of(plan.flags), six ? "[" : "", plan.flags.host, six ? "]" : "",
         front.server.port());
@@ -304,8 +314,8 @@ void answer_requests(const Plan& plan, const Work& work) {
   front.server.drain(std::chrono::seconds(2));
 }
 
-void serve_texts(const Plan& plan, generate::RankSlots& slots) {
-  answer_requests(plan, [&](Front& front) {
+void serve_texts(const Plan& plan, generate::RankSlots& slots, std::int64_t context) {
+  answer_requests(plan, context, [&](Front& front) {
     generate::Engine engine(slots, front.queue, front.metrics,
                             {.slots = plan.flags.max_texts,
                              .read_tokens = plan.flags.prefill_tokens,
@@ -320,7 +330,7 @@ void serve_embeddings(const Plan& plan, const run::RankModel& rank, const comm::
   const model::ScoringGpt model(rank.options, rank.part, rank.parameters, rank.context.tensor());
   const generate::Embedder embedder(model, world, device, *plan.pooling);
   if (world.rank() != 0) return embedder.follow();
-  answer_requests(plan, [&](Front& front) { embedder.run(front.queue, front.metrics); });
+  answer_requests(plan, plan.context, [&](Front& front) { embedder.run(front.queue, front.metrics); });
 }
 
 int run_serve(const Args& args) {
@@ -340,8 +350,9 @@ int run_serve(const Args& args) {
             model::CachedGpt(rank.options, rank.part, rank.parameters, rank.context.tensor()), rank.context.pipeline(),
             rank.tensor());
         generate::RankSlots slots(model, world, device, plan.cache.blocks);
+        const std::int64_t context = context_in(plan, slots.tokens());  // on every rank alike
         if (world.rank() == 0)
-          serve_texts(plan, slots);
+          serve_texts(plan, slots, context);
         else
           slots.follow();
         return kDone;

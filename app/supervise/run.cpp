@@ -1,28 +1,36 @@
+#include <algorithm>
+#include <charconv>
 #include <chrono>
 #include <cstdio>
 #include <filesystem>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <system_error>
 #include <utility>
 #include <vector>
 
 #include "app/jobs.h"
+#include "app/train_options.h"
 #include "megatron/base/error.h"
 #include "megatron/base/machine/child_process.h"
 #include "megatron/base/machine/environment.h"
-#include "megatron/base/machine/launcher.h"
 #include "megatron/base/progress.h"
+#include "megatron/base/ranks/launched_rank.h"
 #include "megatron/base/text/json.h"
 #include "megatron/base/text/printable.h"
 #include "megatron/config/megatron/arguments.h"
 #include "megatron/config/megatron/translate.h"
 #include "megatron/config/options.h"
 #include "megatron/plan/rules.h"
+#include "megatron/supervise/attempts.h"
 #include "megatron/supervise/child.h"
 #include "megatron/supervise/events.h"
 #include "megatron/supervise/layouts.h"
+#include "megatron/supervise/meeting.h"
+#include "megatron/supervise/memory_folder.h"
 #include "megatron/supervise/pulse.h"
 #include "megatron/supervise/restart.h"
 #include "megatron/supervise/run_files.h"
@@ -39,10 +47,10 @@ using Clock = std::chrono::steady_clock;
 constexpr const char* kUsage =
     "megatron run [OPTION]… -- train RECIPE.toml [--section.key value]…\n\n"
     "Runs a job that trains (train, pretrain_gpt, pretrain_bert, pretrain_t5) and starts it again, from its newest "
-    "whole\ncheckpoint, when it fails or hangs; with fewer ranks where it fails again and again. What happened is in "
-    "train.out/events.jsonl.\nSIGINT and SIGTERM let the job save and end; a second one ends it at once. SIGUSR1 lets "
-    "it "
-    "save, SIGUSR2 write what its ranks do.";
+    "whole\ncheckpoint, when it fails or hangs; with fewer ranks where it fails again and again. Under torchrun, "
+    "MPI or Slurm each\nprocess supervises one rank, and all restart together. What happened is in "
+    "train.out/events.jsonl.\nSIGINT and SIGTERM let the job save and end; a second one ends it at once. SIGUSR1 "
+    "lets it save, SIGUSR2\nwrite what its ranks do.";
 
 struct RunOptions {
   int max_restarts = 100, tries = 3, min_ranks = 1;
@@ -50,7 +58,8 @@ struct RunOptions {
 
   void visit(auto& v) {
     v("max_restarts", max_restarts, "Restarts in all; the next failure ends the job.", config::Common());
-    v("tries", tries, "Failures without a new checkpoint between them, after which fewer ranks are tried.",
+    v("tries", tries,
+      "Failures without a new checkpoint between them, after which fewer ranks are tried; not of a launcher's ranks.",
       config::Common());
     v("min_ranks", min_ranks, "Fewest ranks to continue with.", config::Common());
     v("backoff_s", backoff_s, "Seconds before a restart; twice as long after each failure without a new checkpoint.");
@@ -88,18 +97,29 @@ struct TrainingCommand {
   fs::path checkpoints() const {
     return config.checkpoint.save.empty() ? out() / "checkpoints" : fs::path(config.checkpoint.save);
   }
+  /// On the disk or in memory.
+  std::optional<std::int64_t> newest_checkpoint() const {
+    const auto on_disk = sv::newest_checkpoint(checkpoints());
+    if (config.checkpoint.memory_interval <= 0) return on_disk;
+    return std::max(on_disk, sv::newest_in_memory(config.checkpoint.memory_folder, checkpoints()));
+  }
 };
 
-TrainingCommand command_of(const Args& words) {
+using Place = std::optional<LaunchedRank>;
+
+TrainingCommand command_of(const Args& words, const Place& place) {
   const std::vector<std::string>& programs = config::megatron_programs();
   TrainingCommand command{.words = words, .config = {}};
   const Args rest(words.begin() + (words.empty() ? 0 : 1), words.end());
   if (!words.empty() && words[0] == "train") {
-    config::parse_recipe_command(command.config, rest, "megatron run -- train RECIPE.toml [OPTION]…");
+    TrainOptions options;
+    config::parse_recipe_command(options, &TrainOptions::run, rest, "megatron run -- train RECIPE.toml [OPTION]…");
+    command.config = options.run;
   } else if (!words.empty() && std::ranges::find(programs, words[0]) != programs.end()) {
     const config::MegatronArguments arguments(rest);
     config::parse_words(config::fields_of(command.config), arguments.own_words(), "");
-    const config::MegatronLaunch launch{.world_size = std::max(1, command.config.parallel.world_size), .device = "cpu"};
+    const int ranks = place ? place->world_size : std::max(1, command.config.parallel.world_size);
+    const config::MegatronLaunch launch{.world_size = ranks, .device = "cpu"};
     auto translation = config::translate_megatron_arguments(words[0], rest, launch);
     config::parse_words(config::fields_of(translation.config), translation.own, "");
     command.config = translation.config;
@@ -111,30 +131,63 @@ TrainingCommand command_of(const Args& words) {
   }
   const config::ParallelConfig& parallel = command.config.parallel;
   const int model = std::max(1, parallel.tp) * std::max(1, parallel.cp) * std::max(1, parallel.pp);
-  command.ranks = parallel.world_size > 0 ? parallel.world_size : model * std::max(1, parallel.dp);
+  command.ranks = place                     ? place->world_size
+                  : parallel.world_size > 0 ? parallel.world_size
+                                            : model * std::max(1, parallel.dp);
   if (command.config.log.heartbeat_s == 0) {  // what a hang is known by
     command.words.insert(command.words.end(), {"--log.heartbeat_s", "1"});
   }
   return command;
 }
 
+ProgramStart program_of(const TrainingCommand& command) {
+  ProgramStart program{.path = "/proc/self/exe", .words = {"megatron"}};
+  program.words.insert(program.words.end(), command.words.begin(), command.words.end());
+  return program;
+}
+
+double hang_s_of(const RunOptions& options, const TrainingCommand& command) {
+  return options.hang_s > 0 ? options.hang_s : command.config.parallel.timeout_s + 60;
+}
+
+sv::RankLimits limits_of(const RunOptions& options, const TrainingCommand& command) {
+  return {.join_s = command.config.parallel.timeout_s, .hang_s = hang_s_of(options, command), .dump_s = options.dump_s};
+}
+
 std::string ranks_text(int ranks) { return concat(ranks, ranks == 1 ? " rank" : " ranks"); }
 std::string restarts_text(int restarts) { return concat(restarts, restarts == 1 ? " restart" : " restarts"); }
 
+/// Of a job, or of all ranks of a launcher at its rank 0.
 class Supervisor {
  public:
-  Supervisor(TrainingCommand command, const RunOptions& options)
+  Supervisor(TrainingCommand command, const RunOptions& options, const Place& place)
       : options_(options),
         command_(std::move(command)),
+        is_lone_rank_(place && place->world_size == 1),
         policy_({.max_restarts = options.max_restarts,
-                 .tries = options.tries,
+                 .tries = place ? std::numeric_limits<int>::max() : options.tries,
                  .backoff_s = options.backoff_s,
                  .max_backoff_s = options.max_backoff_s}),
         events_(command_.out() / "events.jsonl", "supervisor"),
         run_events_(command_.out() / "events.jsonl"),
-        pulse_(options.hang_s > 0 ? options.hang_s : command_.config.parallel.timeout_s + 60) {}
+        pulse_(hang_s_of(options, command_)) {
+    if (place && place->world_size > 1)
+      ranks_.emplace(sv::meeting_place(*place), signals_, limits_of(options, command_));
+  }
 
   int go() {
+    try {
+      const int code = run();
+      if (ranks_) ranks_->finish(code);
+      return code;
+    } catch (...) {
+      if (ranks_) ranks_->finish(kFailed);
+      throw;
+    }
+  }
+
+ private:
+  int run() {
     run_events_.next();
     while (true) {
       const sv::ChildEnd end = run_once();
@@ -143,21 +196,20 @@ class Supervisor {
     }
   }
 
- private:
   sv::ChildEnd run_once() {
     Json words = Json::array();
     for (const std::string& word : command_.words) words.push_back(word);
     events_.write("started", {{"attempt", attempt_}, {"ranks", command_.ranks}, {"command", words}});
-    ProgramStart program{.path = "/proc/self/exe", .words = {"megatron"}};
-    program.words.insert(program.words.end(), command_.words.begin(), command_.words.end());
+    ProgramStart program = program_of(command_);
+    if (is_lone_rank_) program.variables[kAttemptVariable] = std::to_string(attempt_);  // run/stop.h
     pulse_.start(heartbeat(), Clock::now());
-    return sv::run_child(
-        program, signals_,
-        [this] {
-          events_.flush();
-          return pulse_.has_stopped(heartbeat(), Clock::now());
-        },
-        options_.dump_s);
+    const auto is_stuck = [this, waited = ranks_.has_value()]() mutable {
+      if (std::exchange(waited, false)) pulse_.start(heartbeat(), Clock::now());  // for the others: they are here now
+      events_.flush();
+      return pulse_.has_stopped(heartbeat(), Clock::now());
+    };
+    return ranks_ ? ranks_->run(program, attempt_, is_stuck)
+                  : sv::run_child(program, signals_, is_stuck, options_.dump_s);
   }
 
   std::optional<sv::Heartbeat> heartbeat() const { return sv::read_heartbeat(command_.out() / "heartbeat.json"); }
@@ -176,7 +228,7 @@ class Supervisor {
   }
 
   std::optional<int> final_code(const sv::ChildEnd& end) {
-    const auto checkpoint = sv::newest_checkpoint(command_.checkpoints());
+    const auto checkpoint = command_.newest_checkpoint();
     const bool well = !end.hung && (end.code == kDone || end.code == kInterrupted);
     if (well && end.code == kDone) {
       events_.write("done", {{"restarts", policy_.restarts()}, {"ranks", command_.ranks}});
@@ -202,22 +254,25 @@ class Supervisor {
 
   /// Prepares the next attempt and waits for its time; or what to exit with.
   std::optional<int> after_failure(const sv::ChildEnd& end) {
-    const auto checkpoint = sv::newest_checkpoint(command_.checkpoints());
+    const auto checkpoint = command_.newest_checkpoint();
     const auto beat = heartbeat();
     const std::string how = end.hung         ? "hung, and was ended"
                             : end.signal > 0 ? concat("was ended by signal ", end.signal)
                                              : concat("failed with exit code ", end.code);
-    events_.write(end.hung ? "hung" : "failed", {{"attempt", attempt_},
-                                                 {"exit_code", end.code},
-                                                 {"signal", end.signal},
-                                                 {"iteration", beat ? beat->iteration : 0},
-                                                 {"checkpoint", checkpoint.value_or(-1)},
-                                                 {"last_line", sv::last_line(end.last_errors)}});
+    const std::string who = end.rank < 0 ? "the job" : concat("rank ", end.rank);
+    Json details = {{"attempt", attempt_},
+                    {"exit_code", end.code},
+                    {"signal", end.signal},
+                    {"iteration", beat ? beat->iteration : 0},
+                    {"checkpoint", checkpoint.value_or(-1)},
+                    {"last_line", sv::last_line(end.last_errors)}};
+    if (end.rank >= 0) details["rank"] = end.rank;
+    events_.write(end.hung ? "hung" : "failed", details);
     const bool refused = !end.hung && end.code == kWrong;
     const sv::Decision decision = policy_.failed({.checkpoint = checkpoint, .refused = refused});
     if (decision.what == sv::Decision::What::GiveUp) {
       events_.write("gave_up", {{"restarts", policy_.restarts()}});
-      say(concat("the job ", how, "; --max-restarts allows no more than ", restarts_text(policy_.restarts())));
+      say(concat(who, " ", how, "; --max-restarts allows no more than ", restarts_text(policy_.restarts())));
       return kFailed;
     }
     const bool shrinks = decision.what == sv::Decision::What::Shrink;
@@ -229,7 +284,7 @@ class Supervisor {
                               {"ranks", command_.ranks},
                               {"checkpoint", checkpoint.value_or(-1)},
                               {"delay_s", decision.delay_s}});
-    say(concat("the job ", how, "; restart ", policy_.restarts(), " of ", options_.max_restarts, " from ", from, " on ",
+    say(concat(who, " ", how, "; restart ", policy_.restarts(), " of ", options_.max_restarts, " from ", from, " on ",
                ranks_text(command_.ranks), " in ", human_duration(decision.delay_s)));
     return wait(decision.delay_s);
   }
@@ -289,7 +344,9 @@ class Supervisor {
 
   const RunOptions options_;
   TrainingCommand command_;
+  const bool is_lone_rank_;  ///< of a launcher, which starts no other
   const HeldSignals signals_;
+  std::optional<sv::Attempts> ranks_;  ///< of a launcher
   sv::RestartPolicy policy_;
   sv::EventLog events_;
   sv::LineTail run_events_;
@@ -297,19 +354,91 @@ class Supervisor {
   int attempt_ = 0;
 };
 
+int supervise_command(const Args& words, const RunOptions& options) {
+  const Place place = place_from(process_environment());
+  const TrainingCommand command = command_of(words, place);
+  if (!place || place->rank == 0) return Supervisor(command, options, place).go();
+  const HeldSignals signals;
+  return sv::follow(sv::meeting_place(*place), program_of(command), signals, limits_of(options, command));
+}
+
+/// How often a job is to be started again, as its own words say, and the words without these.
+struct RestartWords {
+  int restarts = 0;
+  Args others;
+};
+
+int restarts_in(const std::string& text) {
+  int restarts = -1;
+  const char* const last = text.data() + text.size();
+  const auto [end, error] = std::from_chars(text.data(), last, restarts);
+  if (error != std::errc() || end != last || restarts < 0)
+    throw ConfigError(rule_got_fix("--restart must be followed by a number of restarts.", text.empty() ? "none" : text,
+                                   "--restart 100"));
+  return restarts;
+}
+
+RestartWords restarts_of_train(const Args& words) {
+  constexpr std::string_view kName = "--restart";
+  if (std::ranges::find(words, "--help") != words.end()) return {.others = words};
+  RestartWords result;
+  for (std::size_t i = 0; i < words.size(); ++i) {
+    if (words[i].starts_with(concat(kName, "=")))
+      result.restarts = restarts_in(words[i].substr(kName.size() + 1));
+    else if (words[i] == kName)
+      result.restarts = restarts_in(++i < words.size() ? words[i] : "");
+    else
+      result.others.push_back(words[i]);
+  }
+  return result;
+}
+
+/// --inprocess-restart, with as many attempts as --inprocess-max-iterations says.
+RestartWords restarts_of_megatron(const Args& words) {
+  const config::MegatronArguments arguments(words);
+  RestartWords result;
+  if (!arguments.errors().empty() || arguments.asks_for_help()) return {.others = words};  // which the job says
+  for (std::size_t i = 0; i < words.size(); ++i) {
+    if (words[i] == "--inprocess-restart" || words[i].starts_with("--inprocess-max-iterations=")) continue;
+    if (words[i] == "--inprocess-max-iterations")
+      ++i;
+    else
+      result.others.push_back(words[i]);
+  }
+  if (!arguments.has("inprocess-restart")) return result;
+  result.restarts = RunOptions().max_restarts;
+  if (!arguments.has("inprocess-max-iterations")) return result;
+  const std::int64_t attempts = arguments.integer("inprocess-max-iterations");
+  if (attempts < 1)
+    throw ConfigError(
+        rule_got_fix("--inprocess-max-iterations must be at least 1.", concat(attempts), "leave it out: 101"));
+  result.restarts = static_cast<int>(std::min<std::int64_t>(attempts - 1, std::numeric_limits<int>::max()));
+  return result;
+}
+
 }  // namespace
 
 int run_supervised(const Args& args) {
   RunOptions options;
-  const Args words = config::parse_command_line(options, args, kUsage);
+  Args words = config::parse_command_line(options, args, kUsage);
   check(options);
-  const Environment environment = process_environment();
-  if (const auto by = launcher_of(environment))
-    throw ConfigError(rule_got_fix(
-        "megatron run starts the ranks of one machine itself; those of a launcher are the launcher's to start again.",
-        concat(by->variable, "=", environment.at(by->variable), ", a variable of ", by->name),
-        "leave run out, and let the launcher restart: torchrun --max-restarts 100; train resumes by itself"));
-  return Supervisor(command_of(words), options).go();
+  if (!words.empty()) {  // a job's words may ask for what already is
+    const Args rest(words.begin() + 1, words.end());
+    const Args others = words[0] == "train" ? restarts_of_train(rest).others : restarts_of_megatron(rest).others;
+    words.resize(1);
+    words.insert(words.end(), others.begin(), others.end());
+  }
+  return supervise_command(words, options);
+}
+
+int run_training(const std::string& job, const Args& args) {
+  const RestartWords asked = job == "train" ? restarts_of_train(args) : restarts_of_megatron(args);
+  Args words = {job};
+  words.insert(words.end(), asked.others.begin(), asked.others.end());
+  if (asked.restarts == 0) return job == "train" ? train_after_checks(asked.others) : run_with_libtorch(words);
+  RunOptions options;
+  options.max_restarts = asked.restarts;
+  return supervise_command(words, options);
 }
 
 }  // namespace megatron::app

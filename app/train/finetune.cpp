@@ -102,6 +102,10 @@ void check_task(const config::TaskConfig& task, const config::ModelConfig& model
 
 /// What is left to be filled in: the network of the weights, the task's head, the tokenizer beside the weights.
 void complete(config::FinetuneRecipe& recipe) {
+  if (recipe.fp8.format != "none")
+    throw ConfigError(rule_got_fix(
+        "megatron finetune excludes fp8.format: the best weights are scored again without the scales that they had.",
+        concat("fp8.format ", recipe.fp8.format), "--fp8-format none"));
   const tasks::TaskForm form = tasks::task_form(tasks::task_kind_of(recipe.task.name));
   recipe.model.head = form.head;
   recipe.model.num_classes = form.num_classes;

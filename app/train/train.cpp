@@ -4,6 +4,7 @@
 
 #include "app/jobs.h"
 #include "app/layouts.h"
+#include "app/train_options.h"
 #include "megatron/base/error.h"
 #include "megatron/base/machine/cores.h"
 #include "megatron/base/progress.h"
@@ -16,33 +17,9 @@
 namespace megatron::app {
 namespace {
 
-constexpr const char* kUsage =
-    "megatron train RECIPE.toml [--section.key value | --megatron-flag value]…\n\n"
-    "Trains a GPT, BERT or T5; resumes from the last checkpoint in train.out. SIGINT and SIGTERM finish the step, "
-    "save\n"
-    "and exit with 3.";
-
-struct Options {
-  config::RunConfig run;
-  std::string layout = "given", hardware, fit;
-
-  void visit(auto& v) {
-    v("layout", layout,
-      "given: the layout of ranks that the options say; auto: the fastest that fits, as plan --search finds it, in "
-      "place of their tp, sp, cp and its way, ep, pp, vpp, dp, stages, schedule, micro batch, recomputation and "
-      "sharding.",
-      config::Choices({"given", "auto"}));
-    v("hardware", hardware,
-      "With --layout auto: what the ranks run on, a file (megatron bench hardware writes one) or the name of one in "
-      "configs/hardware/ without .toml.");
-    v("fit", fit, "With --layout auto: memory that a rank may take, as 80GB; empty: all that the hardware has.");
-    run.visit(v);
-  }
-};
-
 /// Of --layout; empty where it is given. Every rank finds the same: nothing but its words and the number of ranks
 /// decides.
-run::ChooseLayout chooser_of(const Options& options) {
+run::ChooseLayout chooser_of(const TrainOptions& options) {
   if (options.layout == "given") {
     if (!options.hardware.empty() || !options.fit.empty())
       throw ConfigError(
@@ -65,10 +42,14 @@ run::ChooseLayout chooser_of(const Options& options) {
 }
 
 int run_train(const Args& args) {
-  Options options;
+  TrainOptions options;
   std::optional<run::TrainingJob> job;
-  const auto command = config::parse_recipe_command(
-      options, &Options::run, args, kUsage, [&] { job = run::open_training(options.run, chooser_of(options)); });
+  const auto command = config::parse_recipe_command(options, &TrainOptions::run, args, kTrainUsage, [&] {
+    job = run::open_training(options.run, chooser_of(options));
+  });
+  if (options.restart != 0)
+    throw ConfigError(rule_got_fix("--restart is for the program megatron.", concat("--restart ", options.restart),
+                                   "megatron train, not megatron-torch train"));
   if (run::speaks_for(*job)) {
     for (const std::string& note : job->notes) write_line(stderr, note);
     if (const std::string note = config::unread_note(options.run, command.given); !note.empty())

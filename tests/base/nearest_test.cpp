@@ -2,6 +2,12 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <random>
+#include <string>
+#include <string_view>
+#include <vector>
+
 namespace megatron {
 namespace {
 
@@ -22,6 +28,38 @@ TEST(NearestName, FindsNothingWhereNothingIsNear) {
   EXPECT_EQ(nearest_name("", kNames), "");
   EXPECT_EQ(nearest_name(std::string(1000, 'a'), kNames), "");
   EXPECT_EQ(nearest_name("x", {}), "");
+}
+
+/// By the definition: each way to change the last characters.
+std::size_t edits(std::string_view a, std::string_view b) {
+  if (a.empty() || b.empty()) return a.size() + b.size();
+  const std::string_view a1 = a.substr(0, a.size() - 1), b1 = b.substr(0, b.size() - 1);
+  std::size_t least = std::min({edits(a1, b) + 1, edits(a, b1) + 1, edits(a1, b1) + (a.back() == b.back() ? 0 : 1)});
+  if (!a1.empty() && !b1.empty() && a.back() == b1.back() && a1.back() == b.back())
+    least = std::min(least, edits(a1.substr(0, a1.size() - 1), b1.substr(0, b1.size() - 1)) + 1);
+  return least;
+}
+
+TEST(NearestName, IsTheFirstOfTheNearestByTheDefinition) {
+  std::mt19937 draw(1);
+  const auto word = [&] {
+    std::string text;
+    for (std::size_t size = draw() % 7; text.size() < size;) text += static_cast<char>('a' + draw() % 3);
+    return text;
+  };
+  for (int i = 0; i < 300; ++i) {
+    const std::string name = word();
+    std::vector<std::string> known;
+    while (known.size() < 8) known.push_back("a" + word());
+    std::string nearest;
+    std::size_t most = name.size() < 3 ? 0 : std::max<std::size_t>(1, name.size() / 3);
+    for (const std::string& candidate : known)
+      if (const std::size_t distance = edits(name, candidate); distance < most + (nearest.empty() ? 1 : 0)) {
+        nearest = candidate;
+        most = distance;
+      }
+    EXPECT_EQ(nearest_name(name, known), nearest) << name;
+  }
 }
 
 TEST(Listed, JoinsWords) {

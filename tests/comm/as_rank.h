@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-#include "megatron/comm/processes/rendezvous.h"
+#include "megatron/comm/processes/environment.h"
 
 namespace megatron::comm {
 

@@ -37,6 +37,9 @@ class LoadOrder : public testing::Test {
     try {
       load_cuda_library(library());
       std::exit(at::hasCUDA() && num_cuda_devices() == 3 ? 0 : 1);
+    } catch (const ConfigError& error) {
+      std::fputs(error.what(), stderr);
+      std::exit(3);
     } catch (const std::logic_error& error) {
       std::fputs(error.what(), stderr);
       std::exit(2);
@@ -47,6 +50,16 @@ class LoadOrder : public testing::Test {
 TEST_F(LoadOrder, ATestsSeedLeavesItOpenWhetherThereIsAGpu) {
   if (gpu_present()) GTEST_SKIP() << "this machine has a GPU";
   EXPECT_EXIT(load(), testing::ExitedWithCode(0), "");
+}
+
+TEST_F(LoadOrder, ADriverThatShowsNoGpuIsNamed) {
+  if (gpu_present()) GTEST_SKIP() << "this machine has a GPU";
+  EXPECT_EXIT(
+      {
+        setenv("FAKE_GPU_NONE", "1", 1);
+        load();
+      },
+      testing::ExitedWithCode(3), "the driver shows this process no GPU");
 }
 
 TEST_F(LoadOrder, ALibraryThatComesTooLateIsRefused) {

@@ -13,9 +13,9 @@
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include "megatron/base/error.h"
+#include "megatron/base/ranks/run_key.h"
 #include "megatron/comm/processes/c10d_run_store.h"
 #include "megatron/comm/processes/gloo_backend.h"
-#include "megatron/comm/processes/run_key.h"
 
 // Whoever reaches the port of a run's store, and is no rank of it.
 namespace megatron::comm {

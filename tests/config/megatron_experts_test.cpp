@@ -53,6 +53,12 @@ TEST(MegatronExperts, AreThoseOfTheModelAndItsRanks) {
   const ModelConfig& m = run.model;
   EXPECT_EQ(std::tuple(m.num_experts, m.moe_router_topk, m.moe_ffn_hidden_size, m.moe_layer_freq, run.parallel.ep),
             std::tuple(8, 3, 96, 2, 4));
+  EXPECT_EQ(run.parallel.etp, 0) << "as many as of tp";
+  const std::string split = "--tensor-model-parallel-size 2 --sequence-parallel --expert-tensor-parallel-size ";
+  EXPECT_EQ(experts_recipe(experts + split + "1").parallel.etp, 1);
+  EXPECT_EQ(experts_recipe(experts + split + "2").parallel.etp, 0);
+  EXPECT_EQ(experts_recipe(std::string(kSmallDense) + split + "1").parallel.etp, 0) << "without experts";
+  EXPECT_THAT(refusal_of(experts + split + "0"), HasSubstr("fix:  --expert-tensor-parallel-size 1"));
   EXPECT_EQ(std::tuple(m.moe_shared_expert_intermediate_size, m.moe_shared_expert_gate, m.moe_router_score_function),
             std::tuple(32, true, "sigmoid"));
   EXPECT_EQ(std::tuple(m.moe_router_topk_scaling_factor, m.moe_z_loss_coeff, m.moe_aux_loss_coeff),

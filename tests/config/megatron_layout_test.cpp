@@ -21,6 +21,35 @@ RunConfig translated_small(const std::string& words, int world_size) {
       .config;
 }
 
+TEST(MegatronArguments, OfEightBitsAreThoseOfTheRecipe) {
+  const Fp8Config usual = translated_small("--fp8-format hybrid", 1).fp8;
+  EXPECT_EQ(usual.format, "hybrid");
+  EXPECT_EQ(usual.margin, 0);
+  EXPECT_EQ(usual.amax_history_len, 1);
+  EXPECT_EQ(usual.amax_compute_algo, "most_recent");
+  EXPECT_TRUE(usual.wgrad);
+  const Fp8Config other = translated_small(
+                              "--fp8-format e4m3 --fp8-recipe delayed --fp8-margin 2 --fp8-amax-history-len 16 "
+                              "--fp8-amax-compute-algo max --disable-fp8-wgrad",
+                              1)
+                              .fp8;
+  EXPECT_EQ(other.format, "e4m3");
+  EXPECT_EQ(other.margin, 2);
+  EXPECT_EQ(other.amax_history_len, 16);
+  EXPECT_EQ(other.amax_compute_algo, "max");
+  EXPECT_FALSE(other.wgrad);
+  EXPECT_EQ(translated_small("--fp8-margin 2 --no-fp8-wgrad --fp8-recipe mxfp8", 1).fp8.format, "none");
+  for (const std::string named : {"tensorwise", "mxfp8", "blockwise", "custom"}) {
+    std::string error;
+    try {
+      translated_small("--fp8-format hybrid --fp8-recipe " + named, 1);
+    } catch (const ConfigError& refused) {
+      error = refused.what();
+    }
+    EXPECT_THAT(error, testing::HasSubstr("--fp8-recipe " + named + " (FP8 scaled otherwise than by --fp8-recipe"));
+  }
+}
+
 TEST(MegatronArguments, TakeThisProgramsNamesOfTheLayout) {
   const MegatronArguments args({"--pipeline-model-parallel-size", "16", "--pp", "8", "--parallel.tp=2", "--vpp", "3",
                                 "--sp", "--dp=3", "--schedule", "auto", "--world-size", "48"});

@@ -98,6 +98,18 @@ TEST(SavedArguments, KeepTheIterationsThatAreSkipped) {
   EXPECT_EQ(run.guard.skip_iterations, (std::vector<std::int64_t>{13, 14}));  // which are counted from 0 there
 }
 
+TEST(SavedArguments, KeepTheRecipeOfEightBits) {
+  const Saved saved = small({value("fp8", "hybrid"), value("fp8_margin", "1"), value("fp8_amax_history_len", "1024"),
+                             value("fp8_amax_compute_algo", "max"), truth("fp8_wgrad", false)});
+  const Fp8Config fp8 = recipe(saved).fp8;
+  EXPECT_EQ(fp8.format, "hybrid");
+  EXPECT_EQ(fp8.margin, 1);
+  EXPECT_EQ(fp8.amax_history_len, 1024);
+  EXPECT_EQ(fp8.amax_compute_algo, "max");
+  EXPECT_FALSE(fp8.wgrad);
+  EXPECT_THAT(error_of(small({value("fp8", "hybrid"), value("fp8_recipe", "mxfp8")})), HasSubstr("--fp8-recipe"));
+}
+
 TEST(SavedArguments, NameWhatIsNotHereWhereItCounts) {
   const auto of_network = {value("glu_linear_offset", "1.0"), truth("attention_output_gate", true)};
   for (const SavedArgument& argument : of_network)
@@ -107,7 +119,7 @@ TEST(SavedArguments, NameWhatIsNotHereWhereItCounts) {
       EXPECT_THAT(error_of(small({argument}), share), AllOf(HasSubstr("common.pt"), HasSubstr(flag))) << argument.name;
     }
   for (const SavedArgument& argument :
-       {value("fp8", "hybrid"), value("end_weight_decay", "0.3"), value("optimizer", "soap")}) {
+       {value("fp8_quantizer_factory", "a.b"), value("end_weight_decay", "0.3"), value("optimizer", "soap")}) {
     EXPECT_EQ(error_of(small({argument}), SavedShare::Network), "") << argument.name;
     EXPECT_THAT(error_of(small({argument})), HasSubstr("fix:  --weights-only")) << argument.name;
   }

@@ -213,7 +213,7 @@ TEST(MegatronYaml, RefusesByName) {
   EXPECT_THAT(error("hidden_size: 3"), HasSubstr("must be given in one section alone"));
   EXPECT_THAT(error("enable_autocast: true"), HasSubstr("asks for what is not here"));
   EXPECT_THAT(error("init_method: xavier_uniform"), HasSubstr("asks for what is not here"));
-  EXPECT_THAT(error("num_moe_experts: 8\nmoe_latent_size: 8\nfp8: hybrid"),
+  EXPECT_THAT(error("num_moe_experts: 8\nmoe_latent_size: 8\nfp8: hybrid\nfp8_output_proj: true"),
               AllOf(HasSubstr("mixture of experts"), HasSubstr("FP8")));
   EXPECT_THAT(error("data_path: [a, --lr]"), HasSubstr("must have values that are no options"));
   EXPECT_THAT(error("other: {a: 1}"), HasSubstr("sections are language_model and model_parallel"));

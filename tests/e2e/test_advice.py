@@ -267,7 +267,7 @@ WRONG = {
         --model nosuch
         --micro-batch-size 0
         --microbatches 1000000000
-        --loss-chunk-tokens 0
+        --loss-chunk-tokens -1
         --optimizer.clip-norm max
         --launch thread
         word""",

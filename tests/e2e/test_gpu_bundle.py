@@ -38,10 +38,11 @@ class GpuBundle(unittest.TestCase):
         done, results, text = self.run_bundle("--dry")
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         self.assertEqual({check["state"] for check in results["checks"]}, {"passed"}, text)
-        self.assertEqual(len(results["checks"]), 6)
+        self.assertEqual(len(results["checks"]), 7)
         self.assertIn("| losses, CPU and device | passed |", text)
         kernels = {figure["figure"] for figure in results["figures"]}
         self.assertIn("Adam, float32 masters and bf16 copy, Float", kernels)
+        self.assertIn("gpt_tiny, decoding one text", kernels)
         if list(pathlib.Path("/dev").glob("nvidia[0-9]*")):
             return
         done, results, _ = self.run_bundle()

@@ -221,7 +221,8 @@ class Refusals(Serving):
         for options, part in [(("--cache-memory", "1MB", "--cache-tokens", 64), "say the same"),
                               (("--cache-memory", "much"), "--cache-memory 80GB"),
                               (("--cache-memory", "100"), "a block of 64 tokens"),
-                              (("--cache-memory", "80000GB"), "--cache-tokens")]:
+                              (("--cache-memory", "80000GB"), "--cache-tokens"),
+                              (("--max-context", 100, "--cache-tokens", 60), "--max-context 64")]:
             self.assertIn(part, run("serve", self.model, *options, code=2))
 
     def test_ask_to_come_again_where_too_many_wait(self):

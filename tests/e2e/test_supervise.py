@@ -40,11 +40,10 @@ def is_there(pid):
 class Supervised:
     """`megatron run` of a job."""
 
-    def __init__(self, place, name, options, job_options):
+    def __init__(self, place, name, options, job_options, stdout=subprocess.DEVNULL):
         self.folder = place.path / name
         words = ["run", *options, "--", *place.train_words(name, *job_options)]
-        self.process = subprocess.Popen([MEGATRON, *map(str, words)], stdout=subprocess.DEVNULL,
-                                        stderr=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen([MEGATRON, *map(str, words)], stdout=stdout, stderr=subprocess.PIPE, text=True)
 
     def wait_until(self, condition, timeout=120):
         end = time.monotonic() + timeout
@@ -84,6 +83,53 @@ class Supervised:
     def close(self):
         self.process.kill()
         self.process.communicate()
+
+
+class Launched(Supervised):
+    """Ranks as torchrun starts them, a process for each, of which those in `started` are. `words`: what is before the
+    job's own."""
+
+    def __init__(self, place, name, ranks, job_options, words=(), started=None):
+        self.folder = place.path / name
+        with socket.socket() as listener:
+            listener.bind(("127.0.0.1", 0))
+            port = listener.getsockname()[1]
+        self.logs, self.processes = [], []
+        for rank in started or range(ranks):
+            variables = {"RANK": rank, "WORLD_SIZE": ranks, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": ranks,
+                         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+            self.logs.append(place.path / f"{name}.{rank}.log")
+            with self.logs[-1].open("w") as log:
+                self.processes.append(subprocess.Popen(
+                    [MEGATRON, *map(str, [*words, *place.train_words(name, *job_options)])], stdout=log, stderr=log,
+                    env=os.environ | {key: str(value) for key, value in variables.items()}))
+
+    def wait_until(self, condition, timeout=120):
+        end = time.monotonic() + timeout
+        while not condition():
+            codes = [process.poll() for process in self.processes]
+            if any(code is not None for code in codes) or time.monotonic() > end:
+                raise AssertionError(f"it did not happen; the programs: {codes}\n{self.said()}")
+            time.sleep(0.01)
+
+    def ranks(self):
+        """The ranks themselves, where each supervisor has started its own."""
+        children = [children_of(process.pid) for process in self.processes]
+        return [child[0] for child in children] if all(children) else []
+
+    def said(self):
+        return "\n".join(log.read_text() for log in self.logs)
+
+    def end(self, code=0, timeout=240):
+        codes = [process.wait(timeout) for process in self.processes]
+        if codes != [code] * len(codes):
+            raise AssertionError(f"exit codes {codes}, expected {code}\n{self.said()}")
+        return self.said()
+
+    def close(self):
+        for process in self.processes:
+            process.kill()
+            process.wait()
 
 
 def harm(supervised, number, draw, ranks, spread):
@@ -325,13 +371,7 @@ class Supervise(unittest.TestCase):
         self.assertEqual(supervised.process.wait(timeout=240), 1)
         self.assertEqual(supervised.events()[-1]["event"], "gave_up")
 
-    def test_ranks_of_a_launcher_are_its_own(self):
-        for variables, variable in (({"SLURM_PROCID": "0"}, "SLURM_PROCID"),
-                                    ({"RANK": "0", "WORLD_SIZE": "1"}, "RANK")):
-            done = subprocess.run([MEGATRON, "run", "--", "train", self.place.recipe], capture_output=True, text=True,
-                                  env=os.environ | variables)
-            self.assertEqual(done.returncode, 2)
-            self.assertIn(f"got:  {variable}=0", done.stderr)
+    def test_a_shell_of_an_allocation_is_no_launcher(self):
         self.assertNotIn("launcher", run("run", "--", "train", self.place.path / "none.toml", code=2,
                                          inside=["env", "SLURM_PROCID=0", "SLURM_PTY_PORT=1", "RANK=0"]))
 
@@ -358,6 +398,63 @@ class Supervise(unittest.TestCase):
         supervised.process.communicate(timeout=60)
         self.assertIn(supervised.process.returncode, (128 + signal.SIGTERM, 128 + signal.SIGINT))
         self.assertFalse([rank for rank in ranks if is_there(rank)])
+
+
+class LaunchedRanks(unittest.TestCase):
+    """Ranks of a launcher, each with a supervisor of its own."""
+
+    @classmethod
+    def setUpClass(cls):
+        cls.place = RunFolder()
+        cls.addClassCleanup(cls.place.close)
+
+    def launched(self, *job_options, ranks=2, words=(), started=None):
+        options = ["--threads-per-rank", 1, *job_options]
+        result = Launched(self.place, self._testMethodName, ranks, options, words, started)
+        self.addCleanup(result.close)
+        return result
+
+    def test_a_rank_that_dies_is_started_again_with_all_others_and_a_signal_counts_once(self):
+        options = ["--tp", 2, "--train-iters", 100000, "--threads-per-rank", 1]
+        launched = self.launched(*options, "--save-interval", 5, "--checkpoint.keep_last", 2, "--restart", 5)
+        launched.wait_until(lambda: launched.checkpoint() > 0 and len(launched.ranks()) == 2)
+        victim = random.Random(drawn_seed()).randrange(2)
+        ranks = launched.ranks()
+        os.kill(ranks[victim], signal.SIGKILL)
+        launched.wait_until(lambda: len(launched.events("started")) == 2)
+        goal = launched.checkpoint() + 10
+        launched.wait_until(lambda: launched.checkpoint() >= goal)
+        ranks += launched.ranks()
+        # As Slurm does, which signals all processes of a step: a rank would take the second one for an order to end.
+        for pid in [*ranks[2:], *(process.pid for process in launched.processes)]:
+            os.kill(pid, signal.SIGTERM)
+        said = launched.end(code=3)
+        self.assertRegex(said, f"supervisor: rank {victim} was ended by signal 9; restart 1 of 5 from iteration [0-9]+ "
+                               "on 2 ranks in 1 s")
+        self.assertEqual([(event["rank"], event["signal"]) for event in launched.events("failed")],
+                         [(victim, signal.SIGKILL)])
+        self.assertEqual(launched.events()[-1]["event"], "interrupted")
+        self.assertFalse([rank for rank in ranks if is_there(rank)])
+        losses = self.place.losses(launched.folder.name)
+        self.assertEqual(sorted(losses), list(range(1, launched.checkpoint() + 1)))
+        self.place.train("whole", "--world-size", 2, *options, "--train.exit_interval", max(losses))
+        self.assertEqual(losses, self.place.losses("whole"))
+
+    def test_of_a_rank_alone_too_a_signal_counts_once(self):
+        launched = self.launched("--train-iters", 100000, "--save-interval", 5, "--restart", 5, ranks=1)
+        launched.wait_until(lambda: launched.checkpoint() > 0)
+        for pid in [*launched.ranks(), *(process.pid for process in launched.processes)]:
+            os.kill(pid, signal.SIGTERM)
+        launched.end(code=3)
+        self.assertEqual(launched.events()[-1]["event"], "interrupted")
+
+    def test_who_does_not_come_is_named(self):
+        alone = ["--parallel.timeout_s", 0.5, "--restart", 5]
+        launched = self.launched(*alone, ranks=3, started=[0])
+        self.assertRegex(launched.end(code=1), "got:  ranks 1, 2 not there, at 127.0.0.1, ports [0-9]+ to [0-9]+, ")
+        launched = self.launched(*alone, "--layout", "given", ranks=3, words=["run", "--"], started=[1])
+        self.assertRegex(launched.end(code=1), "got:  none of this run at 127.0.0.1, ports [0-9]+ to [0-9]+ within")
+        self.assertFalse(launched.folder.exists())
 
 
 class Screen:

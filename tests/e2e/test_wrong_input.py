@@ -1,12 +1,14 @@
 """What is wrong is said at once, all together, and nothing is written."""
 import json
+import os
 import pathlib
+import shutil
 import subprocess
 import sys
 import unittest
 
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "testing"))
-from program import MEGATRON, RunFolder, run  # noqa: E402
+from program import MEGATRON, SMALL_MODEL, RunFolder, run  # noqa: E402
 
 JOBS = ["doctor", "tokenizer", "data", "train", "generate", "checkpoint", "plan", "bench", "docs"]
 
@@ -42,6 +44,34 @@ class WrongInput(unittest.TestCase):
         for word in ["hidden_size", "tp", "activation"]:
             self.assertIn(word, message)
         self.assertFalse((place.path / "run").exists())
+
+    def test_a_training_says_so_without_libtorch(self):
+        """As the program with it does: help, words and rules. What files of another run decide is left to it."""
+        place = RunFolder()
+        self.addCleanup(place.close)
+        folder = place.path / "alone"
+        folder.mkdir()
+        alone = shutil.copy(MEGATRON, folder)
+        recipe = place.path / "small.toml"
+        recipe.write_text(SMALL_MODEL)
+
+        def said(program, *words):
+            result = subprocess.run([program, "train", *map(str, words)], capture_output=True, text=True, cwd=folder)
+            return result.returncode, result.stdout, result.stderr
+
+        with_libtorch = os.path.abspath(MEGATRON) + "-torch"
+        data, needs = ("--mock-data", "--vocab-size", 64), "megatron needs megatron-torch"
+        wrong = [["--help"], ["--help", "modle"], [], [recipe], [recipe, *data, "--parallel.tpp", 2, "--tp", 3],
+                 [recipe, *data, "--hidden-size", 65, "--schedule", "no/such.txt"],
+                 [recipe, "--data.tokenizer", "nowhere", "--data-path", "none", "--tp", 3],
+                 ["none.toml", "--tp", "two"]]
+        for words in wrong:
+            self.assertEqual(said(alone, *words), said(with_libtorch, *words), words)
+            self.assertNotIn(needs, said(alone, *words)[2])
+        for words in [[], ["--load", "nowhere", "--hidden-size", 65], ["--use-checkpoint-args", "--hidden-size", 65]]:
+            code, _, message = said(alone, recipe, *data, *words)
+            self.assertEqual(code, 1)
+            self.assertIn(needs, message)
 
     def test_rules_words_keys_and_a_missing_tokenizer_are_reported_together(self):
         place = RunFolder()

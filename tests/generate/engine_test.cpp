@@ -514,6 +514,19 @@ std::vector<Ids> long_prompts() {
   return prompts;
 }
 
+// Machines have planned with the memory of their own: a context that follows from one rank's plan may be too long.
+TEST(RankSlots, HaveRoomForWhatTheRankWithTheFewestBlocksHas) {
+  const model::TransformerOptions options = long_model();
+  const auto weights = testing::random_weights(options.shape, 4);
+  comm::run_ranks(2, [&](const comm::Group& world) {
+    const auto store = testing::make_store(options.shape, 2, world.rank(), weights, at::kFloat);
+    const StagedModel model(model::CachedGpt(options, store, world));
+    const RankSlots slots(model, world, at::kCPU, world.rank() == 0 ? 40 : 3);
+    EXPECT_EQ(slots.blocks(), 3);
+    EXPECT_EQ(slots.tokens(), 3 * 64);
+  });
+}
+
 // generate() has one cache of keys and values side by side.
 TEST(Engine, WritesWhatGenerateWritesInAnyCompany) {
   const std::vector<Ids> prompts = long_prompts();

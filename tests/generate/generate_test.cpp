@@ -4,6 +4,7 @@
 
 #include "megatron/base/error.h"
 #include "megatron/comm/threads/local_backend.h"
+#include "megatron/kernels/runtime.h"
 #include "megatron/model/transformer_stage.h"
 #include "tests/generate/small_model.h"
 #include "tests/testing/dense_model.h"
@@ -122,17 +123,44 @@ TEST(Generate, GivesTheSameInGroupsOfAnySizeWithTokensToldByPrompt) {
   }
 }
 
+// The first stage of a pipeline "E|t*2L" has no keys whose device would be that of the tokens.
+TEST(StagedModel, HasTheDeviceOfItsParametersWithoutLayersToo) {
+  const plan::StagePart embedding{.num_layers = 0, .embedding = true, .output = false};
+  const auto store =
+      make_store(kOptions.shape, 1, 0, random_weights(kOptions.shape, 4), at::kFloat, 1234, at::kMeta, {embedding});
+  const StagedModel stage(model::CachedGpt(kOptions, embedding, store, {}), {}, store.options());
+  EXPECT_TRUE(stage.make_cache(1, 12).keys.empty());
+  EXPECT_EQ(stage.device(), at::kMeta);
+}
+
 TEST(Generate, SaysWhereLogitsAreNotFinite) {
   auto weights = random_weights(kOptions.shape, 4);
   weights.at("decoder.final_layernorm.bias").detach()[3] = std::nan("");
   const auto store = make_store(kOptions.shape, 1, 0, weights);
   const StagedModel gpt(model::CachedGpt(kOptions, store, {}));
-  for (const double temperature : {0.0, 1.0})
+  for (const double temperature : {0.0, 1.0}) {
     EXPECT_THAT(
         [&] {
           generate(gpt, {{3, 14, 15}}, {.sampling = {.temperature = temperature}});
         },
         ::testing::ThrowsMessage<std::runtime_error>(::testing::HasSubstr("logits are not finite at position 3")));
+  }
+}
+
+TEST(Generate, SaysWhereLogitsOfTheGraphOfATokenAreNotFinite) {
+  auto weights = random_weights(kOptions.shape, 4);
+  weights.at("embedding.position_embeddings.weight").detach()[4].fill_(std::nan(""));
+  const auto store = make_store(kOptions.shape, 1, 0, weights);
+  const StagedModel gpt(model::CachedGpt(kOptions, store, {}));
+  kernels::force_instruction_set(kernels::kCudaEmulated);
+  for (const double temperature : {0.0, 1.0}) {
+    EXPECT_THAT(
+        [&] {
+          generate(gpt, {{3, 14, 15}, {2}}, {.sampling = {.temperature = temperature}});
+        },
+        ::testing::ThrowsMessage<std::runtime_error>(::testing::HasSubstr("logits are not finite at position 5")));
+  }
+  kernels::force_instruction_set("auto");
 }
 
 TEST(Generate, GivesTheSameOnAnyNumberOfRanks) {
@@ -155,6 +183,32 @@ TEST(Generate, GivesTheSameThroughAPipeline) {
     const StagedModel gpt(model::CachedGpt(kOptions, part, store, {}), pp, at::TensorOptions(at::kDouble));
     EXPECT_EQ(generate(gpt, kPrompts, options), alone) << "stage " << pp.rank();
   });
+}
+
+/// run() where CUDA is emulated: tokens come from the graph of one (model/decoding/token_graph.h).
+Texts run_by_graph(const Texts& prompts, const GenerateOptions& options) {
+  kernels::force_instruction_set(kernels::kCudaEmulated);
+  auto texts = run(prompts, options);
+  kernels::force_instruction_set("auto");
+  return texts;
+}
+
+TEST(Generate, GivesTheSameByTheGraphOfAToken) {
+  const Texts prompts = {{3, 14, 15, 9, 2}, {6}, {5, 3, 5}, {8, 9, 7, 9, 3, 2, 3, 8, 4, 6, 2}, {6}, {7, 7}};
+  for (const double temperature : {0.0, 1.0}) {
+    GenerateOptions options{.max_new_tokens = 9, .sampling = {.temperature = temperature}, .seed = 3};
+    const auto texts = run(prompts, options);
+    EXPECT_EQ(run_by_graph(prompts, options), texts);
+    options.ends = {texts[0][2], texts[1][1], texts[5][4]};  // rows end one by one, and leave when they are the half
+    EXPECT_EQ(run_by_graph(prompts, options), run(prompts, options));
+    std::size_t heard = 0;
+    options.on_logits = [&](std::size_t, std::span<const double> logits, std::int64_t token) {
+      heard += logits.size() == 30 && token >= 0 ? 1 : 0;
+    };
+    std::size_t tokens = 0;
+    for (const auto& text : run_by_graph(prompts, options)) tokens += text.size();
+    EXPECT_EQ(heard, tokens);
+  }
 }
 
 TEST(Generate, StopsAtTheEndOfTextAndGoesOnWithTheOthers) {

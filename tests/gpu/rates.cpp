@@ -5,6 +5,7 @@
 #include <ATen/ops/ones.h>
 #include <ATen/ops/rand.h>
 #include <ATen/ops/randint.h>
+#include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
@@ -38,6 +39,7 @@ class Rates {
       activations_and_norms(dtype);
       losses_and_embeddings(dtype);
     }
+    attention();
     updates();
   }
 
@@ -48,7 +50,7 @@ class Rates {
   static double bytes_of(const at::Tensor& x) { return static_cast<double>(x.nbytes()); }
 
   /// The best of a few times `run`, after one that is not counted.
-  void print(const char* kernel, at::ScalarType dtype, double bytes, const std::function<void()>& run) const {
+  double seconds_of(const std::function<void()>& run) const {
     run();
     double best_s = 1e9;
     const int calls = device_.is_cpu() ? 1 : 20;  // the host is ahead of the device
@@ -60,8 +62,45 @@ class Rates {
       const auto times = marks.take();
       best_s = std::min(best_s, std::chrono::duration<double>(times[1] - times[0]).count() / calls);
     }
-    std::printf("{\"kernel\": \"%s\", \"dtype\": \"%s\", \"gb_s\": %.4g}\n", kernel, c10::toString(dtype),
-                1e-9 * bytes / std::max(best_s, 1e-9));
+    return std::max(best_s, 1e-9);
+  }
+  static void print_line(const std::string& kernel, at::ScalarType dtype, const char* unit, double rate) {
+    std::printf("{\"kernel\": \"%s\", \"dtype\": \"%s\", \"%s\": %.4g}\n", kernel.c_str(), c10::toString(dtype), unit,
+                rate);
+  }
+  void print(const char* kernel, at::ScalarType dtype, double bytes, const std::function<void()>& run) const {
+    print_line(kernel, dtype, "gb_s", 1e-9 * bytes / seconds_of(run));
+  }
+
+  /// Causal attention: half of the products count, five in the backward pass.
+  void attention() const {
+    AttentionOptions dropped, packed;
+    dropped.dropout = {.p = 0.1, .key = 3, .sample_ids = at::arange(sizes_.b, at::kLong)};
+    packed.first_key = at::zeros({sizes_.b, sizes_.s}, at::TensorOptions().dtype(at::kInt).device(device_));
+    packed.first_key.slice(1, sizes_.s / 2).fill_(sizes_.s / 2);
+    const std::int64_t size = device_.is_cpu() ? 16 : 128;
+    attention_of("attention", size, {}, 1);
+    attention_of("attention, dropout 0.1", size, dropped, 1);
+    attention_of("attention, dropout 0.1, small heads", size / 2, dropped, 1);
+    attention_of("attention, two documents", size, packed, 0.5);
+  }
+  /// `seen`: of what a causal mask leaves.
+  void attention_of(const std::string& name, std::int64_t head_size, const AttentionOptions& options,
+                    double seen) const {
+    const auto [s, b, h, vocab, parameters] = sizes_;
+    const at::ScalarType dtype = at::kBFloat16;
+    const at::Tensor fused = normal({s, b, h / head_size, 3, head_size}, dtype), gradients = at::empty_like(fused),
+                     dout = normal({s, b, h / head_size, head_size}, dtype);
+    const auto part = [](const at::Tensor& of, int i) { return of.select(3, i); };
+    const at::Tensor q = part(fused, 0), k = part(fused, 1), v = part(fused, 2);
+    const double product = seen * static_cast<double>(s * s * b * h) * 1e-12;
+    const AttentionOutput out = o_.attention(q, k, v, options);
+    print_line(name, dtype, "tflop_s", 2 * product / seconds_of([&] { o_.attention(q, k, v, options); }));
+    print_line(name + ", backward", dtype, "tflop_s", 5 * product / seconds_of([&] {
+                                                        o_.attention_backward(dout, q, k, v, out, options,
+                                                                              part(gradients, 0), part(gradients, 1),
+                                                                              part(gradients, 2), {});
+                                                      }));
   }
 
   void activations_and_norms(at::ScalarType dtype) const {

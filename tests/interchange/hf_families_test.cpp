@@ -101,6 +101,7 @@ TEST(HuggingFaceFamilies, AreWrittenAsTheyWereRead) {
                                                        {"attention_bias", false},
                                                        {"rope_scaling", with(yarn(), {{"truncate", false}})}}),
       with(with(sizes("smollm3", "SmolLM3"), grouped), {{"no_rope_layers", {1, 0, 1, 0}}}),
+      with(with(sizes("smollm3", "SmolLM3"), grouped), {{"num_hidden_layers", 3}}),  // fewer than the interval
       with(with(sizes("phi3", "Phi3"), grouped), {{"partial_rotary_factor", 0.75}}),
       with(with(sizes("phi3", "Phi3"), grouped), longrope()),
       with(with(sizes("phi3", "Phi3"), grouped),

@@ -137,13 +137,12 @@ TEST(Network, EveryOptionThatWeightsDependOnIsToldByItsNameOrByShapes) {
        {gpt2(), llama(), bert(), t5(), classes(llama()), classes(bert()), scaled_with_width(gpt2()), stretched(llama()),
         of_experts(llama()), in_groups(of_experts(llama())), with_latents(llama()), with_factors(llama())}) {
     EXPECT_TRUE(differences(model, model).empty());
-    config::RunConfig base;
+    config::RunConfig base, other;
     base.model = model;
-    const std::size_t count = config::fields_of(base).fields.size();
-    for (std::size_t i = 0; i < count; ++i) {
-      config::RunConfig other = base;
-      const config::Fields fields = config::fields_of(other);
-      const config::Field& option = fields.fields[i];
+    const config::Fields fields = config::fields_of(other);
+    const auto parameters = parameters_of(model);
+    for (const config::Field& option : fields.fields) {
+      other = base;
       if (option.meaning.affects != config::Affects::Weights) continue;
       if (option.path.starts_with("lora.")) continue;  // adapters lie beside the weights of a network
       all.insert(option.path);
@@ -151,7 +150,7 @@ TEST(Network, EveryOptionThatWeightsDependOnIsToldByItsNameOrByShapes) {
       perturb(option);
       const auto found = differences(base.model, other.model);
       const bool named = std::ranges::any_of(found, [&](const auto& each) { return each.option == option.path; });
-      const bool by_shapes = parameters_of(base.model) != parameters_of(other.model);
+      const bool by_shapes = parameters != parameters_of(other.model);
       if (named || by_shapes) seen.insert(option.path);
       // A table of positions that is not there has no size.
       const bool without = option.meaning.sizes_alone && model.position_embedding_type != "learned_absolute";

@@ -141,7 +141,8 @@ MODELS["deepseek"] = dict(MODELS["moe"], num_layers=3, num_query_groups=None, q_
                           moe_router_num_groups=4, moe_router_group_topk=2,
                           moe_router_score_function="sigmoid", moe_router_topk_scaling_factor=1.5,
                           moe_router_enable_expert_bias=True, moe_router_bias_update_rate=0.01, moe_z_loss_coeff=None)
-LLAMAS = "llama", "mtp", "moe", "deepseek"
+MODELS["odd_experts"] = dict(MODELS["moe"], moe_ffn_hidden_size=11)  # which no two ranks can split
+LLAMAS = "llama", "mtp", "moe", "deepseek", "odd_experts"
 LATENTS = ("q_lora_rank", "kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim", "rope_type",
            "rotary_scaling_factor", "mscale", "mscale_all_dim")
 DECODER_SEQUENCE = 12

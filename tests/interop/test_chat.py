@@ -52,14 +52,19 @@ class Golden(unittest.TestCase):
 
 @unittest.skipIf(MISSING or NO_MODEL, MISSING or NO_MODEL)
 class Chat(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.theirs = transformers.AutoTokenizer.from_pretrained(SMOLLM2)
+
     def tokenizer_with(self, folder, template):
-        """SmolLM2's tokenizer with another template."""
+        """SmolLM2's tokenizer with another template, in a folder and as transformers has it."""
         folder.mkdir()
         shutil.copy(SMOLLM2 / "tokenizer.json", folder)
         config = json.loads((SMOLLM2 / "tokenizer_config.json").read_text())
         config["chat_template"] = template
         (folder / "tokenizer_config.json").write_text(json.dumps(config))
-        return transformers.AutoTokenizer.from_pretrained(folder)
+        self.theirs.chat_template = template
+        return self.theirs
 
     def train(self, folder, tokenizer):
         recipe = folder / "recipe.toml"

@@ -12,7 +12,6 @@ from program import RunFolder, run  # noqa: E402
 torch, transformers, MISSING = peers("torch", "transformers")
 if not MISSING:
     transformers.logging.set_verbosity_error()
-    torch.set_num_threads(1)
 
 SIZES = dict(vocab_size=320, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=4,
              num_key_value_heads=2, max_position_embeddings=64, rms_norm_eps=1e-5)

@@ -16,7 +16,6 @@ from program import run  # noqa: E402
 torch, transformers, MISSING = peers("torch", "transformers")
 if not MISSING:
     transformers.logging.set_verbosity_error()
-    torch.set_num_threads(1)
 
 WORDS = ["the", "cat", "dog", "sees", "likes", "old", "new", "house", "who", "what", "on", "monday"]
 VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]

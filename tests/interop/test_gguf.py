@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -31,6 +32,12 @@ PUBLISHED = MODELS / "smollm2-135m-instruct.gguf"  # from which the folder was m
 PUBLISHED_EMBEDDING = "0d728edd2a012d1663a6069567240d124c752bab88b6fcbe1a985eae428193c3"
 LLAMA_3 = dict(rope_type="llama3", rope_theta=50000.0, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
                original_max_position_embeddings=16)
+KINDS = {
+    "llama": ("Llama", dict(tie_word_embeddings=False, rope_parameters=LLAMA_3)),
+    "biases": ("Llama", dict(attention_bias=True, mlp_bias=True, head_dim=12)),
+    "mistral": ("Mistral", dict(sliding_window=None)),
+    "qwen2": ("Qwen2", dict(tie_word_embeddings=True)),
+}
 CUTS = {"llama-bpe": r"\p{N}{1,3}", "qwen2": r"\p{N}"}
 CHAT = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 
@@ -67,6 +74,13 @@ def fields_of(reader):
 
 @unittest.skipIf(MISSING, MISSING)
 class Gguf(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        folder = tempfile.TemporaryDirectory(prefix="megatron-interop-")
+        cls.addClassCleanup(folder.cleanup)
+        cls.shared = pathlib.Path(folder.name)  # what methods make of the same model, once; none changes it
+        cls.made, cls.exported = {}, {}
+
     def setUp(self):
         folder = tempfile.TemporaryDirectory(prefix="megatron-interop-")
         self.addCleanup(folder.cleanup)
@@ -75,7 +89,7 @@ class Gguf(unittest.TestCase):
 
     def sentencepiece_folder(self):
         """The Llama's folder with SentencePiece's tokenizer.model as its tokenizer, and that model."""
-        folder = next(self.models())[1]
+        folder = shutil.copytree(self.model("llama")[0], self.path / "llama")
         for file in ("tokenizer.json", "tokenizer_config.json"):
             (folder / file).unlink()
         sentencepiece.SentencePieceTrainer.train(
@@ -83,30 +97,36 @@ class Gguf(unittest.TestCase):
             byte_fallback=True, normalization_rule_name="identity", remove_extra_whitespaces=False, minloglevel=2)
         return folder, sentencepiece.SentencePieceProcessor(model_file=str(folder / "tokenizer.model"))
 
-    def models(self):
-        """Name, folder, tokenizer: what the two architectures can differ in."""
-        sizes = dict(vocab_size=416, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
-                     num_key_value_heads=2, max_position_embeddings=64, bos_token_id=0, eos_token_id=1)
-        made = {
-            "llama": transformers.LlamaForCausalLM(transformers.LlamaConfig(
-                **sizes, tie_word_embeddings=False, rope_parameters=LLAMA_3)),
-            "biases": transformers.LlamaForCausalLM(transformers.LlamaConfig(
-                **sizes, attention_bias=True, mlp_bias=True, head_dim=12)),
-            "mistral": transformers.MistralForCausalLM(transformers.MistralConfig(**sizes, sliding_window=None)),
-            "qwen2": transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**sizes, tie_word_embeddings=True)),
-        }
-        for name, model in made.items():
+    def model(self, name):
+        """Folder and tokenizer of a model of KINDS."""
+        if name not in self.made:
+            kind, more = KINDS[name]
+            torch.manual_seed(5)
+            config = getattr(transformers, f"{kind}Config")(
+                vocab_size=416, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
+                num_key_value_heads=2, max_position_embeddings=64, bos_token_id=0, eos_token_id=1, **more)
+            model = getattr(transformers, f"{kind}ForCausalLM")(config)
             with torch.no_grad():
                 for parameter in model.parameters():  # biases and norms that are not 0 and 1
                     parameter.add_(torch.randn_like(parameter) * 0.1)
-            model.save_pretrained(self.path / name)
+            model.save_pretrained(self.shared / name)
             cuts = "qwen2" if name == "qwen2" else "llama-bpe"
-            yield name, self.path / name, learned_tokenizer(self.path / name, cuts)
+            self.made[name] = self.shared / name, learned_tokenizer(self.shared / name, cuts)
+        return self.made[name]
+
+    def models(self):
+        """Name, folder, tokenizer: what the two architectures can differ in."""
+        for name in KINDS:
+            yield name, *self.model(name)
 
     def export(self, folder, *options):
-        output = self.path / f"{folder.name}-{len(list(self.path.iterdir()))}.gguf"
-        run("checkpoint", "export", "--load", folder, "--output", output, *options)
-        return output, gguf.GGUFReader(output)
+        """The GGUF file that the program makes of a folder, and its reader."""
+        if (folder, options) not in self.exported:
+            place = self.path if folder.parent == self.path else self.shared
+            output = place / f"{folder.name}-{len(self.exported)}.gguf"
+            run("checkpoint", "export", "--load", folder, "--output", output, *options)
+            self.exported[folder, options] = output
+        return self.exported[folder, options], gguf.GGUFReader(self.exported[folder, options])
 
     def hugging_face_name(self, name):
         if not name.startswith("blk."):
@@ -151,11 +171,13 @@ class Gguf(unittest.TestCase):
 
     def test_every_tensor_is_the_folders_in_every_type(self):
         for name, folder, _ in self.models():
-            for option, dtype in (("", "F32"), ("fp32", "F32"), ("fp16", "F16"), ("bf16", "BF16"), ("q8_0", "Q8_0"),
+            for option, dtype in (("fp32", "F32"), ("fp16", "F16"), ("bf16", "BF16"), ("q8_0", "Q8_0"),
                                   ("q4_1", "Q4_1"), ("q4_0", "Q4_0")):
                 with self.subTest(name=name, dtype=option):
-                    _, reader = self.export(folder, *(["--dtype", option] if option else []))
+                    _, reader = self.export(folder, "--dtype", option)
                     self.same_tensors(reader, folder, dtype)
+        _, reader = self.export(folder)  # where nothing is said
+        self.same_tensors(reader, folder, "F32")
 
     def test_transformers_reads_the_same_model(self):
         for name, folder, _ in self.models():
@@ -178,8 +200,8 @@ class Gguf(unittest.TestCase):
                                          np.float32(theirs[key]) if isinstance(value, float) else theirs[key], key)
 
     def test_scaled_positions_are_factors_of_the_frequencies(self):
-        name, folder, _ = next(self.models())
-        _, reader = self.export(folder)
+        folder, _ = self.model("llama")
+        _, reader = self.export(folder, "--dtype", "fp32")
         factors = next(tensor for tensor in reader.tensors if tensor.name == "rope_freqs.weight").data
         config = transformers.AutoConfig.from_pretrained(folder)
         scaled, _ = transformers.modeling_rope_utils.ROPE_INIT_FUNCTIONS["llama3"](config, "cpu")
@@ -189,7 +211,7 @@ class Gguf(unittest.TestCase):
     def test_the_tokenizer_is_the_folders(self):
         for name, folder, tokenizer in self.models():
             with self.subTest(name=name):
-                fields = fields_of(self.export(folder)[1])
+                fields = fields_of(self.export(folder, "--dtype", "fp32")[1])
                 file = json.loads((folder / "tokenizer.json").read_text())
                 size = tokenizer.get_vocab_size()
                 self.assertEqual(fields["tokenizer.ggml.model"], "gpt2")
@@ -295,7 +317,7 @@ class Gguf(unittest.TestCase):
         for name, folder, _ in self.models():
             if name not in ("llama", "qwen2"):
                 continue
-            _, reader = self.export(folder)
+            _, reader = self.export(folder, "--dtype", "fp32")
             for kind in ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "BF16", "F16"):
                 with self.subTest(name=name, kind=kind):
                     kind = gguf.GGMLQuantizationType[kind]
@@ -347,8 +369,8 @@ class Gguf(unittest.TestCase):
                 self.assertEqual(got[key].numpy().tobytes(), rows.tobytes(), f"{name}: {key}")
 
     def test_a_file_generates_and_imports_as_its_folder_does(self):
-        name, folder, _ = next(self.models())
-        file, _ = self.export(folder)
+        folder, _ = self.model("llama")
+        file, _ = self.export(folder, "--dtype", "fp32")
         words = ["--prompt", "the cat", "--temperature", 0, "--max-new-tokens", 12, "--json", "--ignore-eos"]
         of_folder = json.loads(run("generate", "--load", folder, *words))
         self.assertEqual(json.loads(run("generate", "--load", file, *words)), of_folder)
@@ -366,8 +388,8 @@ class Gguf(unittest.TestCase):
             self.assertEqual([int(id) for id in ids], model.encode(line), line)
 
     def test_what_would_compute_another_result_is_refused(self):
-        name, folder, _ = next(self.models())
-        output, reader = self.export(folder)
+        folder, _ = self.model("llama")
+        output, _ = self.export(folder, "--dtype", "fp32")
         whole = output.read_bytes()
         for old, new in [(b"llama.block_count", b"llama.blok_count2"), (b"rope_freqs.weight", b"rope_fregs.weight"),
                          (b"general.architecture\x08\0\0\0\x05\0\0\0\0\0\0\0llama",

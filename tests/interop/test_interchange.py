@@ -14,7 +14,6 @@ MEGATRON_GOLDEN = UNPACKED / "interchange"
 torch, transformers, safetensors, MISSING = peers("torch", "transformers", "safetensors.torch")
 if not MISSING:
     transformers.logging.set_verbosity_error()
-    torch.set_num_threads(1)
 NO_GOLDEN = "" if GOLDEN.exists() else f"{GOLDEN} is not there"
 
 SIZES = dict(vocab_size=96, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
@@ -23,24 +22,28 @@ LLAMA_3 = dict(rope_type="llama3", rope_theta=50000.0, factor=8.0, low_freq_fact
                original_max_position_embeddings=16)
 
 
-def variants(**others):
-    """Tiny models that transformers makes: what Llama-like folders can differ in."""
-    sizes = {**SIZES, **others}
-    return {
-        "untied": transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, tie_word_embeddings=False)),
-        "biases": transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, attention_bias=True, mlp_bias=True)),
-        "scaled": transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, rope_parameters=LLAMA_3)),
-        "head_dim": transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, head_dim=12)),
-        "mistral": transformers.MistralForCausalLM(transformers.MistralConfig(**sizes, sliding_window=None)),
-        "window": transformers.MistralForCausalLM(transformers.MistralConfig(**sizes, sliding_window=7)),
-        "qwen2": transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**sizes, tie_word_embeddings=True)),
-        "qwen3": transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**sizes, head_dim=12)),
-        "mixtral": transformers.MixtralForCausalLM(transformers.MixtralConfig(**sizes, num_local_experts=4)),
-        "qwen3_moe": transformers.Qwen3MoeForCausalLM(transformers.Qwen3MoeConfig(
-            **sizes, head_dim=12, moe_intermediate_size=24, num_experts=6, num_experts_per_tok=3, norm_topk_prob=True)),
-        "scores": transformers.Qwen3MoeForCausalLM(transformers.Qwen3MoeConfig(
-            **sizes, head_dim=12, moe_intermediate_size=24, num_experts=6, num_experts_per_tok=1)),
-    }
+EXPERTS = dict(head_dim=12, moe_intermediate_size=24, num_experts=6)
+# What Llama-like folders can differ in.
+VARIANTS = {
+    "untied": ("Llama", dict(tie_word_embeddings=False)),
+    "biases": ("Llama", dict(attention_bias=True, mlp_bias=True)),
+    "scaled": ("Llama", dict(rope_parameters=LLAMA_3)),
+    "head_dim": ("Llama", dict(head_dim=12)),
+    "mistral": ("Mistral", dict(sliding_window=None)),
+    "window": ("Mistral", dict(sliding_window=7)),
+    "qwen2": ("Qwen2", dict(tie_word_embeddings=True)),
+    "qwen3": ("Qwen3", dict(head_dim=12)),
+    "mixtral": ("Mixtral", dict(num_local_experts=4)),
+    "qwen3_moe": ("Qwen3Moe", dict(EXPERTS, num_experts_per_tok=3, norm_topk_prob=True)),
+    "scores": ("Qwen3Moe", dict(EXPERTS, num_experts_per_tok=1)),
+}
+
+
+def variant(name, **others):
+    """A tiny model that transformers makes."""
+    kind, fields = VARIANTS[name]
+    config = getattr(transformers, f"{kind}Config")(**{**SIZES, **others}, **fields)
+    return getattr(transformers, f"{kind}ForCausalLM")(config)
 
 
 def tensors_of(folder):
@@ -50,10 +53,22 @@ def tensors_of(folder):
     return tensors
 
 
+def loaded(folder):
+    return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+
 def logits(folder, ids):
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     with torch.no_grad():
-        return model(ids).logits
+        return loaded(folder)(ids).logits
+
+
+def continued(model, ids, count):
+    """The `count` tokens that transformers finds likeliest after `ids`."""
+    seen = ids.shape[1]
+    with torch.no_grad():
+        for _ in range(count):
+            ids = torch.cat([ids, model(ids).logits[:, -1].argmax(-1, keepdim=True)], dim=1)
+    return ids[0, seen:].tolist()
 
 
 @unittest.skipIf(MISSING, MISSING)
@@ -138,8 +153,8 @@ class Interchange(unittest.TestCase):
 
     def test_every_kind_of_llama_is_exported_bit_by_bit_and_computes_the_same(self):
         ids = torch.randint(0, SIZES["vocab_size"], (2, 40))
-        for name, model in variants().items():
-            folder = self.path / name
+        for name in VARIANTS:
+            model, folder = variant(name), self.path / name
             with torch.no_grad():
                 for parameter in model.parameters():  # biases and norms that are not 0 and 1
                     parameter.add_(torch.randn_like(parameter) * 0.1)
@@ -170,9 +185,7 @@ class Interchange(unittest.TestCase):
                                   "--temperature", 0, "--max-new-tokens", 12, "--ignore-eos"))
             self.assertTrue((self.path / name / "tokenizer.json").exists())
             ids = torch.tensor([ours["prompt_ids"]])
-            for _ in range(12):
-                ids = torch.cat([ids, logits(self.path / name, ids)[:, -1].argmax(-1, keepdim=True)], dim=1)
-            self.assertEqual(ids[0, len(ours["prompt_ids"]):].tolist(), ours["new_ids"], name)
+            self.assertEqual(continued(loaded(self.path / name), ids, 12), ours["new_ids"], name)
 
     def test_fine_tuning_begins_with_the_folders_weights(self):
         place = RunFolder()
@@ -203,7 +216,7 @@ class Interchange(unittest.TestCase):
         text = self.path / "text.txt"
         text.write_text("the cat sees my friend on friday.\nmy friend never answers a dog on monday.\n" * 3)
         for name in ("qwen3", "window", "mixtral", "scores"):
-            model = variants(vocab_size=len(tokenizer), max_position_embeddings=128)[name]
+            model = variant(name, vocab_size=len(tokenizer), max_position_embeddings=128)
             with torch.no_grad():
                 for parameter in model.parameters():
                     parameter.add_(torch.randn_like(parameter) * 0.1)
@@ -218,17 +231,15 @@ class Interchange(unittest.TestCase):
             ours = json.loads(run("generate", "--load", folder, "--prompt", prompt, "--json", "--temperature", 0,
                                   "--max-new-tokens", 12, "--ignore-eos"))
             ids = tokenizer(prompt, return_tensors="pt")["input_ids"]
-            for _ in range(12):
-                ids = torch.cat([ids, logits(folder, ids)[:, -1].argmax(-1, keepdim=True)], dim=1)
-            self.assertEqual(ids[0, -12:].tolist(), ours["new_ids"], name)
+            self.assertEqual(continued(loaded(folder), ids, 12), ours["new_ids"], name)
 
     @unittest.skipUnless(MODELS.exists(), f"{MODELS} is not there")
     def test_a_trained_model_that_was_fine_tuned_computes_the_same_in_transformers(self):
         theirs = MODELS / "smollm2-135m-instruct"
         place = RunFolder(theirs, pathlib.Path(__file__).resolve().parents[2] / "configs/smollm2_135m.toml")
         self.addCleanup(place.close)
-        place.train("run", "--load", theirs, "--seq-length", 32, "--global-batch-size", 2, "--lr", 3e-4,
-                    "--lr-warmup-samples", 0, "--eval-interval", 0, "--train-iters", 3)
+        place.train("run", "--load", theirs, "--seq-length", 32, "--micro-batch-size", 2, "--global-batch-size", 2,
+                    "--lr", 3e-4, "--lr-warmup-samples", 0, "--eval-interval", 0, "--train-iters", 3)
         run("checkpoint", "export", "--load", place.path / "run", "--output", self.path / "tuned")
         text = self.path / "text.txt"
         text.write_text("the cat sees my friend on friday.\nmy friend never answers a dog on monday.\n")
@@ -244,12 +255,10 @@ class Interchange(unittest.TestCase):
                               "--temperature", 0, "--max-new-tokens", 8, "--ignore-eos"))
         ids = tokenizer(prompt, return_tensors="pt")["input_ids"]
         self.assertEqual(ids[0].tolist(), ours["prompt_ids"])
-        for _ in range(8):
-            ids = torch.cat([ids, logits(self.path / "tuned", ids)[:, -1].argmax(-1, keepdim=True)], dim=1)
-        self.assertEqual(ids[0, -8:].tolist(), ours["new_ids"])
+        self.assertEqual(continued(model.float(), ids, 8), ours["new_ids"])
 
     def test_a_folder_that_cannot_be_read_exactly_is_refused_by_name(self):
-        model = variants()["qwen2"]
+        model = variant("qwen2")
         model.config.use_sliding_window = True
         model.save_pretrained(self.path / "window")
         message = run("checkpoint", "import", "--from", self.path / "window", "--output", self.path / "x", code=2)

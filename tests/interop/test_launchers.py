@@ -3,6 +3,7 @@ train as ranks of one process do; with different options all end before anything
 import getpass
 import os
 import pathlib
+import signal
 import socket
 import subprocess
 import sys
@@ -136,8 +137,8 @@ class Launchers(unittest.TestCase):
         return subprocess.run([*map(str, words), *command], capture_output=True, text=True, timeout=ENDS_IN,
                               env=os.environ | environment)
 
-    def launch_script(self, launcher, *options):
-        """The script of examples/launch for this launcher; its result."""
+    def launch_script(self, launcher, *options, meanwhile=lambda: None):
+        """The script of examples/launch for this launcher; its result. `meanwhile` is called once it has started."""
         script, variables = SCRIPTS[launcher]
         environment = {"MEGATRON": os.path.abspath(MEGATRON), "OMP_NUM_THREADS": "1", **variables()}
         words = [str(EXAMPLES / script), *options]
@@ -147,15 +148,39 @@ class Launchers(unittest.TestCase):
             environment |= cluster.environment
             log = self.place.path / "slurm.log"
             words = ["sbatch", "--wait", "--ntasks", "2", "--overcommit", "--output", str(log), *words]
-        done = subprocess.run(words, capture_output=True, text=True, timeout=ENDS_IN,
-                              env=os.environ | environment)
-        said = done.stderr + (log.read_text() if launcher == "slurm" and log.exists() else "")
-        return done.returncode, said
+        with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                              env=os.environ | environment) as process:
+            self.addCleanup(process.kill)
+            meanwhile()
+            said = process.communicate(timeout=ENDS_IN)[1]
+        said += log.read_text() if launcher == "slurm" and log.exists() else ""
+        return process.returncode, said
 
-    def check_training(self, launcher):
+    def kill_rank(self, launcher, rank, name):
+        """Ends the process of a rank, once its supervisor has started it for the first time."""
+        marks = [f"{LAUNCHERS[launcher][1]}={rank}".encode(), b"MEGATRON_ATTEMPT=0"]
+        folder = os.fsencode(self.place.path / name)
+        until = time.monotonic() + ENDS_IN
+        while time.monotonic() < until:
+            for process in pathlib.Path("/proc").glob("[0-9]*"):
+                try:
+                    variables = (process / "environ").read_bytes().split(b"\0")
+                    if set(marks) <= set(variables) and folder in (process / "cmdline").read_bytes().split(b"\0"):
+                        return os.kill(int(process.name), signal.SIGKILL)
+                except OSError:
+                    continue  # it is over, or another user's
+            time.sleep(0.01)
+        raise AssertionError(f"rank {rank} has not started")
+
+    def check_training(self, launcher, killed=None):
+        """Training by the launcher's script; the rank `killed` dies once."""
         run(*self.words("threads"))
-        code, said = self.launch_script(launcher, *self.words(launcher)[1:])  # the script says "train" itself
+        harm = {} if killed is None else {"meanwhile": lambda: self.kill_rank(launcher, killed, launcher)}
+        # the script says "train" itself
+        code, said = self.launch_script(launcher, *self.words(launcher, "--restart", 2)[1:], **harm)
         self.assertEqual(code, 0, said)
+        if killed is not None:
+            self.assertIn(f"supervisor: rank {killed} was ended by signal 9; restart 1 of 2", said)
         self.assertEqual(self.place.losses(launcher), self.place.losses("threads"))
         self.assertEqual(len(self.place.losses(launcher)), 4)
 
@@ -169,7 +194,7 @@ class Launchers(unittest.TestCase):
         self.assertFalse((self.place.path / "refused").exists())
 
     def test_torchrun_trains(self):
-        self.check_training("torchrun")
+        self.check_training("torchrun", killed=0)
 
     def test_torchrun_with_different_options_is_refused(self):
         self.check_refusal("torchrun")

@@ -13,7 +13,6 @@ from program import run  # noqa: E402
 torch, transformers, MISSING = peers("torch", "transformers")
 if not MISSING:
     transformers.logging.set_verbosity_error()
-    torch.set_num_threads(1)
 
 # The tokens of a tokenizer, most of them whole words.
 WORDS = ["[PAD]", "</s>", "[UNK]", "<extra_id_0>", "<extra_id_1>"] + [f"w{i}" for i in range(91)]

@@ -14,7 +14,6 @@ from program import RunFolder, run  # noqa: E402
 torch, transformers, peft, MISSING = peers("torch", "transformers", "peft")
 if not MISSING:
     transformers.logging.set_verbosity_error()
-    torch.set_num_threads(1)
 
 SIZES = dict(vocab_size=320, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
              num_key_value_heads=2, max_position_embeddings=64, rms_norm_eps=1e-5, tie_word_embeddings=False)

@@ -9,15 +9,30 @@ constexpr AttentionCall kPlain{.capability = 9, .sixteen_bits = true, .head_size
 
 TEST(AttentionChoice, IsTheLibrarysWhereItComputesTheSame) {
   for (const int capability : {8, 9, 10})
-    for (const std::int64_t size : {8, 64, 128, 256}) {
-      AttentionCall call = kPlain;
-      call.capability = capability;
-      call.head_size = size;
-      EXPECT_EQ(attention_kernel(call), AttentionKernel::Flash);
-    }
-  AttentionCall behind_a_cache = kPlain;
-  behind_a_cache.queries = 1;
-  EXPECT_EQ(attention_kernel(behind_a_cache), AttentionKernel::Flash);
+    for (const std::int64_t size : {8, 64, 128, 256})
+      for (const bool deterministic : {false, true}) {
+        AttentionCall call = kPlain;
+        call.capability = capability;
+        call.head_size = size;
+        call.deterministic = deterministic;
+        const bool cudnn = capability >= 9 && size <= 128 && !deterministic;
+        EXPECT_EQ(attention_kernel(call), cudnn ? AttentionKernel::CuDnn : AttentionKernel::Flash);
+      }
+}
+
+TEST(AttentionChoice, IsCuDnnsOnlyWhereItsMaskIsOurs) {
+  const auto flash = [](const auto& change) {
+    AttentionCall call = kPlain;
+    change(call);
+    return attention_kernel(call) == AttentionKernel::Flash;
+  };
+  EXPECT_TRUE(flash([](AttentionCall& c) { c.queries = 1; })) << "behind a cache";
+  EXPECT_TRUE(flash([](AttentionCall& c) { c.queries = 1024; })) << "causal from the first query on";
+  EXPECT_FALSE(flash([](AttentionCall& c) {
+    c.queries = 1024;
+    c.causal = false;
+  }));
+  EXPECT_TRUE(flash([](AttentionCall& c) { c.queries = c.keys = 32; }));
 }
 
 TEST(AttentionChoice, IsOurOwnForWhatTheLibraryLacks) {

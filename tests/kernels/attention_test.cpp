@@ -6,13 +6,19 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/randint.h>
 #include <ATen/ops/randn.h>
+#include <ATen/ops/randn_like.h>
+#include <ATen/ops/randperm.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
+#include <utility>
 #include <vector>
 
 #include "megatron/kernels/cpu/products/tiles.h"
+#include "megatron/kernels/decode.h"
 #include "megatron/kernels/reference.h"
 #include "tests/kernels/compare.h"
 #include "tests/kernels/isa.h"
@@ -406,6 +412,67 @@ TEST_F(AttentionTest, OverBlocksGivesTheBitsOfKeysSideBySide) {
         }
         EXPECT_TRUE(got.out.equal(want.out)) << s.queries << " over " << s.keys << ", " << dtype;
         EXPECT_TRUE(got.logsumexp.equal(want.logsumexp)) << s.queries << " over " << s.keys << ", " << dtype;
+      }
+  });
+}
+
+// Of sequences of all lengths, some of which see their last keys alone: in one piece of work, or several.
+TEST_F(AttentionTest, AStepOverBlocksGivesEachSequenceWhatItGetsAlone) {
+  on_each([] {
+    constexpr std::int64_t kRows = 64, kBlocks = 9, kGroups = 2, kSharing = 3;
+    const std::vector<std::int64_t> lengths = {0, 63, 64, 130, 300, 517};
+    const std::int64_t texts = std::ssize(lengths);
+    for (const std::int64_t size : {64, 20})
+      for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
+        const at::Tensor order = at::randperm(texts * kBlocks, at::kLong);
+        const auto pool = [&] {
+          const std::vector<std::int64_t> shape{texts * kBlocks, kGroups, kRows, size};
+          return at::full(shape, std::nan(""), at::TensorOptions(dtype)).transpose(1, 2);
+        };
+        const at::Tensor k_pool = pool(), v_pool = pool();
+        const at::Tensor qkv = at::randn({texts, kGroups * (kSharing + 2) * size}).to(dtype);
+        std::vector<SequenceBlocks> sequences;
+        std::vector<at::Tensor> alone;
+        CacheStep step{.batch = 1,
+                       .heads = kGroups * kSharing,
+                       .groups = kGroups,
+                       .head_size = size,
+                       .rope = {},
+                       .position_b = {},
+                       .sinks = {},
+                       .first_key_b = {}};
+        for (std::int64_t i = 0; i < texts; ++i) {
+          const std::int64_t length = lengths[static_cast<std::size_t>(i)], first = length > 200 ? 190 : 0;
+          const auto* blocks = order.const_data_ptr<std::int64_t>() + i * kBlocks;
+          sequences.push_back({{blocks, kBlocks}, length, first});
+          const at::Tensor k = at::randn({length + 1, 1, kGroups, size}).to(dtype), v = at::randn_like(k);
+          for (std::int64_t row = 0; row < length; row += kRows)
+            for (const auto& [to, from] : {std::pair(k_pool, k), std::pair(v_pool, v)}) {
+              const std::int64_t count = std::min(kRows, length - row);
+              to.select(0, blocks[row / kRows]).narrow(0, 0, count).copy_(from.narrow(0, row, count).squeeze(1));
+            }
+          const at::Tensor first_key = at::full({1, 1}, first, at::kInt), own = qkv.narrow(0, i, 1);
+          alone.push_back(at::empty({1, step.heads * size}, qkv.options()));
+          step.length = length;
+          step.first_key_b = first_key.select(1, 0);
+          attend_to_cache(alone.back(), own, k, v, step, attention_scratch(step));
+          const at::Tensor q = own.view({1, 1, kGroups, kSharing + 2, size}).narrow(3, 0, kSharing);
+          AttentionOptions options;
+          options.first_key = first_key;
+          const at::Tensor truth = reference::attention(wide(q), wide(k), wide(v), options).out;
+          const double rounded = dtype == at::kFloat ? 1e-6 : unit_roundoff(dtype);
+          EXPECT_LT(relative_error(alone.back(), truth.view({1, -1})), rounded) << length << ", " << dtype;
+        }
+        step.batch = texts;
+        step.first_key_b = at::Tensor();
+        for (const int threads : {1, 2}) {
+          configure_thread(threads);
+          const at::Tensor out = at::full({texts, step.heads * size}, 7, qkv.options());
+          attend_to_blocks(out, qkv, k_pool, v_pool, sequences, step, attention_scratch(step));
+          for (std::int64_t i = 0; i < texts; ++i)
+            EXPECT_TRUE(out[i].equal(alone[static_cast<std::size_t>(i)][0])) << i << ", " << size << ", " << dtype;
+        }
+        configure_thread(1);
       }
   });
 }

@@ -1,9 +1,12 @@
+#include <ATen/Context.h>
 #include <ATen/Functions.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <functional>
 #include <ostream>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "megatron/kernels/activation.h"
@@ -25,13 +28,15 @@ namespace {
 
 using Tensors = std::vector<at::Tensor>;
 
-/// Draws the same inputs for every device and dtype, which then hold numbers of float32.
+/// Draws the same inputs for every device and dtype: numbers of bf16, so that the sign of a sum is the same in each.
 class Inputs {
  public:
   Inputs(at::Device device, at::ScalarType dtype)
       : device_(device), dtype_(dtype), generator_(at::detail::createCPUGenerator(5)) {}
 
-  at::Tensor normal(at::IntArrayRef shape) { return at::randn(shape, generator_, at::kFloat).to(device_, dtype_); }
+  at::Tensor normal(at::IntArrayRef shape) {
+    return at::randn(shape, generator_, at::kFloat).to(at::kBFloat16).to(device_, dtype_);
+  }
   at::Tensor whole(std::int64_t below, at::IntArrayRef shape) {
     return at::randint(below, shape, generator_, at::kLong).to(device_);
   }
@@ -159,14 +164,17 @@ Tensors updates(Inputs& in) {
         {.learning_rate = 1e-2, .weight_decay = 0.1, .grad_scale = 0.5, .step = 3});
   const at::Tensor second = in.normal({70}), third = in.normal({70}), momentum = in.normal({70});
   sgd_(second, {}, gradient, momentum, 0.9, {.learning_rate = 1e-2, .weight_decay = 0.1, .decoupled = false});
-  lion_(third, {}, gradient, average, {}, {.learning_rate = 1e-2, .weight_decay = 0.1});
+  const at::Tensor factor = at::full({}, 0.5, gradient.options().dtype(at::kDouble));  // the host does not know it
+  lion_(third, {}, gradient, average, {}, {.learning_rate = 1e-2, .weight_decay = 0.1, .factor = factor});
+  lion_(third, {}, gradient, average, {}, {.learning_rate = 1e-2, .factor = factor * std::nan("")});
   return {parameter,
           average,
           squares,
           second,
           third,
           momentum,
-          at::tensor({sum_of_squares(gradient), max_abs(gradient)}, at::kDouble)};
+          sum_of_squares({gradient, second}),
+          max_abs({gradient, second})};
 }
 
 Tensors random_weights(Inputs& in) {
@@ -212,6 +220,48 @@ TEST_P(EveryKernel, OnCudaMatchesTheCpu) {
 
 INSTANTIATE_TEST_SUITE_P(Kernels, EveryKernel, testing::ValuesIn(kKernels),
                          [](const auto& p) { return std::string(p.param.name); });
+
+/// Which library computes attention depends on lengths and on what is asked for (cuda/attention_choice.h).
+TEST(LibraryAttention, OnCudaMatchesTheReference) {
+  NEEDS_A_GPU();
+  const auto generator = at::detail::createCPUGenerator(3);
+  for (const bool deterministic : {false, true})
+    for (const auto& [queries, keys, d, ratio, causal] : {std::tuple{128, 128, 64, 1, true},
+                                                          {128, 128, 128, 1, true},
+                                                          {200, 200, 64, 2, true},
+                                                          {72, 72, 80, 1, true},
+                                                          {128, 200, 64, 1, false},
+                                                          {64, 200, 64, 3, true},
+                                                          {1, 90, 128, 2, true}}) {
+      SCOPED_TRACE(testing::Message() << queries << " x " << keys << ", heads of " << d << ", " << ratio << " a group");
+      at::globalContext().setDeterministicCuDNN(deterministic);
+      const auto drawn = [&](at::IntArrayRef shape) {
+        return at::randn(shape, generator, at::kFloat).to(at::kBFloat16);
+      };
+      const at::Tensor fused = drawn({keys, 2, 2, ratio + 2, d}), dout = drawn({queries, 2, 2 * ratio, d});
+      AttentionOptions options;
+      options.causal = causal;
+      const auto run = [&](at::Device device, at::ScalarType dtype) {
+        const at::Tensor qkv = fused.to(device, dtype), gradient = at::zeros_like(qkv);
+        const auto heads = [&](const at::Tensor& x) {
+          const at::Tensor q = x.narrow(0, 0, queries).narrow(3, 0, ratio);
+          return Tensors{ratio == 1 ? q.squeeze(3) : q, x.select(3, ratio), x.select(3, ratio + 1)};
+        };
+        const Tensors in = heads(qkv), into = heads(gradient);
+        const AttentionOutput out = attention(in[0], in[1], in[2], options);
+        attention_backward(dout.to(device, dtype), in[0], in[1], in[2], out, options, into[0], into[1], into[2]);
+        return Tensors{out.out, out.logsumexp, into[0], into[1], into[2]};
+      };
+      const Tensors truth = run(at::kCPU, at::kDouble), got = run(at::kCUDA, at::kBFloat16);
+      for (std::size_t i = 0; i < truth.size(); ++i) {
+        EXPECT_LT(relative_error(got[i].cpu(), truth[i]), 0.02) << "result " << i;
+      }
+      if (!deterministic) continue;
+      const Tensors again = run(at::kCUDA, at::kBFloat16);
+      for (std::size_t i = 0; i < again.size(); ++i) EXPECT_TRUE(at::equal(again[i], got[i])) << "result " << i;
+    }
+  at::globalContext().setDeterministicCuDNN(false);
+}
 
 }  // namespace
 }  // namespace megatron::kernels

@@ -1,11 +1,14 @@
 #include "megatron/kernels/matmul.h"
 
+#include <ATen/ops/cat.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
+
+#include <vector>
 
 #include "megatron/kernels/cpu/isa.h"
 #include "megatron/kernels/embedding.h"
@@ -175,6 +178,22 @@ TEST_F(LinearTest, FewRowsTimesAnyWeightAreTheSameProduct) {
         EXPECT_LT(relative_error(y, at::matmul(wide(x), wide(w).t())), bound(dtype)) << dtype << " " << rows;
       }
     }
+  });
+}
+
+TEST_F(LinearTest, EachOfFewRowsIsWhatItIsAlone) {
+  on_each([] {
+    for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kHalf})
+      for (const std::int64_t depth : {83, 320}) {
+        const at::Tensor w = at::randn({50, depth}).to(dtype);
+        const std::int64_t most = most_few_rows(w);
+        const at::Tensor x = at::randn({most, depth}).to(dtype);
+        std::vector<at::Tensor> alone;
+        for (std::int64_t row = 0; row < most; ++row) alone.push_back(kernels::linear(x.narrow(0, row, 1), w));
+        for (const std::int64_t rows : {std::int64_t{2}, std::int64_t{3}, most - 1, most})
+          EXPECT_TRUE(kernels::linear(x.narrow(0, 0, rows), w).equal(at::cat(alone).narrow(0, 0, rows)))
+              << dtype << " " << depth << " " << rows;
+      }
   });
 }
 

@@ -4,6 +4,7 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/randn.h>
+#include <ATen/ops/scalar_tensor.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
@@ -263,21 +264,54 @@ TEST_F(OptimizerTest, KeepsSmallStepsOfBf16ParametersInTheMeanByStochasticRoundi
   });
 }
 
+// One step of each rule as `update` says; what it wrote.
+std::vector<at::Tensor> stepped(int rule, const at::Tensor& start, at::ScalarType stored, const Update& update) {
+  const at::Tensor param = start.clone(), model = start.to(stored).clone(), grad = start.sin(), first = start.cos(),
+                   second = start.square();
+  if (rule == 0) adam_(param, model, grad, first, second, {}, update);
+  if (rule == 1) sgd_(param, model, grad, first, 0.9, update);
+  if (rule == 2) lion_(param, model, grad, first, {}, update);
+  return {param, model, first, second};
+}
+
+TEST_F(OptimizerTest, AFactorInMemoryIsThatNumberAndNanLeavesEverythingAsItIs) {
+  on_each_and_the_reference([] {
+    for (const at::ScalarType dtype : {at::kFloat, at::kDouble})
+      for (const bool stochastic : {false, true})
+        for (int rule = 0; rule < 3; ++rule) {
+          const at::Tensor start = at::randn({1500}, dtype);
+          const at::ScalarType stored = dtype == at::kFloat ? at::kBFloat16 : at::kDouble;
+          Update update{.learning_rate = 0.1, .grad_scale = 0.3, .stochastic_rounding = stochastic};
+          const auto want = stepped(rule, start, stored, update);
+          update.grad_scale = 7;  // not read
+          update.factor = at::scalar_tensor(0.3, at::kDouble);
+          const auto got = stepped(rule, start, stored, update);
+          for (std::size_t i = 0; i < want.size(); ++i) EXPECT_TRUE(got[i].equal(want[i])) << rule << ", " << i;
+          EXPECT_FALSE(got[0].equal(start)) << rule;
+          update.factor = at::scalar_tensor(std::nan(""), at::kDouble);
+          const auto kept = stepped(rule, start, stored, update);
+          EXPECT_TRUE(kept[0].equal(start) && kept[1].equal(start.to(stored))) << rule;
+          EXPECT_TRUE(kept[2].equal(start.cos()) && kept[3].equal(start.square())) << rule;
+        }
+  });
+}
+
 TEST_F(OptimizerTest, SumsSquaresInFloat64OnAnyNumberOfThreads) {
   on_each([] {
     for (const std::int64_t count : {0, 1, 31, 200'001}) {
       const at::Tensor x = at::randn({count}) * 1e-3;
       const double truth = wide(x).square().sum().item<double>();
       configure_thread(1);
-      const double one = sum_of_squares(x);
+      const double one = sum_of_squares(x).item<double>();
       configure_thread(2);
       EXPECT_NEAR(one, truth, 1e-13 * truth);
-      EXPECT_EQ(one, sum_of_squares(x));
-      EXPECT_NEAR(sum_of_squares(wide(x)), truth, 1e-13 * truth);
+      EXPECT_EQ(one, sum_of_squares(x).item<double>());
+      EXPECT_NEAR(sum_of_squares(wide(x)).item<double>(), truth, 1e-13 * truth);
+      EXPECT_EQ(sum_of_squares({x, x}).item<double>(), 2 * one);
       for (const at::ScalarType dtype : kHalves) {
         const at::Tensor rounded = x.to(dtype);
-        EXPECT_NEAR(sum_of_squares(rounded), wide(rounded).square().sum().item<double>(), 1e-13 * truth);
-        EXPECT_EQ(max_abs(rounded), count > 0 ? wide(rounded).abs().max().item<double>() : 0.0);
+        EXPECT_NEAR(sum_of_squares(rounded).item<double>(), wide(rounded).square().sum().item<double>(), 1e-13 * truth);
+        EXPECT_EQ(max_abs(rounded).item<double>(), count > 0 ? wide(rounded).abs().max().item<double>() : 0.0);
       }
     }
   });
@@ -287,15 +321,15 @@ TEST_F(OptimizerTest, NormsSeeNanAndInfinityWhereverTheyAre) {
   on_each([] {
     for (const std::int64_t at : {0, 17, 100'000, 140'000}) {
       at::Tensor x = at::randn({140'001});
-      EXPECT_EQ(max_abs(x), x.abs().max().item<double>());
+      EXPECT_EQ(max_abs(x).item<double>(), x.abs().max().item<double>());
       x[at] = -std::numeric_limits<float>::infinity();
-      EXPECT_EQ(max_abs(x), std::numeric_limits<double>::infinity());
-      EXPECT_EQ(sum_of_squares(x), std::numeric_limits<double>::infinity());
+      EXPECT_EQ(max_abs({at::ones({3}), x}).item<double>(), std::numeric_limits<double>::infinity());
+      EXPECT_EQ(sum_of_squares({at::ones({3}), x}).item<double>(), std::numeric_limits<double>::infinity());
       x[at] = std::nan("");
-      EXPECT_TRUE(std::isnan(max_abs(x))) << at;
-      EXPECT_TRUE(std::isnan(sum_of_squares(x))) << at;
+      EXPECT_TRUE(std::isnan(max_abs({x, at::ones({3})}).item<double>())) << at;
+      EXPECT_TRUE(std::isnan(sum_of_squares({x, at::ones({3})}).item<double>())) << at;
     }
-    EXPECT_EQ(max_abs(at::zeros({0})), 0.0);
+    EXPECT_EQ(max_abs(at::zeros({0})).item<double>(), 0.0);
   });
 }
 

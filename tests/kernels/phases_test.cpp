@@ -2,10 +2,14 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/ones.h>
 #include <ATen/ops/pow.h>
 #include <ATen/ops/randint.h>
 #include <ATen/ops/randn.h>
+#include <ATen/ops/scalar_tensor.h>
+#include <ATen/ops/stack.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
@@ -24,6 +28,7 @@
 
 #include "megatron/kernels/emulated/driver.h"
 #include "megatron/kernels/emulated/operators.h"
+#include "megatron/kernels/phases/operators/copy.h"
 #include "megatron/kernels/reference.h"
 #include "megatron/kernels/runtime.h"
 #include "tests/kernels/compare.h"
@@ -111,7 +116,7 @@ Dropout dropout_of(std::int64_t batch, std::int64_t features = 0) {
 struct Shape {
   std::int64_t s, b, h;
 };
-constexpr Shape kShapes[] = {{1, 1, 1}, {3, 2, 7}, {5, 3, 40}, {2, 1, 1033}, {130, 2, 24}};
+constexpr Shape kShapes[] = {{1, 1, 1}, {3, 2, 7}, {5, 3, 40}, {2, 1, 1033}, {130, 2, 24}, {1, 2, 4113}};
 
 void norms_and_the_sums_before_them(const Check& check) {
   for (const auto& [s, b, h] : kShapes) {
@@ -207,23 +212,41 @@ void activations(const Check& check) {
     }
 }
 
-void rotations(const Check& check) {
-  for (const bool interleaved : {false, true})
-    for (const bool inverse : {false, true}) {
-      const RopeTable table = rope_table({.rotary_dim = 6, .interleaved = interleaved}, 20, check.dtype(), at::kCPU);
-      const at::Tensor fused = check.normal({5, 2, 3, 4, 8});
-      const at::Tensor ids = at::randint(20, {2, 5}, at::kLong), same = at::randint(20, {1, 5}, at::kLong);
+/// The gradient of u beside y again, in one pass. The product before it is of ones, which every device adds up exactly.
+void activations_again(const Check& check) {
+  const at::Tensor dz = at::ones({3, 2, 1}, check.normal({1}).options());
+  for (const Activation form : {Activation(Activation::GeluTanh), Activation(Activation::Silu)})
+    for (const bool gated : {false, true}) {
+      const at::Tensor u = check.normal({3, 2, gated ? 42 : 21}), w = check.normal({1, 21});
       check.expect_reference(
           [&](const Operators& o, const Move& to) {
-            const RopeTable there{to(table.cos), to(table.sin), interleaved};
-            const at::Tensor x = to(fused), y = to(fused), z = to(fused);
-            o.rotate_(x.narrow(3, 0, 2), there, {}, 11, inverse);
-            o.rotate_(y.select(3, 2), there, to(ids), 0, inverse);
-            o.rotate_(z.select(3, 1), there, same, 0, inverse);
-            return Outputs{x, y, z};
+            const ActivatedOutput both =
+                o.linear_activation_gradient(to(dz), to(w), to(u), form, gated, /*again=*/true, nullptr);
+            return Outputs{both.u, both.y};
           },
-          Bits::Same);
+          Bits::OfTheLibrary, 16);
     }
+}
+
+void rotations(const Check& check) {
+  for (const std::int64_t d : {8, 40})
+    for (const bool interleaved : {false, true})
+      for (const bool inverse : {false, true}) {
+        const RopeTable table =
+            rope_table({.rotary_dim = d == 8 ? 6 : 32, .interleaved = interleaved}, 20, check.dtype(), at::kCPU);
+        const at::Tensor fused = check.normal({5, 2, 3, 4, d});
+        const at::Tensor ids = at::randint(20, {2, 5}, at::kLong), same = at::randint(20, {1, 5}, at::kLong);
+        check.expect_reference(
+            [&](const Operators& o, const Move& to) {
+              const RopeTable there{to(table.cos), to(table.sin), interleaved};
+              const at::Tensor x = to(fused), y = to(fused), z = to(fused);
+              o.rotate_(x.narrow(3, 0, 2), there, {}, 11, inverse);
+              o.rotate_(y.select(3, 2), there, to(ids), 0, inverse);
+              o.rotate_(z.select(3, 1), there, same, 0, inverse);
+              return Outputs{x, y, z};
+            },
+            Bits::Same);
+      }
 }
 
 void embeddings(const Check& check) {
@@ -299,6 +322,20 @@ void updates(const Check& check) {
             },
             Bits::Same, 4);
       }
+  for (const double factor : {0.3, std::numeric_limits<double>::quiet_NaN()})  // which the host does not know
+    for (int rule = 0; rule < 3; ++rule) {
+      SCOPED_TRACE(rule);
+      check.expect_reference(
+          [&](const Operators& o, const Move& to) {
+            const Update update{.learning_rate = 0.01, .factor = to(at::scalar_tensor(factor, at::kDouble)), .step = 2};
+            const Outputs t{to(param), to(model), to(first), to(second)};
+            if (rule == 0) o.adam_(t[0], t[1], to(grad), t[2], t[3], {}, update);
+            if (rule == 1) o.sgd_(t[0], t[1], to(grad), t[2], 0.9, update);
+            if (rule == 2) o.lion_(t[0], t[1], to(grad), t[2], {}, update);
+            return t;
+          },
+          Bits::Same, 4);
+    }
   const at::Tensor low = param.to(stored), moments = first.to(stored), squares = second.to(stored);
   check.expect_reference(
       [&](const Operators& o, const Move& to) {
@@ -329,7 +366,8 @@ void stochastic_rounding(const Check& check) {
 void reductions(const Check& check) {
   const auto both = [&](const at::Tensor& x) {
     const Outputs out = check.kernels([&](const Operators& o, const Move& to) {
-      return Outputs{at::tensor({o.sum_of_squares(to(x)), o.max_abs(to(x))}, at::kDouble)};
+      const at::Tensor there = to(x);
+      return Outputs{at::stack({o.sum_of_squares(there), o.max_abs(there)})};
     });
     return std::pair{out[0][0].item<double>(), out[0][1].item<double>()};
   };
@@ -422,6 +460,7 @@ constexpr Tested kTested[] = {{"Norms", norms_and_the_sums_before_them},
                               {"NormGradients", gradients_of_norms},
                               {"Masks", masks},
                               {"Activations", activations},
+                              {"ActivationsAgain", activations_again},
                               {"Rotations", rotations},
                               {"Embeddings", embeddings},
                               {"CrossEntropy", cross_entropy},
@@ -452,6 +491,29 @@ INSTANTIATE_TEST_SUITE_P(Dtypes, EmulatedKernels,
                          testing::Combine(testing::ValuesIn(kTested), testing::ValuesIn(kDtypes)), name_of);
 INSTANTIATE_TEST_SUITE_P(Dtypes, CudaKernels, testing::Combine(testing::ValuesIn(kTested), testing::ValuesIn(kDtypes)),
                          name_of);
+
+TEST(EmulatedCopy, IsACopyWhateverTheStrides) {
+  for (const at::ScalarType dtype : kDtypes)
+    for (const std::int64_t d : {1, 8, 20}) {
+      const at::Tensor from = at::randn({2, 5, 6, d}).to(dtype), fused = at::zeros({5, 2, 3, 4, d}, from.options());
+      const at::Tensor to = fused.narrow(3, 1, 2), x = from.transpose(0, 1).unflatten(2, {3, 2});
+      phases::copy_heads<emulated::HostDriver>(to, x);
+      EXPECT_TRUE(at::equal(to, x));
+      EXPECT_EQ(fused.narrow(3, 0, 1).abs().sum().item<double>() + fused.narrow(3, 3, 1).abs().sum().item<double>(), 0);
+      const at::Tensor whole = at::empty({5, 2, 6, d}, from.options());
+      phases::copy_heads<emulated::HostDriver>(whole, from.transpose(0, 1));
+      EXPECT_TRUE(at::equal(whole, from.transpose(0, 1)));
+    }
+}
+
+TEST(Divisor, DividesAsTheLanguageDoes) {
+  constexpr std::int64_t kLargest = (std::int64_t{1} << 31) - 1;
+  for (const std::int64_t by :
+       {1L, 2L, 3L, 5L, 7L, 96L, 641L, 6288L, 65535L, 65536L, 1234567891L, kLargest, kLargest + 9})
+    for (const std::int64_t n : {0L, 1L, by - 1, by, by + 1, 3 * by - 1, 3 * by, 1999999999L, kLargest - 1, kLargest,
+                                 kLargest + 1, kLargest * 1000})
+      EXPECT_EQ(phases::Divisor(by).of(n), n / by) << n << " / " << by;
+}
 
 TEST(EmulatedAttention, AQueryThatSeesNoKeyGivesZeros) {
   const at::Tensor q = at::randn({3, 1, 1, 4}), k = at::randn({3, 1, 1, 4});

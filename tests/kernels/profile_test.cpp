@@ -66,8 +66,8 @@ TEST(OperatorProfile, IsOfItsThreadWhileItLives) {
   kernels::linear(x, w);
   const OperatorProfile profile;
   EXPECT_TRUE(profile.uses().empty());
-  EXPECT_EQ(sum_of_squares(x), 32);
-  EXPECT_EQ(profile.uses().at("sum_of_squares").bytes, 4 * 32);
+  EXPECT_EQ(sum_of_squares(x).item<double>(), 32);
+  EXPECT_EQ(profile.uses().at("sum_of_squares").bytes, 4 * 32 + 8);
 }
 
 TEST(OperatorProfile, CountsWhatIsReadAndWrittenTwiceAndAnEmbeddingByItsRows) {

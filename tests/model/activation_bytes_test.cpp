@@ -173,9 +173,15 @@ TransformerOptions options_of(const Kind& kind, const Mode& mode, bool sp) {
   return options;
 }
 
-/// The parameters of rank k of t that has `part`: of a model with adapters these, and its weights frozen.
+/// The parameters of rank k of t that has `part`: of a model with adapters these, and its weights frozen. `slices`:
+/// ranks that split an expert, 0 as many as other weights.
 parallel::ParameterStore store_of(const plan::ModelShape& shape, int t, int k, at::ScalarType dtype,
-                                  const plan::StagePart& part) {
+                                  const plan::StagePart& part, int slices) {
+  if (slices > 0) {
+    const auto specs = plan::model_parameters(
+        shape, t, k, {part}, {.ep = t / slices, .rank = k / slices, .etp = slices, .etp_rank = k % slices});
+    return parallel::ParameterStore(specs, plan::buffer_layout(specs, 0), dtype, at::kCPU, 1);
+  }
   if (!shape.lora) return make_store(shape, t, k, {}, dtype, 1, at::kCPU, {part});
   using Gradients = parallel::ParameterStore::Gradients;
   const auto make = [&](const std::vector<plan::ParameterSpec>& specs, Gradients gradients) {
@@ -202,7 +208,8 @@ Kept measure(const TransformerOptions& of_one, at::ScalarType dtype, int t, cons
     const comm::Group tp = cp > 1 ? comm::Group() : world;
     TransformerOptions options = of_one;
     if (cp > 1) options.sequence.ranks = world;
-    const auto store = store_of(options.shape, t, tp.rank(), dtype, part);
+    if (options.expert_slices > 0) options.experts = world;
+    const auto store = store_of(options.shape, t, tp.rank(), dtype, part, options.expert_slices);
     const TransformerStage gpt(options, part, store, tp);
     auto batch = random_batch(10, 2, 32 / cp, at::kFloat);
     batch.partial_recomputation = partial;
@@ -308,6 +315,29 @@ TEST_P(ActivationBytes, OfMagnitudesAreThoseOfThePlan) {
     }
 }
 
+/// What latents are made of, where it is dropped and so no norm gives it again: of sequence parallelism a rank's part.
+TEST_P(ActivationBytes, OfDroppedEmbeddingsBeforeLatentsAreThoseOfThePlan) {
+  const auto [t, sp] = GetParam();
+  const plan::StagePart part{.num_layers = 3, .embedding = false, .output = false};
+  const Kind& kind = kKinds[5];
+  auto config = config_of(kind, kModes[0], t, sp);
+  TransformerOptions options = options_of(kind, kModes[0], sp);
+  options.shape.latents = plan::Latents{.q_rank = 8, .kv_rank = 8, .nope = 14, .rope = 2, .value = 16};
+  options.shape.num_groups = 4;
+  options.shape.head_size = 16;
+  options.shape.linear_bias = false;
+  options.shape.attention.qk_layernorm = true;
+  std::int64_t kept = 0, planned = 0;
+  for (const double p : {0.0, 0.1}) {  // what is kept only where something is dropped
+    config.model.hidden_dropout = options.hidden_dropout = p;
+    const std::int64_t sign = p > 0 ? 1 : -1;
+    kept += sign * measure(options, kind.dtype, t, part).for_backward;
+    planned += sign * plan::stage_activation_bytes(config, options.shape, part);
+  }
+  EXPECT_EQ(kept, planned);
+  EXPECT_EQ(planned, 32 * 2 * 64 * 4 / (sp ? t : 1));
+}
+
 /// Whole keys and values, or heads, are there while attention computes and no longer.
 TEST(SharedSequences, KeepTheBytesOfThePlanWhichAreTheirShare) {
   counter().install();
@@ -329,6 +359,29 @@ TEST(SharedSequences, KeepTheBytesOfThePlanWhichAreTheirShare) {
           const auto kept = static_cast<double>(measure(options, kind.dtype, 1, part, false, cp).for_backward);
           EXPECT_NEAR(kept / planned, 1, 0.05) << kept << " bytes for " << planned;
         }
+  counter().remove();
+}
+
+/// Whole experts on two tensor-parallel ranks, and halves on four: a rank has as many numbers of them as it would have
+/// of experts that are split as other weights.
+TEST(ExpertSlices, KeepTheBytesOfThePlan) {
+  counter().install();
+  const plan::StagePart part{.num_layers = 3, .embedding = false, .output = false};
+  const Kind& kind = kKinds[2];
+  for (const std::size_t mode : {0, 3, 5})
+    for (const auto& [t, slices] : {std::pair{2, 1}, {4, 2}}) {
+      SCOPED_TRACE(concat(kModes[mode].name, ", tp ", t, ", etp ", slices));
+      TransformerOptions options = options_of(kind, kModes[mode], true);
+      options.shape.experts = plan::Experts{
+          .expert = {.width = 96, .gated = true}, .count = 4, .top_k = 2, .shared_width = mode == 0 ? 64 : 0};
+      options.expert_slices = slices;
+      const auto config = config_of(kind, kModes[mode], t, true);
+      const Kept kept = measure(options, kind.dtype, t, part);
+      const auto planned = static_cast<double>(plan::stage_activation_bytes(config, options.shape, part));
+      EXPECT_NEAR(static_cast<double>(kept.for_backward) / planned, 1, 0.05) << kept.for_backward << ", " << planned;
+      const double weights = planned_weight_bytes(config, options.shape, part, false);
+      EXPECT_NEAR(static_cast<double>(kept.for_weights) / weights, 1, 0.05) << kept.for_weights << ", " << weights;
+    }
   counter().remove();
 }
 

@@ -6,27 +6,16 @@
 #include <utility>
 #include <vector>
 
-#include "megatron/kernels/phases/operators/table.h"
 #include "megatron/model/transformer_stage.h"
 #include "tests/model/small_model.h"
+#include "tests/testing/no_driver.h"
 
 // A microbatch forward and backward on a device that has shapes but no numbers: whatever would make the host wait for a
 // GPU, an item() or a shape that depends on numbers, throws there.
 namespace megatron::model {
 namespace {
 
-/// The operators of a GPU, whose launches go nowhere.
-struct NoDriver {
-  template <class Kernel>
-  static void launch(const typename Kernel::Args&, std::int64_t blocks) {
-    ++launches();
-    EXPECT_GT(blocks, 0);
-  }
-  static std::int64_t& launches() {
-    static std::int64_t count = 0;
-    return count;
-  }
-};
+using megatron::testing::NoDriver;
 
 Batch moved(const Batch& batch) {
   Batch there = batch;
@@ -38,15 +27,7 @@ Batch moved(const Batch& batch) {
 }
 
 class MetaStep : public ::testing::TestWithParam<std::pair<std::string, TransformerOptions>> {
- protected:
-  void SetUp() override {
-    static const kernels::Operators table = kernels::phases::operators_of<NoDriver>();
-    kernels::set_cuda_operators(table, sizeof table);
-  }
-  void TearDown() override {
-    static const kernels::Operators none;
-    kernels::set_cuda_operators(none, sizeof none);
-  }
+  const megatron::testing::NoDriverOperators operators_;
 };
 
 TEST_P(MetaStep, OfAMicrobatchWaitsForNothing) {
@@ -56,7 +37,6 @@ TEST_P(MetaStep, OfAMicrobatchWaitsForNothing) {
   const auto store = megatron::testing::make_store(options.shape, 1, 0, weights, at::kFloat, 1234, at::kMeta);
   const Batch batch = megatron::testing::random_batch(10, 2, 7, at::kFloat);
   const TransformerStage stage(options, store, {});
-  NoDriver::launches() = 0;
   const LossSum loss = stage.loss(moved(batch), true);
   EXPECT_EQ(loss.count, 13);  // of 14, one is masked
   EXPECT_TRUE(loss.sum.is_meta());

@@ -39,7 +39,8 @@ inline parallel::ParameterStore store(std::int64_t bucket_size = 0, at::ScalarTy
 }
 
 /// Of the parts of all ranks of `group`.
-inline double norm_over(const comm::Group& group, double part, NormOrder kind) {
+inline double norm_over(const comm::Group& group, const at::Tensor& of_rank, NormOrder kind) {
+  const double part = of_rank.item<double>();
   if (kind == kInf) return group.all_reduce_scalars({part}, comm::ReduceOp::Max)[0];
   return std::pow(group.all_reduce_scalars({part})[0], 1 / kind);
 }

@@ -1,5 +1,6 @@
 #pragma once
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tests/parity/layouts.h"
@@ -45,6 +46,33 @@ inline std::vector<Layout> expert_layouts() {
       all.push_back(layout);
     }
   }
+  return all;
+}
+
+/// The same with experts that are split over another number of ranks than the rest.
+inline std::vector<Layout> expert_slice_layouts() {
+  const std::string whole = "parallel.etp=1", halves = "parallel.etp=2", quarters = "parallel.etp=4";
+  std::vector<Layout> all;
+  const auto add = [&](int kind, Layout layout) {
+    layout.experts = kind;
+    layout.llama = 2;
+    layout.micro_batch = 2;
+    all.push_back(std::move(layout));
+  };
+  add(1, {.tp = 2, .sp = true, .ep = 2, .with = whole});
+  add(1, {.dp = 4, .sharded = true, .ep = 2, .with = halves});
+  add(1, {.tp = 2, .dp = 2, .sp = true, .sharded = true, .ep = 2, .muon = true, .with = whole});
+  add(2, {.tp = 2, .pp = 2, .sp = true, .schedule = "zb-h1", .ep = 2, .with = whole});
+  add(2, {.tp = 4, .sp = true, .ep = 2, .with = halves});
+  const std::string mlp = " train.recompute_modules=mlp";
+  add(2, {.tp = 2, .sp = true, .recompute = "selective", .ep = 2, .with = whole + mlp});
+  add(3, {.tp = 2, .dp = 2, .sp = true, .recompute = "full", .sharded = true, .ep = 4, .with = whole});
+  add(3, {.tp = 2, .dp = 2, .sp = true, .sharded = true, .pooled = true, .ep = 2, .with = whole});
+  // Each expert takes one token of a sequence, mostly of its first: ranks of tp may have nothing to send.
+  const std::string few = " model.moe_expert_capacity_factor=0.2 model.moe_token_drop_policy=position";
+  add(3, {.tp = 4, .sp = true, .with = whole + few});
+  add(4, {.tp = 2, .cp = 2, .sp = true, .ep = 4, .with = whole});
+  add(4, {.tp = 2, .dp = 2, .sp = true, .with = quarters});
   return all;
 }
 

@@ -65,6 +65,9 @@ inline std::vector<Layout> fully_sharded_layouts() {
     some.push_back({.dp = 4, .ep = 2});
     some.push_back({.pp = 2, .dp = 4, .schedule = "zb-h1", .ep = 2});
     some.push_back({.tp = 2, .pp = 2, .dp = 2, .sp = true, .recompute = "full", .ep = 2});
+    const std::string whole = "parallel.etp=1";
+    if (kind == 3) some.push_back({.tp = 2, .dp = 2, .micro_batch = 2, .sp = true, .ep = 2, .with = whole});
+    if (kind == 2) some.push_back({.tp = 2, .micro_batch = 2, .sp = true, .with = whole});  // all else is not shared
     for (Layout& layout : some) {
       layout.experts = kind;
       layout.llama = 2;

@@ -25,6 +25,8 @@ inline std::vector<Layout> latent_layouts() {
     some.push_back({.tp = 2, .pp = 2, .dp = 2, .sp = true, .schedule = "zb-h1", .sharded = true, .full = true});
     some.push_back({.dp = 4, .sharded = true, .muon = true});
     some.push_back({.tp = 2, .dp = 2, .gloo = true});
+    if (kind == 2)  // what latents are made of is dropped, and gathered again
+      some.push_back({.tp = 2, .pp = 2, .sp = true, .schedule = "zb-h1", .with = "model.embedding_layernorm=true"});
     for (const char* exchange : {"allgather", "p2p", "a2a"})
       some.push_back({.tp = 2, .cp = 2, .micro_batch = 2, .sp = true, .with = length, .exchange = exchange});
     some.push_back({.cp = 2, .micro_batch = 2, .with = length, .exchange = "p2p", .documents = true});

@@ -20,9 +20,10 @@
 #include "megatron/kernels/runtime.h"
 #include "megatron/plan/rules.h"
 #include "megatron/plan/steps/batch_plan.h"
-#include "megatron/train/batches.h"
+#include "megatron/train/data/batches.h"
 #include "megatron/train/engine.h"
 #include "tests/parity/expert_layouts.h"
+#include "tests/parity/fp8_layouts.h"
 #include "tests/parity/fully_sharded_layouts.h"
 #include "tests/parity/latent_layouts.h"
 #include "tests/parity/layouts.h"
@@ -400,6 +401,8 @@ INSTANTIATE_TEST_SUITE_P(T5Layouts, Parity, ::testing::ValuesIn(t5_layouts()),
                          [](const auto& test) { return name_of(test.param); });
 INSTANTIATE_TEST_SUITE_P(ExpertLayouts, Parity, ::testing::ValuesIn(expert_layouts()),
                          [](const auto& test) { return name_of(test.param); });
+INSTANTIATE_TEST_SUITE_P(ExpertSliceLayouts, Parity, ::testing::ValuesIn(expert_slice_layouts()),
+                         [](const auto& test) { return name_of(test.param); });
 INSTANTIATE_TEST_SUITE_P(SequenceLayouts, Parity, ::testing::ValuesIn(sequence_layouts()),
                          [](const auto& test) { return name_of(test.param); });
 INSTANTIATE_TEST_SUITE_P(StageLayouts, Parity, ::testing::ValuesIn(stage_layouts()),
@@ -436,6 +439,8 @@ INSTANTIATE_TEST_SUITE_P(LoraLayouts, Parity, ::testing::ValuesIn(lora_layouts()
 INSTANTIATE_TEST_SUITE_P(LoraLayouts, HalfPrecisionParity, ::testing::ValuesIn(every_fourth(lora_layouts())),
                          [](const auto& test) { return name_of(test.param); });
 INSTANTIATE_TEST_SUITE_P(PooledLayouts, HalfPrecisionParity, ::testing::ValuesIn(every_fourth(pooled_layouts())),
+                         [](const auto& test) { return name_of(test.param); });
+INSTANTIATE_TEST_SUITE_P(Fp8Layouts, Parity, ::testing::ValuesIn(fp8_layouts()),
                          [](const auto& test) { return name_of(test.param); });
 INSTANTIATE_TEST_SUITE_P(SomeLayouts, EmulatedParity, ::testing::ValuesIn(emulated_layouts()),
                          [](const auto& test) { return name_of(test.param); });

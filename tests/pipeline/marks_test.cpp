@@ -75,7 +75,7 @@ TEST(Marks, OfACpuAreTheHostsAndInOrder) {
 }
 
 // Each operation is between two events: it takes the device a second, whatever the host needed to order it.
-TEST(Run, OnADeviceItsTimesAreTheDevicesAndTheHostWaitsOnceAProgram) {
+TEST(Run, OnADeviceItsTimesAreTheDevicesAndTheHostWaitsOnceAndOnlyForThem) {
   const auto cases = testing::cases();
   const auto one_rank = std::ranges::find_if(cases, [](const auto& c) { return c.program.placement.num_ranks() == 1; });
   if (one_rank == cases.end()) FAIL() << "no program of one rank";
@@ -85,20 +85,31 @@ TEST(Run, OnADeviceItsTimesAreTheDevicesAndTheHostWaitsOnceAProgram) {
   Link link(program.placement, {}, {}, {.shape = shape(0), .tensor = at::TensorOptions().dtype(at::kDouble)});
   Seconds::calls().clear();
   std::size_t told = 0;
-  const Result result = run(program, 0, mine.pointers, link,
-                            {.weight_gradients = mine.queue.get(),
-                             .reduce_gradients = [](int) {},
-                             .device = at::Device(c10::DeviceType::PrivateUse1, 0),
-                             .observe =
-                                 [&](const schedule::Op&, Clock::time_point start, Clock::time_point end) {
-                                   EXPECT_NEAR(seconds(end - start), 1, 1e-6);
-                                   ++told;
-                                 }});
+  Hooks hooks{.weight_gradients = mine.queue.get(),
+              .reduce_gradients = [](int) {},
+              .device = at::Device(c10::DeviceType::PrivateUse1, 0),
+              .observe =
+                  [&](const schedule::Op&, Clock::time_point start, Clock::time_point end) {
+                    EXPECT_NEAR(seconds(end - start), 1, 1e-6);
+                    ++told;
+                  }};
+  const Result observed = run(program, 0, mine.pointers, link, hooks);
   EXPECT_EQ(told, program.ranks[0].size());
   const auto forwards = std::ranges::count_if(
       program.ranks[0], [](const schedule::Op& op) { return op.kind == schedule::Kind::Forward; });
-  EXPECT_NEAR(result.forward_s, static_cast<double>(forwards), 1e-4);
+  EXPECT_NEAR(observed.forward_s, static_cast<double>(forwards), 1e-4);
+  EXPECT_FALSE(observed.measure);
   EXPECT_EQ(std::ranges::count(Seconds::calls(), "synchronize"), 1);
+
+  hooks.observe = {};
+  testing::ToyRank again(program.placement, 0, shape);
+  hooks.weight_gradients = again.queue.get();
+  Result result = run(program, 0, again.pointers, link, hooks);
+  EXPECT_EQ(std::ranges::count(Seconds::calls(), "synchronize"), 1) << "nobody has asked for times";
+  result.measure(result);
+  EXPECT_NEAR(result.forward_s, static_cast<double>(forwards), 1e-4);
+  EXPECT_GT(result.backward_s, 0);
+  EXPECT_EQ(std::ranges::count(Seconds::calls(), "synchronize"), 2);
 }
 
 }  // namespace

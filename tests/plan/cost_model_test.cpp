@@ -289,6 +289,34 @@ TEST(StepCost, ReducesGradientsOfExpertsBetweenTheRanksThatHoldThem) {
   }
 }
 
+// Of experts that are whole on each of two tensor-parallel ranks: products of full width with the tokens of both, no
+// sum behind them but that of the shared expert, and each rank's own tokens to the other's experts and back.
+TEST(StepCost, SendsEachRanksTokensToWholeExperts) {
+  Hardware hardware = products_alone();
+  hardware.node.bandwidth_gb_s = 1;
+  config::RunConfig config = small(2, 1);
+  config.model.add_bias_linear = false;
+  config.model.num_experts = 4;
+  config.model.moe_ffn_hidden_size = 32;
+  config.parallel.sp = true;
+  for (const std::int64_t shared : {0, 32}) {
+    config.model.moe_shared_expert_intermediate_size = shared;
+    config.parallel.ep = 1;
+    config.parallel.etp = 0;
+    const double matrices = cost_of(config, hardware).parts.matrices;
+    config.parallel.ep = 2;
+    config.parallel.etp = 1;
+    const StepParts parts = cost_of(config, hardware).parts;
+    EXPECT_NEAR(parts.matrices, matrices, 1e-9 * matrices) << shared;
+    // Forward attention's sum, half of 64 copies there and back, logits; backward the sum with a gather, three
+    // messages.
+    const double sums = shared > 0 ? 2 : 1, logits = 64 * 4 * 4 / 2.0;
+    const double layer = sums * (1 + 1 + 0.5) * kStream + (2 + 3) * kStream / 2 + logits;
+    const double ends = 2 * kStream + 3 * 4 * 64;  // embedding and output
+    EXPECT_NEAR(parts.tensor, (4 * layer + ends) / 1e9, 1e-12) << shared;
+  }
+}
+
 TEST(MicrobatchCost, IsAStepWithoutItsEnd) {
   Hardware hardware = products_alone();
   hardware.node.bandwidth_gb_s = 1;
@@ -421,6 +449,8 @@ TEST(HardwareFile, IsRefusedForWhatNoMachineHas) {
       {"bf16_tflops = 100", "bf16_tflops = 1e300"},
       {"bf16_tflops = 100", "bf16_tflops = \"fast\""},
       {"bf16_tflops = 100", "bf16_tflop = 100"},
+      {"bf16_tflops = 100", "bf16_tflops = 100\nfp8_tflops = -1"},
+      {"bf16_tflops = 100", "fp8_tflops = 100"},
       {"bandwidth_gb_s = 1000", "bandwidth_gb_s = 0"},
       {"capacity_gb = 80\n", ""},
       {"bandwidth_gb_s = 100\n", "bandwidth_gb_s = 100\nefficiency = 1.5\n"},

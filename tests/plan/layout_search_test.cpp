@@ -54,17 +54,19 @@ std::vector<Pipelined> pipelines(std::int64_t layers, std::int64_t ranks) {
   return all;
 }
 
-/// Every way in which ranks may share sequences, experts and weights: tp, cp with its ways, and ep.
+/// Every way in which ranks may share sequences, experts and weights: tp, cp with its ways, ep, and whole experts.
 std::vector<LayoutChoice> rank_shares(const config::RunConfig& recipe) {
   std::vector<LayoutChoice> all;
   const std::int64_t experts = std::max<std::int64_t>(1, recipe.model.num_experts);
   for (int tp = 1; tp <= 8; ++tp)
     for (int cp = 1; tp * cp <= recipe.parallel.world_size; ++cp)
-      for (int ep = 1; ep <= experts && tp * ep <= recipe.parallel.world_size; ++ep)
+      for (int ep = 1; ep <= experts && ep <= recipe.parallel.world_size; ++ep)
         for (const char* way : {"", "allgather", "a2a", "p2p"})
-          if (recipe.model.num_attention_heads % tp == 0 && (cp > 1) == (*way != '\0') &&
-              (cp == 1 || recipe.data.seq_length >= cp * kLeastSharedTokens))
-            all.push_back({.tp = tp, .cp = cp, .cp_comm_type = way, .ep = ep});
+          for (const int etp : {0, 1})
+            if (recipe.model.num_attention_heads % tp == 0 && (cp > 1) == (*way != '\0') &&
+                (cp == 1 || recipe.data.seq_length >= cp * kLeastSharedTokens) &&
+                (etp == 0 || (tp > 1 && recipe.model.num_experts > 0)))
+              all.push_back({.tp = tp, .cp = cp, .cp_comm_type = way, .ep = ep, .etp = etp});
   return all;
 }
 
@@ -86,7 +88,8 @@ std::vector<FoundLayout> all_layouts(const config::RunConfig& recipe, const Hard
   for (LayoutChoice choice : rank_shares(recipe))
     for (const auto& [pp, vpp, schedule, stages] : pipelines(layers, world)) {
       const std::int64_t cp = choice.cp, dp = world / choice.tp / cp / pp;
-      if (dp * choice.tp * cp * pp != world || batch % std::max<std::int64_t>(dp, 1) != 0 || dp * cp % choice.ep != 0)
+      const std::int64_t holders = dp * cp * (choice.etp == 0 ? 1 : choice.tp);
+      if (dp * choice.tp * cp * pp != world || batch % std::max<std::int64_t>(dp, 1) != 0 || holders % choice.ep != 0)
         continue;
       choice.pp = pp, choice.vpp = vpp, choice.schedule = schedule, choice.stages = stages;
       for (std::int64_t micro = 1; micro <= batch / dp; ++micro) {
@@ -160,6 +163,17 @@ TEST(LayoutSearch, FindsTheFastestOfAllThatFitWithoutPlanningThemAll) {
     ASSERT_NE(first, truth.end());
     EXPECT_EQ(best.choice, first->choice) << flags_of(recipe(), first->choice);
   }
+}
+
+TEST(LayoutSearch, KnowsWhatProductsIn8BitsCost) {
+  config::RunConfig config = recipe();
+  config.model.num_layers = 2;
+  config.parallel.world_size = 4;
+  config.train.global_batch_size = 16;
+  const LayoutSearch in_bf16 = search_layouts(config, h100(), 80e9, {}, 1, 1 << 20, 2);
+  config.fp8.format = "hybrid";
+  const FoundLayout best = expect_the_fastest_of(all_layouts(config, h100(), 80e9), config, 80e9);
+  EXPECT_LT(best.cost.parts.matrices, in_bf16.layouts.at(0).cost.parts.matrices);
 }
 
 TEST(LayoutSearch, ProposesUnequalStagesWhereTheLayersDoNotDivideOrTheOutputIsLarge) {
@@ -298,8 +312,13 @@ TEST(LayoutSearch, ReplacesRanksThatShareExpertsOrSequences) {
   shared.parallel.ep = 2;
   EXPECT_EQ(with_layout(shared, {}).parallel.ep, 1);
   EXPECT_THAT(flags_of(shared, {}), testing::HasSubstr(" --ep 1"));
+  shared.parallel.etp = 2;
+  EXPECT_EQ(with_layout(shared, {}).parallel.etp, 0);
+  EXPECT_THAT(flags_of(shared, {}), testing::HasSubstr(" --ep 1 --etp 0"));
+  EXPECT_THAT(flags_of(recipe(), {.tp = 2, .ep = 2, .etp = 1}), testing::HasSubstr(" --ep 2 --etp 1"));
   EXPECT_THAT(flags_of(recipe(), {}),
-              testing::Not(testing::AnyOf(testing::HasSubstr("--cp"), testing::HasSubstr("--ep"))));
+              testing::Not(
+                  testing::AnyOf(testing::HasSubstr("--cp"), testing::HasSubstr("--ep"), testing::HasSubstr("--etp"))));
 }
 
 TEST(LayoutSearch, SharesNoSequencesThatAreShortOrThatRulesKeepWhole) {

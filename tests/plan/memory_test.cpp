@@ -400,5 +400,14 @@ TEST(MemoryPlan, CountsPartialMicrobatchesOfEachPipelineRank) {
   }
 }
 
+TEST(MemoryPlan, HoldsMoreLogitsAtOnceOnAGpuUnlessToldHowMany) {
+  config::RunConfig config;
+  EXPECT_EQ(loss_chunk_tokens(config), 1024);
+  config.parallel.device = "cuda";
+  EXPECT_EQ(loss_chunk_tokens(config), 8192);
+  config.train.loss_chunk_tokens = 100;
+  EXPECT_EQ(loss_chunk_tokens(config), 100);
+}
+
 }  // namespace
 }  // namespace megatron::plan

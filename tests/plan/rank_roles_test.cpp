@@ -145,8 +145,9 @@ TEST(RankRoles, HaveTheGroupsThatMegatronCoreBuilds) {
       {"ep", [](const RankRoles& r, int rank) { return r.experts(rank); }},
       {"edp", [](const RankRoles& r, int rank) { return r.gradients(rank, Weights::Experts); }},
       {"etp", [](const RankRoles& r, int rank) { return r.tensor(rank, Weights::Experts); }},
+      {"etp_ep", [](const RankRoles& r, int rank) { return r.expert_copy(rank); }},
       {"tp_pp", [](const RankRoles& r, int rank) { return r.model(rank); }}};
-  int with_experts = 0;
+  int with_experts = 0, with_slices = 0;
   for (const auto& example : golden("groups.json")) {
     const auto& layout = example["layout"];
     const int world = example["world"], tp = layout.value("tensor_model_parallel_size", 1);
@@ -157,6 +158,7 @@ TEST(RankRoles, HaveTheGroupsThatMegatronCoreBuilds) {
                                .etp = layout.value("expert_tensor_parallel_size", 0)};
     with_experts += experts.ep > 1;
     const RankRoles roles(RankGrid(tp, cp, world / (tp * pp * cp), pp, world, order), experts);
+    with_slices += roles.split_otherwise();
     for (const auto& [name, role] : kinds) {
       auto expected = example["groups"][name].get<Groups>();
       for (auto& group : expected) std::sort(group.begin(), group.end());
@@ -164,7 +166,41 @@ TEST(RankRoles, HaveTheGroupsThatMegatronCoreBuilds) {
       EXPECT_EQ(roles.groups(role), expected) << layout << " " << name;
     }
   }
-  EXPECT_EQ(with_experts, 2);
+  EXPECT_EQ(with_experts, 5);
+  EXPECT_EQ(with_slices, 4) << "over fewer ranks than other weights, or over more";
+}
+
+// Where experts are split over another number of ranks, each rank sends its own tokens to all ranks of its copy of the
+// experts, which have each slice of each expert once; a gradient is summed over ranks whose copies see all tokens of
+// the stage once.
+TEST(RankRoles, HaveASliceOfEachExpertOnceInEachCopyOfThem) {
+  for_each_layout([](const Layout& l) {
+    const int stage = l.tp * l.cp * l.dp;
+    if (l.order != "tp-cp-dp-pp" || stage * l.pp > 16) return;
+    for (int etp = 1; etp * l.ep <= stage; ++etp) {
+      if (stage % (etp * l.ep) != 0) continue;
+      const RankRoles roles(RankGrid(l.tp, l.cp, l.dp, l.pp, stage * l.pp, l.order), {.ep = l.ep, .etp = etp});
+      ASSERT_EQ(roles.split_otherwise(), etp != l.tp);
+      for (int rank = 0; rank < stage * l.pp; ++rank) {
+        const Peers copy = roles.expert_copy(rank);
+        ASSERT_EQ(copy.size(), etp * l.ep);
+        for (int i = 0; i < copy.size(); ++i) {
+          const int member = copy.ranks[static_cast<std::size_t>(i)];
+          ASSERT_EQ(roles.expert_copy(member).ranks, copy.ranks);
+          ASSERT_EQ(roles.experts(member).index * etp + roles.tensor(member, Weights::Experts).index, i)
+              << "slices of an expert are neighbours";
+        }
+        std::multiset<int> seen, all;
+        for (const int peer : roles.gradients(rank, Weights::Experts).ranks) {
+          ASSERT_EQ(roles.expert_copy(peer).index, copy.index);
+          for (const int member : roles.expert_copy(peer).ranks) seen.insert(member);
+        }
+        for (int other = 0; other < stage * l.pp; ++other)
+          if (roles.pipeline(other).index == roles.pipeline(rank).index) all.insert(other);
+        ASSERT_EQ(seen, all);
+      }
+    }
+  });
 }
 
 TEST(RankRoles, RefuseExpertsThatDoNotDivideAStage) {

@@ -44,6 +44,7 @@ TEST(Recipes, AreOfTheSizesInTheirNames) {
                                                                      {"moe_tiny", {4.7, 4.75}},
                                                                      {"mtp_tiny", {2.8, 2.9}},
                                                                      {"smollm2_135m", {134.5, 134.6}},
+                                                                     {"smollm2_1.7b", {1711, 1712}},
                                                                      {"llama3.2_1b", {1235, 1237}},
                                                                      {"llama2_7b", {6738, 6739}},
                                                                      {"llama3_8b", {8030, 8031}},

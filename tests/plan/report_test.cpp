@@ -114,6 +114,23 @@ TEST(Report, SaysWhereBucketsTakeTurns) {
   EXPECT_THAT(report_text(small_run()), ::testing::Not(::testing::HasSubstr("take turns")));
 }
 
+TEST(Report, SaysWhatNodesKeepOfCheckpoints) {
+  config::RunConfig config = small_run().config;
+  EXPECT_FALSE(report(resolve(config)).contains("checkpoints_in_memory"));
+  config.checkpoint.memory_interval = 10;
+  const ResolvedRun run = resolve(config);
+  const json all = report(run);
+  const json& kept = all["checkpoints_in_memory"];
+  // Adam keeps two numbers for each weight; rows that pad the vocabulary are not saved.
+  const std::int64_t padding = (all["padded_vocab"].get<std::int64_t>() - 500) * 64;
+  EXPECT_EQ(kept["checkpoint_bytes"], (all["parameters"].get<std::int64_t>() - padding) * 3 * 4);
+  EXPECT_EQ(kept["one_node"], 2);
+  EXPECT_EQ(kept["several_nodes"], 4);
+  const double share = kept["checkpoint_bytes"].get<double>() / run.grid.world_size();
+  EXPECT_THAT(report_text(run), ::testing::HasSubstr(concat("of several nodes 4 x ", human_bytes(share), " = ",
+                                                            human_bytes(4 * share), "\n")));
+}
+
 /// "12.345 GB", "7 B": whole thousandths of the unit, of bytes whole ones; and that unit.
 std::pair<std::int64_t, std::string> amount(const std::string& text) {
   static const std::regex pattern(R"((\d+)(?:\.(\d{3}))? ([kMGT]?B).*)");

@@ -370,7 +370,12 @@ TEST(Resolve, NamesTheOptionOfEveryViolation) {
       {"optimizer.loss_scale_window", [](RunConfig& c) { c.optimizer.loss_scale_window = 0; }},
       {"optimizer.hysteresis", [](RunConfig& c) { c.optimizer.hysteresis = 0; }},
       {"train.label_smoothing", [](RunConfig& c) { c.train.label_smoothing = 1; }},
-      {"train.loss_chunk_tokens", [](RunConfig& c) { c.train.loss_chunk_tokens = 0; }},
+      {"train.loss_chunk_tokens", [](RunConfig& c) { c.train.loss_chunk_tokens = -1; }},
+      {"guard.rerun_interval compares bits",
+       [](RunConfig& c) {
+         c.guard.rerun_interval = 2;
+         c.parallel.device = "cuda";
+       }},
       {"train.kernels", [](RunConfig& c) { c.train.kernels = "sse"; }},
       {"train.matmul_precision must be one of", [](RunConfig& c) { c.train.matmul_precision = "medium"; }},
       {"train.matmul_precision = high is for train.dtype = fp32",
@@ -381,6 +386,12 @@ TEST(Resolve, NamesTheOptionOfEveryViolation) {
       {"checkpoint.save_interval", [](RunConfig& c) { c.checkpoint.save_interval = -2; }},
       {"checkpoint.keep_last", [](RunConfig& c) { c.checkpoint.keep_last = -1; }},
       {"checkpoint.keep_every", [](RunConfig& c) { c.checkpoint.keep_every = -1; }},
+      {"checkpoint.memory_interval must be", [](RunConfig& c) { c.checkpoint.memory_interval = -1; }},
+      {"checkpoint.memory_interval needs checkpoints",
+       [](RunConfig& c) {
+         c.checkpoint.memory_interval = 5;
+         c.checkpoint.save_interval = -1;
+       }},
       {"checkpoint.finetune", [](RunConfig& c) { c.checkpoint.finetune = true; }},
       {"log.interval", [](RunConfig& c) { c.log.interval = 0; }},
       {"progress", [](RunConfig& c) { c.log.progress = "maybe"; }},

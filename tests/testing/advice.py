@@ -51,10 +51,17 @@ def normal(name):
 
 
 @functools.cache
+def help_of(job, *topic):
+    """What a job prints for --help; nothing where that is an error."""
+    result = subprocess.run([os.path.abspath(MEGATRON), *job, "--help", *topic], capture_output=True, text=True,
+                            timeout=60)
+    return result.stdout if result.returncode == 0 else ""
+
+
 def whole_help(job):
-    """What a job prints about all its options."""
-    return subprocess.run([os.path.abspath(MEGATRON), *job, "--help", "all"], capture_output=True, text=True,
-                          timeout=60).stdout
+    """What a job prints about all its options; of a few it says all without being asked for it."""
+    text = help_of(job)
+    return help_of(job, "all") if "\n--help all lists every option" in text else text
 
 
 def options_of(job):

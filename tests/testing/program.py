@@ -1,8 +1,10 @@
 """Runs the program as a user does. MEGATRON names it."""
+import functools
 import json
 import os
 import pathlib
 import random
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -79,6 +81,24 @@ def text_of_sentences(count, seed=1):
             f"{draw.choice(['monday', 'friday'])}." for _ in range(count)]
 
 
+def _make_tokens(path, tokenizer):
+    """A small text in a folder, and its tokens by a tokenizer, which is learned where there is none."""
+    text = path / "text.jsonl"
+    text.write_text("".join(json.dumps({"text": line}) + "\n" for line in text_of_sentences(3000)))
+    if not tokenizer.exists():
+        run("tokenizer", "train", "--input", text, "--vocab-size", 320, "--output", tokenizer)
+    run("data", "preprocess", "--input", text, "--tokenizer", tokenizer, "--output-prefix", path / "tokens",
+        "--append-eod")
+
+
+@functools.cache
+def _own_tokens():
+    """A folder with what RunFolder begins with: made once, and copied."""
+    folder = tempfile.TemporaryDirectory(prefix="megatron-e2e-")
+    _make_tokens(pathlib.Path(folder.name), pathlib.Path(folder.name) / "tokenizer")
+    return folder
+
+
 class RunFolder:
     """A folder with a small text, its tokenizer, its tokens and a recipe; removed at the end. `tokenizer` and `recipe`:
     others than those of a small model."""
@@ -86,13 +106,11 @@ class RunFolder:
     def __init__(self, tokenizer=None, recipe=None):
         self._folder = tempfile.TemporaryDirectory(prefix="megatron-e2e-")
         self.path = pathlib.Path(self._folder.name)
-        text = self.path / "text.jsonl"
-        text.write_text("".join(json.dumps({"text": line}) + "\n" for line in text_of_sentences(3000)))
         self.tokenizer = tokenizer or self.path / "tokenizer"
         if tokenizer is None:
-            run("tokenizer", "train", "--input", text, "--vocab-size", 320, "--output", self.tokenizer)
-        run("data", "preprocess", "--input", text, "--tokenizer", self.tokenizer, "--output-prefix",
-            self.path / "tokens", "--append-eod")
+            shutil.copytree(_own_tokens().name, self.path, dirs_exist_ok=True)
+        else:
+            _make_tokens(self.path, pathlib.Path(tokenizer))
         self.recipe = recipe or self.path / "recipe.toml"
         if recipe is None:
             self.recipe.write_text(SMALL_MODEL)

@@ -6,6 +6,8 @@
 #include <sstream>
 #include <stdexcept>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 // Where the texts of a picture are, by the widths of DejaVu Sans, which is wide among sans-serif fonts.
@@ -49,33 +51,86 @@ inline std::map<std::string, std::string> svg_styles(const std::string& svg) {
   return styles;
 }
 
-inline std::vector<SvgText> svg_texts(const std::string& svg) {
-  static const std::regex text(R"re(<text x="([-\d.]+)" y="([-\d.]+)"(?: class="([^"]*)")?>([^<]*)</text>)re");
+/// A <text> element, taken apart.
+struct SvgTextElement {
+  double x, y;
+  std::string classes, words;
+};
+
+/// Throws where the element is written otherwise than `<text x="1" y="2.5" class="a b">words</text>`, the class being
+/// optional.
+inline SvgTextElement svg_text_element(std::string_view element) {
+  std::string_view rest = element;
+  const auto skip = [&](std::string_view literal) {
+    const bool is_next = rest.starts_with(literal);
+    if (is_next) rest.remove_prefix(literal.size());
+    return is_next;
+  };
+  const auto until = [&](char end) {
+    const std::string_view part = rest.substr(0, rest.find(end));
+    rest.remove_prefix(part.size());
+    return std::string(part);
+  };
+  const auto is_number = [](const std::string& digits) {
+    return !digits.empty() && digits.find_first_not_of("-.0123456789") == std::string::npos;
+  };
+  bool right = skip("<text x=\"");
+  const std::string x = until('"');
+  right = right && skip("\" y=\"");
+  const std::string y = until('"');
+  right = right && skip("\"");
+  std::string classes;
+  if (skip(" class=\"")) {
+    classes = until('"');
+    right = right && skip("\"");
+  }
+  right = right && skip(">");
+  const std::string words = until('<');
+  if (!right || rest != "</text>" || !is_number(x) || !is_number(y))
+    throw std::logic_error("no text element: " + std::string(element));
+  return {std::stod(x), std::stod(y), classes, words};
+}
+
+/// How texts of the same classes are written.
+struct SvgTextStyle {
+  double pixels = 0;
+  bool bold = false, middle = false, end = false;
+};
+
+inline SvgTextStyle svg_text_style(const std::string& names, const std::map<std::string, std::string>& styles) {
   static const std::regex size(R"re((\d+)px)re");
-  auto styles = svg_styles(svg);
+  const auto declared = [&](const std::string& name) {
+    const auto found = styles.find(name);
+    return found == styles.end() ? std::string() : found->second;
+  };
+  std::string declarations = declared("text");
+  std::istringstream classes(names);
+  for (std::string name; classes >> name;) declarations += ";" + declared(name);
+  const auto has = [&](const char* words) { return declarations.find(words) != std::string::npos; };
+  SvgTextStyle style{
+      .bold = has("font-weight:bold"), .middle = has("text-anchor:middle"), .end = has("text-anchor:end")};
+  for (std::sregex_iterator s(declarations.begin(), declarations.end(), size), last; s != last; ++s)
+    style.pixels = std::stod((*s)[1]);  // the last rule holds
+  return style;
+}
+
+inline std::vector<SvgText> svg_texts(const std::string& svg) {
+  const auto declarations = svg_styles(svg);
+  std::map<std::string, SvgTextStyle> styles;  // of classes that were met
   std::vector<SvgText> all;
   for (auto at = svg.find("<text "); at != std::string::npos; at = svg.find("<text ", at + 1)) {
-    std::smatch parts;
-    const std::string element = svg.substr(at, svg.find("</text>", at) + 7 - at);
-    if (!std::regex_match(element, parts, text)) throw std::logic_error("no text element: " + element);
-    std::string declarations = styles["text"];
-    std::istringstream classes(parts[3]);
-    for (std::string name; classes >> name;) declarations += ";" + styles[name];
-    double pixels = 0;
-    for (std::sregex_iterator s(declarations.begin(), declarations.end(), size), last; s != last; ++s)
-      pixels = std::stod((*s)[1]);  // the last rule holds
-    const bool bold = declarations.find("font-weight:bold") != std::string::npos;
-    std::string words = parts[4];
+    SvgTextElement element = svg_text_element(std::string_view(svg).substr(at, svg.find("</text>", at) + 7 - at));
+    const auto [known, is_new] = styles.try_emplace(element.classes);
+    if (is_new) known->second = svg_text_style(element.classes, declarations);
+    const SvgTextStyle& style = known->second;
+    std::string& words = element.words;
     for (const auto& [entity, sign] : {std::pair{"&amp;", "&"}, {"&lt;", "<"}, {"&gt;", ">"}})
       for (auto found = words.find(entity); found != std::string::npos; found = words.find(entity, found + 1))
         words.replace(found, std::string(entity).size(), sign);
     double width = 0;
-    for (const char c : words) width += pixels * dejavu_width(static_cast<unsigned char>(c), bold);
-    const double x = std::stod(parts[1]), y = std::stod(parts[2]);
-    const bool middle = declarations.find("text-anchor:middle") != std::string::npos;
-    const bool end = declarations.find("text-anchor:end") != std::string::npos;
-    const double left = middle ? x - width / 2 : end ? x - width : x;
-    all.push_back({words, left, y - 0.76 * pixels, left + width, y + 0.24 * pixels});
+    for (const char c : words) width += style.pixels * dejavu_width(static_cast<unsigned char>(c), style.bold);
+    const double left = style.middle ? element.x - width / 2 : style.end ? element.x - width : element.x;
+    all.push_back({words, left, element.y - 0.76 * style.pixels, left + width, element.y + 0.24 * style.pixels});
   }
   return all;
 }
@@ -83,8 +138,9 @@ inline std::vector<SvgText> svg_texts(const std::string& svg) {
 /// What is wrong with the texts of a picture: those that overlap by more than half a pixel, and those that leave it.
 /// Pictures without text have a fault too.
 inline std::string text_faults(const std::string& svg) {
+  static const std::regex size(R"re(viewBox="0 0 ([\d.]+) ([\d.]+)")re");
   std::smatch box;
-  if (!std::regex_search(svg, box, std::regex(R"re(viewBox="0 0 ([\d.]+) ([\d.]+)")re"))) return "no viewBox";
+  if (!std::regex_search(svg, box, size)) return "no viewBox";
   const double width = std::stod(box[1]), height = std::stod(box[2]);
   std::vector<SvgText> texts = svg_texts(svg);
   if (texts.empty()) return "no texts";

@@ -1,5 +1,10 @@
 #include <gtest/gtest.h>
 
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "megatron/base/error.h"
 #include "tests/testing/cuda.h"
 #include "tests/train/tiny_run.h"
 
@@ -17,6 +22,49 @@ TEST(TrainStep, OnCudaTakesTheStepsThatTheCpuTakes) {
   };
   const auto cpu = losses_on(at::kCPU), cuda = losses_on(at::kCUDA);
   for (std::size_t i = 0; i < cpu.size(); ++i) EXPECT_NEAR(cuda[i], cpu[i], 1e-4 * cpu[i]) << "step " << i;
+}
+
+TEST(TrainStep, OnCudaPassesThatBeginBeforeTheHostKnowsOfTheStepBeforeAreTheSame) {
+  NEEDS_A_GPU();
+  const plan::ResolvedRun run = plan::resolve(testing::tiny_config(1, 1, "fp32"));
+  Engine alone(run, {}, at::kCUDA), ahead(run, {}, at::kCUDA);
+  std::vector<double> want, got;
+  std::optional<TrainStep::Open> open;
+  for (std::int64_t i = 0; i < 6; ++i) {
+    want.push_back(testing::take_step(run, alone, i).loss);
+    TrainStep::Open now = begin_synthetic_step(ahead, run, i);
+    if (open) got.push_back(ahead.step.end(*std::exchange(open, std::nullopt)).loss);
+    ahead.step.update(now, run.learning_rate.at(i * run.config.train.global_batch_size));
+    open.emplace(std::move(now));
+  }
+  got.push_back(ahead.step.end(*std::exchange(open, std::nullopt)).loss);
+  for (std::size_t i = 0; i < want.size(); ++i) EXPECT_NEAR(got[i], want[i], 1e-6 * want[i]) << "step " << i;
+}
+
+// By the GPU's 8-bit matrix units, which want multiples of 16, against their emulation. They add up in fewer digits.
+TEST(TrainStep, InFp8OnCudaTakesNearlyTheStepsThatTheCpuTakes) {
+  NEEDS_A_GPU();
+  try {
+    parallel::require_fp8_units(0);
+  } catch (const ConfigError& error) {
+    GTEST_SKIP() << "no NVIDIA GPU that multiplies 8-bit numbers: " << error.what();
+  }
+  for (const char* format : {"hybrid", "e4m3"}) {
+    config::RunConfig config = testing::tiny_config(1, 1, "fp32");
+    config.model.hidden_size = 32;
+    config.model.num_attention_heads = 4;
+    config.data.seq_length = 16;
+    config.fp8.format = format;
+    const plan::ResolvedRun run = plan::resolve(config);
+    const auto losses_on = [&](at::Device device) {
+      Engine engine(run, {}, device);
+      std::vector<double> losses;
+      for (std::int64_t i = 0; i < 6; ++i) losses.push_back(testing::take_step(run, engine, i).loss);
+      return losses;
+    };
+    const auto cpu = losses_on(at::kCPU), cuda = losses_on(at::kCUDA);
+    for (std::size_t i = 0; i < cpu.size(); ++i) EXPECT_NEAR(cuda[i], cpu[i], 1e-2 * cpu[i]) << format << " step " << i;
+  }
 }
 
 }  // namespace

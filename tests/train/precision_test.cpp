@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <span>
 #include <vector>
 
 #include "megatron/comm/threads/local_backend.h"
@@ -75,7 +76,7 @@ TEST(Bfloat16, LossesInAnyLayoutAreThoseOfOneRankWithinAFiftiethOfWhatIsLearnt) 
   };
   const auto want = go({});
   const double tolerance = 0.02 * learnt(want);
-  for (const Layout& layout : kLayouts) {
+  for (const Layout& layout : std::span(kLayouts).subspan(1)) {
     const auto got = go(layout);
     for (std::size_t i = 0; i < want.size(); ++i)
       EXPECT_NEAR(got[i].loss, want[i].loss, tolerance)
@@ -105,8 +106,11 @@ INSTANTIATE_TEST_SUITE_P(Optimizers, HalfPrecision, ::testing::Values("adam", "s
 
 TEST(LossScaling, OverflowsOfTheFirstScaleAreSkippedOnEveryRankAndChangeNothing) {
   for (const Layout& layout : kLayouts) {
+    // On one rank from the usual scale; on others it has come down from there, but for the last steps that overflow.
+    const bool usual = &layout == kLayouts;
     auto config = config_of(layout, "fp16");
-    config.train.train_iters = 30;
+    config.train.train_iters = usual ? 30 : 12;
+    if (!usual) config.optimizer.initial_loss_scale = 0x1p20;
     const auto results = results_of(config, [](Engine& engine, const auto& step) {
       const auto before = engine.parameters.values().clone();
       std::vector<at::Tensor> state;
@@ -120,7 +124,7 @@ TEST(LossScaling, OverflowsOfTheFirstScaleAreSkippedOnEveryRankAndChangeNothing)
       for (std::size_t i = 0; i < state.size(); ++i) EXPECT_TRUE(after[i].flat.equal(state[i]));
       return result;
     });
-    double scale = 0x1p32;
+    double scale = usual ? 0x1p32 : 0x1p20;
     int hysteresis = 2, skipped = 0;
     for (std::size_t i = 0; i < results[0].size(); ++i) {
       EXPECT_EQ(results[0][i].loss_scale, scale) << "step " << i + 1;
@@ -134,7 +138,7 @@ TEST(LossScaling, OverflowsOfTheFirstScaleAreSkippedOnEveryRankAndChangeNothing)
         EXPECT_EQ(of_rank[i].loss, results[0][i].loss);
       }
     }
-    EXPECT_GE(skipped, 3) << "2^32 was to overflow";
+    EXPECT_GE(skipped, 3) << "the first scale was to overflow";
     EXPECT_FALSE(results[0].back().skipped) << "the scale was to come down";
   }
 }

@@ -1,4 +1,4 @@
-#include "megatron/train/prefetch.h"
+#include "megatron/train/data/prefetch.h"
 
 #include <ATen/ops/full.h>
 #include <gtest/gtest.h>

@@ -13,8 +13,8 @@
 
 #include "megatron/comm/threads/local_backend.h"
 #include "megatron/kernels/runtime.h"
+#include "megatron/train/data/model_samples.h"
 #include "megatron/train/iteration.h"
-#include "megatron/train/model_samples.h"
 #include "tests/train/tiny_run.h"
 
 namespace megatron::train {

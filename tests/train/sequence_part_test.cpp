@@ -5,7 +5,7 @@
 #include <memory>
 #include <vector>
 
-#include "megatron/train/batches.h"
+#include "megatron/train/data/batches.h"
 
 namespace megatron::train {
 namespace {

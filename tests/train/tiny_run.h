@@ -3,7 +3,7 @@
 
 #include "megatron/plan/rules.h"
 #include "megatron/plan/steps/batch_plan.h"
-#include "megatron/train/batches.h"
+#include "megatron/train/data/batches.h"
 #include "megatron/train/engine.h"
 
 namespace megatron::train::testing {

@@ -282,6 +282,52 @@ TEST_F(TrainerTest, SkippedIterationsConsumeSamplesButDoNotAdvanceTheSchedule) {
   EXPECT_EQ(run(options), Outcome::Done) << "what was said of guard.on_nan holds";
 }
 
+// On a GPU the passes of a step begin before the host knows what has become of the step before.
+TEST_F(TrainerTest, IterationsThatBeginBeforeTheOneBeforeHasEndedAreTheSame) {
+  struct Emulated {
+    Emulated() { kernels::force_instruction_set(kernels::kCudaEmulated); }
+    ~Emulated() { kernels::force_instruction_set("auto"); }
+  } const emulated;
+  const auto options = [&](const std::string& name, bool ahead, double rate) {
+    auto options = config(name, 1, 2);
+    options.train.train_iters = 7;
+    options.train.eval_interval = 3;
+    options.train.eval_iters = 1;
+    options.checkpoint.save_interval = 4;
+    options.checkpoint.keep_last = 100;
+    options.schedule.lr = rate;  // the second throws the weights out of every range: steps are skipped
+    if (!ahead) options.train.exit_duration_mins = 1e6;  // the ranks look at a clock after each step
+    return options;
+  };
+  for (const double rate : {1e-2, 1e300}) {
+    const std::string after = rate > 1 ? "skips_after" : "after", ahead = rate > 1 ? "skips_ahead" : "ahead";
+    ASSERT_EQ(run(options(after, false, rate)), Outcome::Done);
+    ASSERT_EQ(run(options(ahead, true, rate)), Outcome::Done);
+    const auto want = metrics(after), got = metrics(ahead);
+    ASSERT_EQ(got.size(), 7u + 3u);
+    ASSERT_EQ(want.size(), got.size());
+    for (std::size_t i = 0; i < got.size(); ++i)
+      for (const char* field :
+           {"iteration", "loss", "grad_norm", "learning_rate", "consumed_samples", "skipped", "valid_loss"}) {
+        EXPECT_EQ(got[i].contains(field), want[i].contains(field)) << field << " of line " << i;
+        if (got[i].contains(field)) {
+          EXPECT_EQ(got[i][field], want[i][field]) << field << " of line " << i;
+        }
+      }
+    for (const char* saved : {"iter_0000004", "iter_0000007"})
+      EXPECT_TRUE(fs::exists(folder_ / ahead / "checkpoints" / saved)) << saved;
+  }
+
+  // Whoever asks for an end gets it behind the step that has begun meanwhile; the run resumes from there.
+  ASSERT_EQ(run(options("stopped", true, 1e-2), 1), Outcome::Interrupted);
+  EXPECT_EQ(metrics("stopped").size(), 2u);
+  ASSERT_EQ(run(options("stopped", true, 1e-2)), Outcome::Done);
+  const auto whole = metrics("ahead"), resumed = metrics("stopped");
+  ASSERT_EQ(resumed.size(), whole.size());
+  for (std::size_t i = 0; i < whole.size(); ++i)
+    EXPECT_EQ(resumed[i].value("loss", 0.0), whole[i].value("loss", 0.0)) << "line " << i;
+}
+
 TEST_F(TrainerTest, ASaveThatWasAskedForIsNotLostWithTheStep) {
   const auto saved_at = [&](config::RunConfig options, int asks_at) {
     options.checkpoint.keep_last = 100;

@@ -37,8 +37,11 @@ std::string plugin_path() {
 
 void load_cuda_library(const std::string& path) {
   open_library(path);
-  if (!at::hasCUDA())
-    throw std::logic_error("ATen was asked for CUDA before " + path + " was loaded, and has none for this process");
+  if (at::hasCUDA()) return;
+  if (at::detail::getCUDAHooks().hasCUDART())
+    throw ConfigError(rule_got_fix(kNeedsGpu, "the driver shows this process no GPU",
+                                   "see `nvidia-smi` and CUDA_VISIBLE_DEVICES, or use --device cpu"));
+  throw std::logic_error("ATen was asked for CUDA before " + path + " was loaded, and has none for this process");
 }
 
 int num_cuda_devices() { return at::detail::getCUDAHooks().deviceCount(); }

@@ -3,7 +3,7 @@
 #include <string>
 
 #include "megatron/comm/group.h"
-#include "megatron/comm/processes/rendezvous.h"
+#include "megatron/comm/processes/environment.h"
 
 // Everything that needs CUDA lives in libmegatron_cuda.so, which is loaded here and linked nowhere.
 namespace megatron::comm {

@@ -18,6 +18,9 @@ struct CheckpointConfig {
   bool async_save = true;
   std::int64_t keep_last = 2;
   std::int64_t keep_every = 0;
+  std::int64_t memory_interval = 0;
+  std::string memory_folder = "/dev/shm";
+  bool memory_neighbours = true;
 
   void visit(auto& v) {
     v("load", load, "Folder to start from while the run has no checkpoint of its own; empty: from new weights.", "load",
@@ -38,6 +41,15 @@ struct CheckpointConfig {
     v("keep_last", keep_last, "Checkpoints to keep; 0: all.");
     v("keep_every", keep_every, "Also keep checkpoints whose iteration is a multiple of this; 0: no others.",
       "save-retain-interval", when("checkpoint.keep_last"));
+    v("memory_interval", memory_interval,
+      "Steps between checkpoints in the memory of each node, from which a run that was cut off resumes; 0: none.",
+      "non-persistent-save-interval", OnlyInTraining());
+    v("memory_folder", memory_folder,
+      "Where each node keeps them, in a folder of their own: a file system in memory, or the node's own disk.",
+      "non-persistent-local-ckpt-dir", when("checkpoint.memory_interval"), OnlyInTraining(), RanksMayDiffer());
+    v("memory_neighbours", memory_neighbours,
+      "Of several nodes, each also keeps what the node before it keeps, so that the run can resume when one is lost.",
+      "replication", when("checkpoint.memory_interval"), OnlyInTraining());
   }
 };
 

@@ -15,6 +15,7 @@ struct ParallelConfig {
   std::string cp_comm_type = "auto";
   int dp = 0;
   int ep = 1;
+  int etp = 0;
   int pp = 1;
   int vpp = 1;
   bool sp = false;
@@ -51,8 +52,10 @@ struct ParallelConfig {
       "p2p, keys and values in a ring; auto: the one that the plan chooses.",
       "cp-comm-type", unless("parallel.cp", {"1"}), Choices({"auto", "allgather", "a2a", "p2p"}));
     v("dp", dp, "Data-parallel size; 0: derived from the world size.", "dp", Common());
-    v("ep", ep, "Expert-parallel size: ranks of dp x cp that divide the experts between them.",
+    v("ep", ep, "Expert-parallel size: ranks of dp x cp (with etp of tp x cp x dp) that divide the experts.",
       "expert-model-parallel-size", "ep", when("model.num_experts"));
+    v("etp", etp, "Expert-tensor-parallel size: ranks that split the matrices of each expert; 0: tp.",
+      "expert-tensor-parallel-size", "etp", when("model.num_experts"));
     v("pp", pp, "Pipeline-parallel size: ranks that split the layers.", "pipeline-model-parallel-size", "pp", Common());
     v("vpp", vpp, "Pipeline stages per pipeline rank.", "num-virtual-stages-per-pipeline-rank", "vpp", Common());
     v("sp", sp, "Split norms, dropout and residuals over tp along the sequence; no effect where tp is 1.",

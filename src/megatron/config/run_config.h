@@ -27,6 +27,7 @@ struct RunConfig {
   OptimizerConfig optimizer;
   ScheduleConfig schedule;
   TrainConfig train;
+  Fp8Config fp8;
   CheckpointConfig checkpoint;
   GuardConfig guard;
   LogConfig log;
@@ -56,6 +57,7 @@ void RunConfig::visit(Visitor& v) {
   v("optimizer", optimizer, "Update rule, precision, clipping, gradient reduction.");
   v("schedule", schedule, "Learning rate and batch size over the run.");
   v("train", train, "Length, batch, precision, evaluation.");
+  v("fp8", fp8, "Linear layers in 8 bits, where fp8.format names their numbers.");
   v("checkpoint", checkpoint, "Saving and resuming.", Affects::Nothing);
   v("guard", guard, "NaNs, spikes of the loss, ranks that hang.", OnlyInTraining());
   v("log", log, "What is printed and written.", Affects::Nothing);

@@ -144,12 +144,13 @@ class TomlReader {
   }
 
   void unknown(const std::string& path, const toml::node& node) {
-    std::vector<std::string> known;
-    for (const Field& field : fields_.fields) known.push_back(field.path);
-    for (const Fields::Section& section : fields_.sections) known.push_back(section.name);
+    if (names_.empty()) {
+      for (const Field& field : fields_.fields) names_.push_back(field.path);
+      for (const Fields::Section& section : fields_.sections) names_.push_back(section.name);
+    }
     // What recipes of `megatron finetune` have besides those of other jobs.
     const bool task = path == "task" || path.starts_with("task.");
-    const std::string near = task ? "megatron finetune, whose recipe it is" : nearest_name(path, known);
+    const std::string near = task ? "megatron finetune, whose recipe it is" : nearest_name(path, names_);
     report(node, "a recipe's key must be a known option.", path.substr(0, 100),
            near.empty() ? "leave it out; docs/config.md lists all" : near);
   }
@@ -163,6 +164,7 @@ class TomlReader {
   const std::string& name_;
   std::map<std::string, std::size_t> by_path_;
   std::map<std::size_t, Value> pending_;
+  std::vector<std::string> names_;  // of all, for the first key that is none
   std::string errors_;
 };
 

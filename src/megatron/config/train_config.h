@@ -20,7 +20,7 @@ struct TrainConfig {
   std::uint64_t seed = 1234;
   std::string dtype = "fp32";
   double label_smoothing = 0;
-  std::int64_t loss_chunk_tokens = 1024;
+  std::int64_t loss_chunk_tokens = 0;
   bool recompute_gelu = true;
   std::string recompute = "none";
   std::string recompute_method = "uniform";
@@ -32,6 +32,7 @@ struct TrainConfig {
   bool distribute_saved_activations = false;
   std::string kernels = "auto";
   std::string matmul_precision = "highest";
+  bool deterministic_mode = false;
   bool exit_on_nan = false;
   std::int64_t exit_interval = 0;
   double exit_duration_mins = 0;
@@ -58,7 +59,8 @@ struct TrainConfig {
       Choices({"fp32", "fp64", "bf16", "fp16"}), Common());
     v("label_smoothing", label_smoothing, "Share of the target spread over the vocabulary.", "label-smoothing",
       OnlyInTraining());
-    v("loss_chunk_tokens", loss_chunk_tokens, "Tokens whose logits are held at once by output layer and loss.");
+    v("loss_chunk_tokens", loss_chunk_tokens,
+      "Tokens whose logits are held at once by output layer and loss; 0: 1024, on CUDA 8192.");
     v("recompute_gelu", recompute_gelu, "Recompute GELU in the backward pass instead of keeping it.");
     v("recompute", recompute,
       "Activations that backward recomputes instead of keeping them: selective by module, full by layer.",
@@ -88,6 +90,10 @@ struct TrainConfig {
     v("matmul_precision", matmul_precision,
       "float32 matrix products: high permits three bf16 ones (error 4e-6 instead of 4e-7) on AMX, TF32 on CUDA.",
       "matmul-precision", Choices({"highest", "high"}));
+    v("deterministic_mode", deterministic_mode,
+      "On CUDA, the same bits in every run: attention's gradients are summed in one order, by slower kernels. On a CPU "
+      "they always are.",
+      "deterministic-mode");
     v("exit_on_nan", exit_on_nan,
       "What guard.on_nan auto is: end the run at a NaN or infinite loss or gradient instead of skipping the step. fp16 "
       "skips overflows still.",
@@ -100,6 +106,34 @@ struct TrainConfig {
       "Save and end after the step in which the run has lasted these minutes by the first rank's clock, with exit code "
       "0; the same command resumes. 0: never.",
       "exit-duration-in-mins", Affects::Nothing, OnlyInTraining());
+  }
+};
+
+/// Linear layers of transformer layers multiply 8-bit floating-point numbers (Micikevicius et al. 2022), each tensor
+/// scaled by a number that follows from the steps before; plan/parameters/fp8.h.
+struct Fp8Config {
+  std::string format = "none";
+  std::string recipe = "delayed";
+  std::int64_t margin = 0;
+  std::int64_t amax_history_len = 1;
+  std::string amax_compute_algo = "most_recent";
+  bool wgrad = true;
+
+  void visit(auto& v) {
+    const When on = unless("fp8.format", {"none"});
+    v("format", format,
+      "8-bit numbers that linear layers of transformer layers multiply: hybrid (E4M3, gradients E5M2), e4m3 (all "
+      "E4M3); none: those of train.dtype.",
+      "fp8-format", Choices({"none", "hybrid", "e4m3"}));
+    v("recipe", recipe, "How tensors are scaled; delayed, by the magnitudes of the steps before, is the one there is.",
+      "fp8-recipe", on);
+    v("margin", margin, "Powers of two that scales stay below the largest that fits.", "fp8-margin", on);
+    v("amax_history_len", amax_history_len, "Steps whose largest magnitudes are kept.", "fp8-amax-history-len", on);
+    v("amax_compute_algo", amax_compute_algo,
+      "Which of the magnitudes kept a scale follows from: that of the last step or the largest.",
+      "fp8-amax-compute-algo", on, Choices({"most_recent", "max"}));
+    v("wgrad", wgrad, "Weight gradients are products of 8-bit numbers too; else of those of train.dtype.", "fp8-wgrad",
+      on);
   }
 };
 
@@ -138,9 +172,8 @@ struct GuardConfig {
       "Iterations, counted from 1, whose batches are skipped without being computed.");
     v("rerun_interval", rerun_interval,
       "Iterations between checks that each rank computes what another one, or it itself, computes from the same: "
-      "forward "
-      "and backward are run twice, and gradients must be equal bit by bit. Transient errors are repaired; a persistent "
-      "one ends the run with exit code 17. 0: never.",
+      "forward and backward are run twice, and gradients must be equal bit by bit. Transient errors are repaired; a "
+      "persistent one ends the run with exit code 17. 0: never.",
       "rerun-interval", Affects::Nothing);
     v("hang_dump_s", hang_dump_s,
       "Seconds without any operation after which a rank writes what it does to train.out/dump.jsonl; 0: half of "

@@ -10,7 +10,7 @@
 #include "megatron/base/error.h"
 #include "megatron/base/philox.h"
 #include "megatron/data/index/numpy_random.h"
-#include "megatron/train/batches.h"
+#include "megatron/train/data/batches.h"
 
 namespace megatron::finetune {
 

@@ -8,7 +8,7 @@
 #include <span>
 
 #include "megatron/plan/steps/batch_plan.h"
-#include "megatron/train/batches.h"
+#include "megatron/train/data/batches.h"
 
 namespace megatron::finetune {
 namespace {

@@ -18,10 +18,10 @@
 #include "megatron/finetune/weights.h"
 #include "megatron/interchange/hugging_face/labels.h"
 #include "megatron/plan/cost/counts.h"
+#include "megatron/train/data/prefetch.h"
 #include "megatron/train/inputs.h"
 #include "megatron/train/iteration.h"
 #include "megatron/train/log/run_log.h"
-#include "megatron/train/prefetch.h"
 #include "megatron/train/resume/resume.h"
 #include "megatron/train/resume/run_state.h"
 

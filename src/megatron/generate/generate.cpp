@@ -4,10 +4,12 @@
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
+#include <memory>
 #include <span>
 #include <utility>
 
 #include "megatron/base/error.h"
+#include "megatron/model/decoding/token_graph.h"
 #include "megatron/plan/cost/kv_cache.h"
 
 namespace megatron::generate {
@@ -60,37 +62,55 @@ class Batch {
   /// `rows`: at least one prompt. The references must outlive this.
   Batch(const StagedModel& model, const Prompts& prompts, const std::vector<Draws>& draws,
         std::vector<std::size_t> rows, const GenerateOptions& options);
+  // The graph has a reference to the cache.
+  Batch(const Batch&) = delete;
+  Batch& operator=(const Batch&) = delete;
 
   bool empty() const { return rows_.empty(); }
   /// Draws one token for each row into `texts`, and lets go of the rows that have ended.
   void step(Prompts& texts, const OnToken& on_token);
 
  private:
+  /// Which token each row of the batch gets; of one that has ended any.
+  std::vector<std::int64_t> next_tokens(const Prompts& texts);
+  std::vector<std::int64_t> drawn(const at::Tensor& logits, const Prompts& texts) const;
+  /// Lets go of the rows that have ended, and has the others continue with `tokens`.
+  void continue_with(const std::vector<std::int64_t>& tokens);
+  std::int64_t position(std::size_t i, const Prompts& texts) const {
+    return static_cast<std::int64_t>(prompts_[i].size() + texts[i].size());
+  }
   /// Tokens that text `i` may get.
   std::int64_t limit(std::size_t i) const {
     return limit_of(prompts_[i], options_, model_.options().shape.max_positions);
   }
-  at::TensorOptions ids() const { return at::TensorOptions().dtype(at::kLong).device(device_); }
+  at::TensorOptions ids() const { return at::TensorOptions().dtype(at::kLong).device(model_.device()); }
 
   const StagedModel& model_;
   const Prompts& prompts_;
   const GenerateOptions& options_;
   const std::vector<Draws>& draws_;  ///< of each prompt
   std::vector<std::size_t> rows_;
+  std::vector<bool> ended_;  ///< of each row
   model::KvCache cache_;
-  at::Device device_ = at::kCPU;
-  at::Tensor input_;  ///< [rows, s]: what the next step feeds
+  at::Tensor input_;                          ///< [rows, s]: what the next step feeds where there is no graph
+  std::unique_ptr<model::TokenGraph> graph_;  ///< once the prompts are in the cache, where it can be had
+  bool likeliest_ = false;                    ///< whether the graph's own choice is what is asked for
 };
 
 Batch::Batch(const StagedModel& model, const Prompts& prompts, const std::vector<Draws>& draws,
              std::vector<std::size_t> rows, const GenerateOptions& options)
-    : model_(model), prompts_(prompts), options_(options), draws_(draws), rows_(std::move(rows)) {
+    : model_(model),
+      prompts_(prompts),
+      options_(options),
+      draws_(draws),
+      rows_(std::move(rows)),
+      ended_(rows_.size(), false),
+      likeliest_(options.sampling.temperature == 0 && !options.on_logits) {
   Room room;
   for (const std::size_t i : rows_) room.add(prompts[i], limit(i));
   const std::int64_t longest = room.longest;
   const auto b = static_cast<std::int64_t>(rows_.size());
   cache_ = model.make_cache(b, room.capacity());
-  if (!cache_.keys.empty()) device_ = cache_.keys.front().device();
   // Aligned at their ends: the rows before a shorter prompt are padding, which no token sees.
   auto tokens = at::zeros({b, longest}, at::kLong), padding = at::zeros({b}, at::kLong);
   for (std::int64_t r = 0; r < b; ++r) {
@@ -99,33 +119,72 @@ Batch::Batch(const StagedModel& model, const Prompts& prompts, const std::vector
     padding[r] = gap;
     tokens[r].slice(0, gap).copy_(at::tensor(prompt, at::kLong));
   }
-  cache_.padding = padding.to(device_);
-  input_ = tokens.to(device_);
+  cache_.padding = padding.to(model_.device());
+  input_ = tokens.to(model_.device());
+}
+
+std::vector<std::int64_t> Batch::drawn(const at::Tensor& logits, const Prompts& texts) const {
+  const auto on_host = logits.to(at::kCPU, at::kDouble).contiguous();
+  const auto vocab = static_cast<std::size_t>(on_host.size(1));
+  std::vector<std::int64_t> tokens;
+  for (std::size_t r = 0; r < rows_.size(); ++r) {
+    tokens.push_back(0);
+    if (ended_[r]) continue;
+    const std::size_t i = rows_[r];
+    const std::span<const double> row(on_host.const_data_ptr<double>() + r * vocab, vocab);
+    require_finite(row, position(i, texts));
+    tokens.back() = sample(row, options_.sampling, draws_[i].at(position(i, texts)));
+    if (options_.on_logits) options_.on_logits(i, row, tokens.back());
+  }
+  return tokens;
+}
+
+std::vector<std::int64_t> Batch::next_tokens(const Prompts& texts) {
+  if (!graph_) return drawn(model_.forward(input_, cache_), texts);
+  graph_->step();
+  if (!likeliest_) return drawn(graph_->logits(), texts);
+  auto tokens = graph_->chosen();
+  for (std::size_t r = 0; r < rows_.size(); ++r)
+    if (tokens[r] < 0 && !ended_[r]) return drawn(graph_->logits(), texts);  // which says what is not finite
+  return tokens;
 }
 
 void Batch::step(Prompts& texts, const OnToken& on_token) {
-  const auto logits = model_.forward(input_, cache_).to(at::kCPU, at::kDouble).contiguous();
-  const auto vocab = static_cast<std::size_t>(logits.size(1));
+  const auto tokens = next_tokens(texts);
+  for (std::size_t r = 0; r < rows_.size(); ++r) {
+    if (ended_[r]) continue;
+    const std::size_t i = rows_[r];
+    texts[i].push_back(tokens[r]);
+    if (on_token) on_token(i, tokens[r]);
+    ended_[r] = std::ranges::count(options_.ends, tokens[r]) > 0 || std::ssize(texts[i]) == limit(i);
+  }
+  continue_with(tokens);
+}
+
+void Batch::continue_with(const std::vector<std::int64_t>& tokens) {
   std::vector<std::size_t> rows;
   std::vector<std::int64_t> kept, next;
   for (std::size_t r = 0; r < rows_.size(); ++r) {
-    const std::size_t i = rows_[r];
-    const auto position = static_cast<std::int64_t>(prompts_[i].size() + texts[i].size());
-    const std::span<const double> row(logits.const_data_ptr<double>() + r * vocab, vocab);
-    require_finite(row, position);
-    const std::int64_t token = sample(row, options_.sampling, draws_[i].at(position));
-    if (options_.on_logits) options_.on_logits(i, row, token);
-    texts[i].push_back(token);
-    if (on_token) on_token(i, token);
-    if (std::ranges::count(options_.ends, token) > 0 || static_cast<std::int64_t>(texts[i].size()) == limit(i))
-      continue;
-    rows.push_back(i);
+    if (ended_[r]) continue;
+    rows.push_back(rows_[r]);
     kept.push_back(static_cast<std::int64_t>(r));
-    next.push_back(token);
+    next.push_back(tokens[r]);
   }
+  // A graph is of a number of rows: those that have ended stay in it until they are half of them.
+  if (graph_ && 2 * rows.size() > rows_.size()) {
+    if (!likeliest_) graph_->feed(tokens);
+    return;
+  }
+  graph_.reset();
   if (rows.size() < rows_.size() && !rows.empty()) cache_.keep(at::tensor(kept, ids()));
   rows_ = std::move(rows);
-  input_ = at::tensor(next, ids()).unsqueeze(1);
+  ended_.assign(rows_.size(), false);
+  if (rows_.empty()) return;
+  graph_ = model_.token_graph(cache_);
+  if (graph_)
+    graph_->feed(next);
+  else
+    input_ = at::tensor(next, ids()).unsqueeze(1);
 }
 
 }  // namespace

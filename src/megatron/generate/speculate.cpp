@@ -22,7 +22,6 @@ class DraftedText {
         drafter_(drafter),
         all_(prompt),
         cache_(model.make_cache(1, static_cast<std::int64_t>(prompt.size()) + limit)) {
-    if (!cache_.keys.empty()) device_ = cache_.keys.front().device();
     if (drafter_ != nullptr) drafter_->begin(cache_.capacity);
   }
 
@@ -38,7 +37,7 @@ class DraftedText {
   Tokens draft(std::int64_t count) {
     if (count == 0) return {};
     const comm::Group& stages = model_.stages();
-    at::Tensor drafts = at::empty({count}, at::TensorOptions().dtype(at::kLong).device(device_));
+    at::Tensor drafts = at::empty({count}, at::TensorOptions().dtype(at::kLong).device(model_.device()));
     if (drafter_ != nullptr) drafts.copy_(at::tensor(drafter_->draft(all_, count), at::kLong));
     stages.broadcast(drafts, stages.size() - 1);
     drafts = drafts.to(at::kCPU);
@@ -50,7 +49,7 @@ class DraftedText {
 
  private:
   at::Tensor read(const Tokens& tokens, bool all) {
-    const auto input = at::tensor(tokens, at::TensorOptions().dtype(at::kLong).device(device_)).unsqueeze(0);
+    const auto input = at::tensor(tokens, at::TensorOptions().dtype(at::kLong).device(model_.device())).unsqueeze(0);
     const std::int64_t first = cache_.length;
     at::Tensor states;
     const at::Tensor logits = all ? model_.forward_all(input, cache_, &states) : model_.forward(input, cache_, &states);
@@ -62,7 +61,6 @@ class DraftedText {
   model::Drafter* drafter_;
   Tokens all_;
   model::KvCache cache_;
-  at::Device device_ = at::kCPU;
 };
 
 }  // namespace

@@ -4,6 +4,8 @@
 
 #include <utility>
 
+#include "megatron/model/decoding/token_graph.h"
+
 namespace megatron::generate {
 
 StagedModel::StagedModel(model::CachedGpt stage, comm::Group pp, at::TensorOptions tensor)
@@ -52,6 +54,10 @@ at::Tensor StagedModel::forward_all(const at::Tensor& tokens_1s, model::PagedCac
 at::Tensor StagedModel::step(const at::Tensor& tokens_b, std::span<model::PagedCache* const> caches) const {
   const std::int64_t b = tokens_b.size(0);
   return through_stages(tokens_b, 1, b, b, [&](const at::Tensor& x) { return stage_.step(x, caches); });
+}
+
+std::unique_ptr<model::TokenGraph> StagedModel::token_graph(model::KvCache& cache) const {
+  return pp_.size() == 1 ? stage_.token_graph(cache) : nullptr;
 }
 
 }  // namespace megatron::generate

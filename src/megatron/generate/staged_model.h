@@ -2,6 +2,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <memory>
 #include <span>
 
 #include "megatron/comm/group.h"
@@ -19,6 +20,7 @@ class StagedModel {
   StagedModel(model::CachedGpt whole) : StagedModel(std::move(whole), comm::Group(), at::TensorOptions()) {}
 
   const model::TransformerOptions& options() const { return stage_.options(); }
+  at::Device device() const { return stage_.device(); }
   model::KvCache make_cache(std::int64_t batch, std::int64_t capacity) const {
     return stage_.make_cache(batch, capacity);
   }
@@ -38,6 +40,8 @@ class StagedModel {
   at::Tensor forward_all(const at::Tensor& tokens_1s, model::PagedCache& cache) const;
   /// One more token [b] int64 of each of b sequences in a pool (CachedGpt::step) -> logits [b, vocab].
   at::Tensor step(const at::Tensor& tokens_b, std::span<model::PagedCache* const> caches) const;
+  /// CachedGpt::token_graph(); null where the model is on more than one rank.
+  std::unique_ptr<model::TokenGraph> token_graph(model::KvCache& cache) const;
   /// The ranks that hold the stages, in order.
   const comm::Group& stages() const { return pp_; }
 

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstring>
+#include <vector>
 
 #include "megatron/kernels/cpu/attention/attention.h"
 #include "megatron/kernels/cpu/elementwise/element_of.h"
@@ -17,14 +18,20 @@
 namespace megatron::kernels {
 namespace {
 
-/// Calls fn(row, elements before it, features): over threads where the rows are worth waking them.
+/// Calls fn(i): over threads where so many elements in all are worth waking them.
+template <class Fn>
+void for_each(std::int64_t count, std::int64_t elements, const Fn& fn) {
+  constexpr std::int64_t kWorthThreads = 8192;
+  if (elements > kWorthThreads) return cpu::for_each_block(count, [&](std::int64_t i, int) { fn(i); });
+  for (std::int64_t i = 0; i < count; ++i) fn(i);
+}
+
+/// Calls fn(row, elements before it, features).
 template <class Fn>
 void for_rows(const at::Tensor& x, const Fn& fn) {
-  constexpr std::int64_t kWorthThreads = 8192;
   const std::int64_t rows = x.size(0), features = x.size(1);
-  const auto one = [&](std::int64_t row, int) { fn(row, row * features, static_cast<std::size_t>(features)); };
-  if (rows * features > kWorthThreads) return cpu::for_each_block(rows, one);
-  for (std::int64_t row = 0; row < rows; ++row) one(row, 0);
+  for_each(rows, rows * features,
+           [&](std::int64_t row) { fn(row, row * features, static_cast<std::size_t>(features)); });
 }
 
 template <class T>
@@ -78,12 +85,11 @@ cpu::Heads read_only(const cpu::MutableHeads& x) {
   return {x.data, x.position, x.batch, x.group, x.member, x.blocks, x.block, x.block_shift};
 }
 
-/// Where a step of some sequences reads and writes.
-struct StepMemory {
-  std::byte *out, *qkv;
-  cpu::MutableHeads keys, values;
-  const std::int64_t* positions;  ///< of each sequence
-};
+/// Rows [b, features] of `members` heads in each group.
+cpu::MutableHeads heads_of_rows(const at::Tensor& x, const CacheStep& step, std::int64_t members) {
+  const std::int64_t size = x.element_size(), head = step.head_size * size;
+  return {bytes(x), 0, x.stride(0) * size, members * head, head};
+}
 
 const std::int64_t* positions_of(const CacheStep& step) {
   return step.position_b.defined() ? step.position_b.const_data_ptr<std::int64_t>() : nullptr;
@@ -99,38 +105,55 @@ cpu::AttentionProblem problem_of(const at::Tensor& qkv, const CacheStep& step) {
   return p;
 }
 
-/// Turns the queries and the key of each group by its sequence's position.
-void rotate(const cpu::MutableHeads& projected, const cpu::AttentionProblem& p, const RopeTable& rope,
-            const std::int64_t* positions) {
-  const std::int64_t half = rope.cos.size(1);
-  const float *cos = rope.cos.const_data_ptr<float>(), *sin = rope.sin.const_data_ptr<float>();
-  for (std::size_t i = 0; i < p.batch * p.groups; ++i) {
-    cpu::Head head = p.head(i * p.sharing);
-    const std::int64_t row = positions[head.b] * half;
-    for (; head.member <= p.sharing; ++head.member)
-      cpu::rotate_head(projected.at(0, head), p.type, cos + row, sin + row, 1.0f, static_cast<std::size_t>(half),
-                       rope.interleaved);
-  }
+/// What some sequences' new tokens attend to. Their own keys and values are added to it.
+struct StepMemory {
+  cpu::MutableHeads projected;  ///< of each group its queries, its key, its value
+  cpu::MutableHeads keys, values;
+  const std::int64_t* positions;  ///< of each sequence
+};
+
+cpu::FewQueries queries_of(const StepMemory& memory, const cpu::AttentionProblem& sizes, const cpu::MutableHeads& out,
+                           float* logsumexp) {
+  cpu::FewQueries p{sizes, out, logsumexp};
+  p.q = read_only(memory.projected);
+  p.k = read_only(memory.keys);
+  p.v = read_only(memory.values);
+  return p;
 }
 
-void attend(cpu::AttentionProblem p, const StepMemory& at, const CacheStep& step, float* scratch) {
-  const auto head = static_cast<std::int64_t>(p.size * cpu::element_size(p.type));
-  const std::int64_t sharing = step.heads / step.groups;
-  const auto heads = [&](std::byte* data, std::int64_t members) {
-    return cpu::MutableHeads{data, 0, step.groups * members * head, members * head, head};
-  };
-  const cpu::MutableHeads projected = heads(at.qkv, sharing + 2);
-  if (step.rope.cos.defined()) rotate(projected, p, step.rope, at.positions);
-  for (std::size_t i = 0; i < p.batch * p.groups; ++i) {
-    const cpu::Head group = p.head(i * p.sharing), key{group.b, group.group, p.sharing};
-    std::memcpy(at.keys.at(p.keys - 1, group), projected.at(0, key), static_cast<std::size_t>(head));
-    std::memcpy(at.values.at(p.keys - 1, group), projected.at(0, key) + head, static_cast<std::size_t>(head));
+/// Turns a group's queries and its key by its sequence's position, and adds its key and value.
+void add_token(const StepMemory& memory, const cpu::AttentionProblem& p, const cpu::Head& group,
+               const RopeTable& rope) {
+  cpu::Head head = group;
+  if (rope.cos.defined()) {
+    const std::int64_t half = rope.cos.size(1), row = memory.positions[group.b] * half;
+    const float *cos = rope.cos.const_data_ptr<float>() + row, *sin = rope.sin.const_data_ptr<float>() + row;
+    for (; head.member <= p.sharing; ++head.member)
+      cpu::rotate_head(memory.projected.at(0, head), p.type, cos, sin, 1.0f, static_cast<std::size_t>(half),
+                       rope.interleaved);
   }
-  p.q = read_only(projected);
-  p.k = read_only(at.keys);
-  p.v = read_only(at.values);
-  cpu::attention_of_few(p, heads(at.out, sharing), scratch + cpu::few_queries_floats(p), scratch);
+  const std::size_t size = p.size * cpu::element_size(p.type);
+  head.member = p.sharing;
+  std::memcpy(memory.keys.at(p.keys - 1, group), memory.projected.at(0, head), size);
+  ++head.member;
+  std::memcpy(memory.values.at(p.keys - 1, group), memory.projected.at(0, head), size);
 }
+
+/// Problems of as many groups each, with their memory.
+void attend(std::span<const cpu::FewQueries> problems, std::span<const StepMemory> memory, const RopeTable& rope,
+            float* scratch) {
+  const cpu::FewQueries& first = problems.front();
+  const std::size_t groups = first.batch * first.groups, count = problems.size() * groups;
+  for_each(static_cast<std::int64_t>(count), static_cast<std::int64_t>(count * (first.sharing + 2) * first.size),
+           [&](std::int64_t i) {
+             const std::size_t at = static_cast<std::size_t>(i) / groups, group = static_cast<std::size_t>(i) % groups;
+             add_token(memory[at], problems[at], problems[at].head(group * first.sharing), rope);
+           });
+  cpu::attention_of_few(problems, scratch);
+}
+
+/// Floats of a step's log-sum-exps, which lie before the rest of its scratch.
+std::int64_t logsumexp_floats(const CacheStep& step) { return (step.batch * step.heads + 15) / 16 * 16; }
 
 }  // namespace
 
@@ -173,44 +196,43 @@ void activate_rows(const at::Tensor& y, const at::Tensor& x, const at::Tensor& b
 }
 
 at::Tensor attention_scratch(const CacheStep& step) {
-  const std::size_t floats = cpu::few_queries_floats(sizes_of(step));
-  return at::empty({static_cast<std::int64_t>(floats) + step.batch * step.heads}, at::kFloat);
+  const auto floats = static_cast<std::int64_t>(cpu::few_queries_floats(sizes_of(step)));
+  return at::empty({logsumexp_floats(step) + floats}, at::kFloat);
 }
 
 void attend_to_cache(const at::Tensor& out, const at::Tensor& qkv, const at::Tensor& keys, const at::Tensor& values,
                      const CacheStep& step, const at::Tensor& scratch) {
   cpu::AttentionProblem p = problem_of(qkv, step);
   if (step.first_key_b.defined()) p.first_key = step.first_key_b.const_data_ptr<std::int32_t>();
-  attend(p, {bytes(out), bytes(qkv), rows_of(keys), rows_of(values), positions_of(step)}, step,
-         scratch.mutable_data_ptr<float>());
-}
-
-at::Tensor scratch_of_blocks(const CacheStep& step) {
-  CacheStep one = step;
-  one.batch = 1;
-  return at::empty({cpu::num_threads(), attention_scratch(one).numel()}, at::kFloat);
+  const std::int64_t sharing = step.heads / step.groups;
+  const StepMemory memory{heads_of_rows(qkv, step, sharing + 2), rows_of(keys), rows_of(values), positions_of(step)};
+  float* const floats = scratch.mutable_data_ptr<float>();
+  const cpu::FewQueries queries = queries_of(memory, p, heads_of_rows(out, step, sharing), floats);
+  attend({&queries, 1}, {&memory, 1}, step.rope, floats + logsumexp_floats(step));
 }
 
 void attend_to_blocks(const at::Tensor& out, const at::Tensor& qkv, const at::Tensor& keys, const at::Tensor& values,
                       std::span<const SequenceBlocks> sequences, const CacheStep& step, const at::Tensor& scratch) {
-  const std::int64_t out_row = out.stride(0) * out.element_size(), qkv_row = qkv.stride(0) * qkv.element_size();
-  const std::int64_t* positions = positions_of(step);
-  const auto one = [&](std::int64_t i, int thread) {
-    const SequenceBlocks& sequence = sequences[static_cast<std::size_t>(i)];
-    CacheStep own = step;
-    own.batch = 1;
-    own.length = sequence.length;
-    cpu::AttentionProblem p = problem_of(qkv, own);
-    const auto first = static_cast<std::int32_t>(sequence.first_key);
-    if (first > 0) p.first_key = &first;
-    attend(p,
-           {bytes(out) + i * out_row, bytes(qkv) + i * qkv_row, rows_of(keys, sequence.blocks),
-            rows_of(values, sequence.blocks), positions != nullptr ? positions + i : nullptr},
-           own, scratch.mutable_data_ptr<float>() + thread * scratch.stride(0));
-  };
-  const auto count = static_cast<std::int64_t>(sequences.size());
-  if (count >= cpu::num_threads()) return cpu::for_each_block(count, one);
-  for (std::int64_t i = 0; i < count; ++i) one(i, 0);  // each over all threads
+  const std::int64_t sharing = step.heads / step.groups, *positions = positions_of(step);
+  float* const floats = scratch.mutable_data_ptr<float>();
+  cpu::MutableHeads projected = heads_of_rows(qkv, step, sharing + 2), to = heads_of_rows(out, step, sharing);
+  cpu::AttentionProblem p = problem_of(qkv, step);
+  p.batch = 1;
+  std::vector<cpu::FewQueries> queries;
+  std::vector<StepMemory> memory;
+  std::vector<std::int32_t> first_keys(sequences.size());
+  for (std::size_t i = 0; i < sequences.size(); ++i) {
+    const SequenceBlocks& sequence = sequences[i];
+    first_keys[i] = static_cast<std::int32_t>(sequence.first_key);
+    p.first_key = sequence.first_key > 0 ? &first_keys[i] : nullptr;
+    p.keys = static_cast<std::size_t>(sequence.length) + 1;
+    memory.push_back({projected, rows_of(keys, sequence.blocks), rows_of(values, sequence.blocks),
+                      positions != nullptr ? positions + i : nullptr});
+    queries.push_back(queries_of(memory.back(), p, to, floats + i * p.heads()));
+    projected.data += projected.batch;
+    to.data += to.batch;
+  }
+  attend(queries, memory, step.rope, floats + logsumexp_floats(step));
 }
 
 }  // namespace megatron::kernels

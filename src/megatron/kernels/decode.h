@@ -39,7 +39,8 @@ struct CacheStep {
   std::int64_t length = 0;         ///< rows of the cache that are filled
 };
 
-/// Scratch of attend_to_cache(): float32, one for all layers of the step.
+/// Scratch of the functions below: float32, one for all layers of the step, whose `length` is that of its longest
+/// sequence.
 at::Tensor attention_scratch(const CacheStep& step);
 
 /// Attention of the new tokens over the cache's rows and themselves: out [b, n d] of the fused projection
@@ -55,12 +56,9 @@ struct SequenceBlocks {
   std::int64_t first_key = 0;            ///< the first one that the new token sees
 };
 
-/// Scratch of attend_to_blocks() where the longest of the sequences has step.length tokens.
-at::Tensor scratch_of_blocks(const CacheStep& step);
-
-/// attend_to_cache() of each sequence over its own blocks of keys and values [blocks of the pool, r, g, d], r a power
-/// of two of 64 or more, to the bit: what one gets does not depend on the others. Of `step` the first keys and the
-/// length are those of the sequences.
+/// attend_to_cache() of each of step.batch sequences over its own blocks of keys and values [blocks of the pool, r, g,
+/// d], r a power of two of 64 or more, to the bit: what one gets does not depend on the others. Of `step` the first
+/// keys and the length are those of the sequences.
 void attend_to_blocks(const at::Tensor& out, const at::Tensor& qkv, const at::Tensor& keys, const at::Tensor& values,
                       std::span<const SequenceBlocks> sequences, const CacheStep& step, const at::Tensor& scratch);
 

@@ -17,6 +17,9 @@ struct Update {
   double learning_rate = 0, weight_decay = 0;
   double eps_factor = 1;  ///< of Adam's eps
   double grad_scale = 1;  ///< multiplies the gradient: clipping, loss scale and mean over tokens, in the same pass
+  /// Where defined, in place of grad_scale: one float64 number on the parameters' device, which the host need not
+  /// know. NaN: nothing changes, neither parameters nor moments.
+  at::Tensor factor = {};
   std::int64_t step = 1;  ///< counts from 1, for bias corrections and rounding
   bool decoupled = true;  ///< decay of the weights (Loshchilov & Hutter 2019), not added to the gradient (L2)
   /// Round stochastically what is stored in bf16 or fp16, by Philox of (numbers.key, element, step); else to nearest.
@@ -58,10 +61,11 @@ void lion_(const at::Tensor& param, const at::Tensor& model, const at::Tensor& g
 /// Writes `model` (bf16 or fp16) as the update that left `param` did: what a checkpoint of masters does not hold.
 void round_(const at::Tensor& model, const at::Tensor& param, const Update& update);
 
-/// Sum of squares, accumulated in float64 in blocks whose boundaries do not depend on the number of threads. NaN and
-/// inf propagate.
-double sum_of_squares(const at::Tensor& x);
-/// Largest absolute value; NaN if any is NaN.
-double max_abs(const at::Tensor& x);
+/// Sum of squares of all elements of `parts`, of which there is at least one: a float64 scalar where they are, for
+/// which the host does not wait. Accumulated in blocks whose boundaries, and in an order that, the sizes alone decide.
+/// NaN and inf propagate.
+at::Tensor sum_of_squares(at::TensorList parts);
+/// Likewise the largest absolute value; NaN if any is NaN, 0 of no elements.
+at::Tensor max_abs(at::TensorList parts);
 
 }  // namespace megatron::kernels

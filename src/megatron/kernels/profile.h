@@ -65,6 +65,7 @@ class ProfiledCall {
 
  private:
   void take(const at::Tensor& x) { tensors_.push_back(x); }
+  void take(at::TensorList all) { tensors_.insert(tensors_.end(), all.begin(), all.end()); }
   void take(const AttentionOptions& options) { attention_ = options; }
   void take(const AttentionOutput& x) { tensors_.insert(tensors_.end(), {x.out, x.logsumexp}); }
   void take(const NormOutput& x) { tensors_.insert(tensors_.end(), {x.y, x.mean, x.rstd}); }

@@ -15,6 +15,7 @@
 #include "megatron/model/latent_attention.h"
 #include "megatron/model/layer_walk.h"
 #include "megatron/model/recomputed_once.h"
+#include "megatron/parallel/fp8.h"
 
 namespace megatron::model {
 namespace {
@@ -43,6 +44,13 @@ parallel::AdapterPtr adapter_of(const parallel::ParameterStore& p, const plan::L
   const bool row = linear.split == plan::Linear::Split::Inputs;
   return std::make_shared<const parallel::Adapter>(std::move(parts), options.lora->scale(), options.lora->dropout,
                                                    linear.inputs, row ? linear.inputs / tp.size() * tp.rank() : 0);
+}
+
+/// Of a linear layer in 8 bits; null: it computes in the model's type.
+parallel::Fp8ProductsPtr fp8_of(const plan::LayerSpec& layer, const plan::Linear& linear,
+                                const Block::Options& options) {
+  if (!options.fp8) return nullptr;
+  return std::make_shared<const parallel::Fp8Products>(options.fp8, layer.prefix + linear.name);
 }
 
 ColumnParallelLinear column(const parallel::ParameterStore& p, const std::string& prefix, const plan::Linear& linear,
@@ -93,22 +101,26 @@ BranchModules branch_of(const parallel::ParameterStore& parameters, const plan::
             .norm = norm(spec.norm()),
             .in = {},
             .out = {nullptr, nullptr, tp},
-            .experts = ExpertLayer(
-                parameters, layer.prefix, *experts,
-                {.activation = options.activation, .sequence_parallel = split, .recompute = options.recompute_mlp}, tp,
-                options.experts)};
+            .experts = ExpertLayer(parameters, layer.prefix, *experts,
+                                   {.activation = options.activation,
+                                    .sequence_parallel = split,
+                                    .recompute = options.recompute_mlp,
+                                    .slices = options.expert_slices},
+                                   tp, options.experts)};
   const std::vector<plan::Linear> linears = spec.linears(layer.hidden);
   BranchModules branch{.spec = spec,
                        .norm = layer.norm_before(index) ? norm(spec.norm()) : Norm{},
                        .in = {},
                        .out = row(parameters, layer.prefix, linears.back(), tp, split)};
   branch.out.adapt(adapter_of(parameters, layer, linears.back(), options, tp));
+  branch.out.compute_in(fp8_of(layer, linears.back(), options));
   const auto* const attention = std::get_if<plan::SelfAttention>(&spec.inner);
   const bool latents = attention != nullptr && attention->latents;  // which sees to what ranks exchange for it
   for (std::size_t i = 0; i + 1 < linears.size(); ++i) {
     branch.in.push_back(
         column(parameters, layer.prefix, linears[i], latents ? comm::Group() : tp, latents ? false : split));
     branch.in.back().adapt(adapter_of(parameters, layer, linears[i], options, tp));
+    branch.in.back().compute_in(fp8_of(layer, linears[i], options));
     for (const std::string& name : linears[i].head_norms) branch.head_norms.push_back(norm(name));
   }
   if (layer.norms.behind) branch.out_norm = norm(spec.out_norm());

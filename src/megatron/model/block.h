@@ -1,6 +1,7 @@
 #pragma once
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <type_traits>
@@ -15,6 +16,10 @@
 #include "megatron/parallel/parameter.h"
 #include "megatron/plan/layer.h"
 #include "megatron/plan/parameters/parameters.h"
+
+namespace megatron::parallel {
+class Fp8Scaling;  // fp8.h
+}
 
 namespace megatron::model {
 
@@ -73,12 +78,14 @@ class Block {
   struct Options {
     double epsilon = 1e-5;
     kernels::Activation activation = kernels::Activation::GeluTanh;
-    bool sequence_parallel = false;       ///< the stream is this rank's part of the sequence, [s/t, b, h]
-    bool keep_activation = false;         ///< the activation's output is kept rather than computed again
-    bool recompute_mlp = false;           ///< both are, from the stream
-    comm::Group experts = {};             ///< the ranks that share a layer's experts
-    std::optional<plan::Lora> lora = {};  ///< adapters of its linear layers, among the parameters
-    std::uint64_t seed = 0;               ///< of their dropout
+    bool sequence_parallel = false;                  ///< the stream is this rank's part of the sequence, [s/t, b, h]
+    bool keep_activation = false;                    ///< the activation's output is kept rather than computed again
+    bool recompute_mlp = false;                      ///< both are, from the stream
+    comm::Group experts = {};                        ///< the ranks that share a layer's experts
+    int expert_slices = 0;                           ///< ExpertLayer::Options::slices
+    std::optional<plan::Lora> lora = {};             ///< adapters of its linear layers, among the parameters
+    std::uint64_t seed = 0;                          ///< of their dropout
+    std::shared_ptr<parallel::Fp8Scaling> fp8 = {};  ///< of linear layers that compute in 8 bits; null: none does
   };
 
   Block(const parallel::ParameterStore& parameters, const plan::LayerSpec& layer, const Options& options,

@@ -106,6 +106,8 @@ LatentInput compressed(const at::Tensor& x, RecomputeFunction again, const Branc
                        bool sequence_parallel) {
   const Projections projections = projections_of(branch);
   const auto whole = read_by_all(x, tp, sequence_parallel);
+  // What no norm gives again, dropped embeddings, is kept in parts too.
+  if (!again && sequence_parallel && tp.size() > 1) again = [part = x.detach()] { return part; };
   RecomputeFunction whole_again;
   if (again) {
     const auto once = std::make_shared<RecomputedOnce<at::Tensor>>([again = std::move(again), tp, sequence_parallel] {

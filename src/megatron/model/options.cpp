@@ -4,6 +4,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "megatron/plan/cost/memory.h"
 #include "megatron/plan/rules.h"
 
 namespace megatron::model {
@@ -86,7 +87,7 @@ TransformerOptions transformer_options(const config::RunConfig& config, const pl
           .attention_dropout = config.model.attention_dropout,
           .label_smoothing = config.train.label_smoothing,
           .mtp_loss_scaling_factor = config.model.mtp_loss_scaling_factor,
-          .loss_chunk_tokens = config.train.loss_chunk_tokens,
+          .loss_chunk_tokens = plan::loss_chunk_tokens(config),
           .sequence_parallel = config.parallel.sp,
           .recompute = recompute_options(config.train, shape.num_layers),
           .seed = config.train.seed};

@@ -56,8 +56,10 @@ StageModules::StageModules(const TransformerOptions& options, const plan::StageP
                              .keep_activation = !options.recompute.gelu,
                              .recompute_mlp = options.recompute.mlp,
                              .experts = options.experts,
+                             .expert_slices = options.expert_slices,
                              .lora = shape.lora,
-                             .seed = options.seed};
+                             .seed = options.seed,
+                             .fp8 = options.fp8};
   for (std::int64_t l = part.first_layer; l < part.first_layer + part.num_layers; ++l) {
     blocks.emplace_back(parameters, shape.layer(l), block, tp);
     if (l + 1 == shape.encoder_layers)

@@ -63,6 +63,11 @@ struct StageModules {
 
   /// What the output layer takes of the states `y` behind the last norm: times ModelShape::output_scale.
   at::Tensor for_output(const at::Tensor& y) const;
+  double output_scale() const { return output_scale_; }
+
+  /// What embed() multiplies by, and the row of learned positions that the first position has.
+  double embedding_scale() const { return embedding_scale_; }
+  std::int64_t position_offset() const { return position_offset_; }
 
  private:
   kernels::RopeTable no_rope_;

@@ -16,6 +16,10 @@
 #include "megatron/plan/parameters/parameters.h"
 #include "megatron/plan/stages.h"
 
+namespace megatron::parallel {
+class Fp8Scaling;  // fp8.h
+}
+
 // s sequence, b microbatch, h hidden, n heads, d head size, f feed-forward, v vocabulary.
 namespace megatron::model {
 
@@ -85,8 +89,11 @@ struct TransformerOptions {
   bool sequence_parallel = false;
   Recompute recompute;
   comm::Group experts = {};  ///< the ranks that share the experts of each layer
+  int expert_slices = 0;     ///< of these, neighbours that have a slice each of the same ones (ExpertLayer); 0: none
   SharedSequence sequence = {};
   std::uint64_t seed = 1234;  ///< of dropout
+  /// Of linear layers that compute in 8 bits (plan::fp8_layers), which pass after pass writes; null: none does.
+  std::shared_ptr<parallel::Fp8Scaling> fp8 = {};
 };
 
 /// One pipeline stage of a transformer, or the whole model as the only one, tensor-parallel over `tp`. What it is made

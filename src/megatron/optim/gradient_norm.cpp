@@ -1,12 +1,10 @@
 #include "megatron/optim/gradient_norm.h"
 
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/abs.h>
-#include <ATen/ops/pow.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/zeros.h>
 
 #include <algorithm>
-#include <cmath>
-#include <limits>
+#include <vector>
 
 #include "megatron/kernels/optimizer.h"
 #include "megatron/plan/parameters/counted.h"
@@ -14,18 +12,15 @@
 namespace megatron::optim {
 namespace {
 
-/// In blocks that one thread adds up: their boundaries do not depend on the number of threads.
-double sum_of_powers(const at::Tensor& x, double order, double scale) {
-  constexpr std::int64_t kBlock = 1 << 14;
-  double sum = 0;
-  for (std::int64_t begin = 0; begin < x.numel(); begin += kBlock)
-    sum += x.narrow(0, begin, std::min(kBlock, x.numel() - begin))
-               .to(at::kDouble)
-               .abs()
-               .div(scale)
-               .pow(order)
-               .sum()
-               .item<double>();
+/// In blocks that one thread of a CPU adds up: their boundaries do not depend on the number of threads. `scale`: a
+/// scalar, or undefined.
+at::Tensor sum_of_powers(const at::Tensor& x, double order, const at::Tensor& scale) {
+  const std::int64_t block = x.is_cpu() ? 1 << 14 : 1 << 22;
+  at::Tensor sum = at::zeros({}, x.options().dtype(at::kDouble));
+  for (std::int64_t begin = 0; begin < x.numel(); begin += block) {
+    const at::Tensor size = x.narrow(0, begin, std::min(block, x.numel() - begin)).to(at::kDouble).abs();
+    sum += (scale.defined() ? size / scale : size).pow(order).sum();
+  }
   return sum;
 }
 
@@ -43,7 +38,7 @@ GradientNorm::GradientNorm(const parallel::ParameterStore& parameters, const std
         continue;
       }
       std::int64_t at = own.param.begin;
-      for (const plan::Range& range : plan::counted_ranges(spec, counts.whole)) {
+      for (const plan::Range& range : plan::counted_ranges(spec, counts.whole_of(spec))) {
         const plan::Range part = plan::intersection(range, own.param);
         if (part.empty()) continue;
         const plan::Range world = part.shifted(own.world.begin - own.param.begin);
@@ -60,19 +55,16 @@ GradientNorm::GradientNorm(const parallel::ParameterStore& parameters, const std
   }
 }
 
-double GradientNorm::part(NormOrder order, double scale) const {
-  double sum = 0, most = 0;
-  for (const plan::Range& range : counted_) {
-    const auto gradients = parameters_.summed_gradients(range);
-    if (order != kInf) {
-      sum += order == kL2 && scale == 1 ? kernels::sum_of_squares(gradients) : sum_of_powers(gradients, order, scale);
-      continue;
-    }
-    const double largest = kernels::max_abs(gradients);
-    // A maximum over ranks may drop NaN; infinity it cannot.
-    most = std::isnan(largest) ? std::numeric_limits<double>::infinity() : std::max(most, largest);
-  }
-  return order == kInf ? most : sum;
+at::Tensor GradientNorm::part(NormOrder order, const at::Tensor& scale) const {
+  std::vector<at::Tensor> gradients;
+  for (const plan::Range& range : counted_) gradients.push_back(parameters_.summed_gradients(range));
+  if (gradients.empty()) return at::zeros({}, parameters_.options().dtype(at::kDouble));
+  // A maximum over ranks may drop NaN; infinity it cannot.
+  if (order == kInf) return kernels::max_abs(gradients).nan_to_num(/*nan=*/kInf, /*posinf=*/kInf);
+  if (order == kL2 && !scale.defined()) return kernels::sum_of_squares(gradients);
+  at::Tensor sum = at::zeros({}, gradients.front().options().dtype(at::kDouble));
+  for (const at::Tensor& each : gradients) sum += sum_of_powers(each, order, scale);
+  return sum;
 }
 
 }  // namespace megatron::optim

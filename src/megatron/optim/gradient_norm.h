@@ -1,4 +1,6 @@
 #pragma once
+#include <ATen/core/Tensor.h>
+
 #include <limits>
 #include <vector>
 
@@ -20,10 +22,10 @@ class GradientNorm {
   GradientNorm(const parallel::ParameterStore& parameters, const std::vector<plan::Shard>& owned,
                const plan::Counts& counts);
 
-  /// The sum of |x / scale|^order in double, to be added up over the ranks; of order infinity the largest magnitude.
-  /// Not finite where any gradient that counts is not. `scale`: about the largest magnitude keeps powers above 2 in
-  /// range.
-  double part(NormOrder order, double scale = 1) const;
+  /// The sum of |x / scale|^order, to be added up over the ranks; of order infinity the largest magnitude: a float64
+  /// scalar on the parameters' device, for which the host does not wait. Not finite where any gradient that counts is
+  /// not. `scale`, one there (undefined: 1): about the largest magnitude keeps powers above 2 in range.
+  at::Tensor part(NormOrder order, const at::Tensor& scale = {}) const;
 
  private:
   const parallel::ParameterStore& parameters_;

@@ -1,6 +1,10 @@
 #include "megatron/optim/model_figures.h"
 
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/count_nonzero.h>
+#include <ATen/ops/zeros.h>
+
+#include <vector>
 
 #include "megatron/kernels/optimizer.h"
 #include "megatron/plan/parameters/counted.h"
@@ -14,7 +18,7 @@ ModelFigures::ModelFigures(const parallel::ParameterStore& parameters, const std
     for (const plan::ParameterRange& own : shard.parameters) {
       const auto& spec = parameters.all().at(static_cast<std::size_t>(own.parameter))->spec;
       if (!counts.counts(spec)) continue;
-      for (const plan::Range& range : plan::counted_ranges(spec, counts.whole, vocab)) {
+      for (const plan::Range& range : plan::counted_ranges(spec, counts.whole_of(spec), vocab)) {
         const plan::Range part = plan::intersection(range, own.param);
         if (part.empty()) continue;
         const plan::Range world = part.shifted(own.world.begin - own.param.begin);
@@ -23,20 +27,20 @@ ModelFigures::ModelFigures(const parallel::ParameterStore& parameters, const std
     }
 }
 
-std::int64_t ModelFigures::zero_gradients() const {
-  std::int64_t zeros = 0;
+at::Tensor ModelFigures::zero_gradients() const {
+  at::Tensor zeros = at::zeros({}, parameters_.options().dtype(at::kDouble));
   for (const Counted& counted : counted_) {
     const at::Tensor gradients = parameters_.summed_gradients(counted.world);
-    zeros += gradients.numel() - at::count_nonzero(gradients).item<std::int64_t>();
+    zeros += gradients.numel() - at::count_nonzero(gradients);
   }
   return zeros;
 }
 
-double ModelFigures::squares_of_weights(const Optimizer& optimizer) const {
-  double sum = 0;
-  for (const Counted& counted : counted_)
-    sum += kernels::sum_of_squares(optimizer.weights_of(counted.world, counted.own));
-  return sum;
+at::Tensor ModelFigures::squares_of_weights(const Optimizer& optimizer) const {
+  std::vector<at::Tensor> weights;
+  for (const Counted& counted : counted_) weights.push_back(optimizer.weights_of(counted.world, counted.own));
+  if (weights.empty()) return at::zeros({}, parameters_.options().dtype(at::kDouble));
+  return kernels::sum_of_squares(weights);
 }
 
 }  // namespace megatron::optim

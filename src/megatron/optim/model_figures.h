@@ -1,4 +1,6 @@
 #pragma once
+#include <ATen/core/Tensor.h>
+
 #include <cstdint>
 #include <vector>
 
@@ -17,10 +19,11 @@ class ModelFigures {
   ModelFigures(const parallel::ParameterStore& parameters, const std::vector<plan::Shard>& owned,
                const plan::Counts& counts, std::int64_t vocab);
 
+  // Float64 scalars on the parameters' device, for which the host does not wait.
   /// Elements of the gradient that are exactly zero, once the gradients that this rank owns are whole.
-  std::int64_t zero_gradients() const;
-  /// Sum of squares of the weights, in double: of the masters where `optimizer` has some.
-  double squares_of_weights(const Optimizer& optimizer) const;
+  at::Tensor zero_gradients() const;
+  /// Sum of squares of the weights: of the masters where `optimizer` has some.
+  at::Tensor squares_of_weights(const Optimizer& optimizer) const;
 
  private:
   struct Counted {

@@ -1,5 +1,6 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/matmul.h>
+#include <ATen/ops/where.h>
 
 #include <algorithm>
 #include <cmath>
@@ -89,9 +90,12 @@ class Muon final : public UpdateRule {
 
   /// Nesterov's: gradient + momentum x (momentum x state + gradient). Its length does not matter.
   at::Tensor direction(const Views& views, const kernels::Update& update) const override {
-    const at::Tensor gradient = views.gradient.to(views.weight.scalar_type()) * update.grad_scale;
-    const at::Tensor momentum = views.state[0].to(gradient.scalar_type()) * optimizer_.muon_momentum + gradient;
-    views.state[0].copy_(momentum);
+    const at::Tensor wide = views.gradient.to(views.weight.scalar_type());
+    const at::Tensor gradient = update.factor.defined() ? wide * update.factor : wide * update.grad_scale;
+    const at::Tensor& kept = views.state[0];
+    const at::Tensor momentum = kept.to(gradient.scalar_type()) * optimizer_.muon_momentum + gradient;
+    kept.copy_(update.factor.defined() ? at::where(update.factor.isnan(), kept, momentum.to(kept.scalar_type()))
+                                       : momentum);
     return optimizer_.muon_nesterov ? gradient + momentum * optimizer_.muon_momentum : momentum;
   }
 

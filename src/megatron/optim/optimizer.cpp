@@ -1,5 +1,6 @@
 #include "megatron/optim/optimizer.h"
 
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/tensor.h>
@@ -110,18 +111,19 @@ UpdateRule::Views Optimizer::views_of(const UniformRange& run) const {
 }
 
 kernels::Update Optimizer::update_of(const UniformRange& run, const plan::LearningRates& rates,
-                                     double grad_scale) const {
+                                     const GradScale& grad_scale) const {
   return {.learning_rate = (run.multipliers.words ? rates.words : rates.usual) * run.multipliers.learning_rate,
           .weight_decay = options_.weight_decay * run.multipliers.weight_decay,
           .eps_factor = run.multipliers.eps,
-          .grad_scale = grad_scale,
+          .grad_scale = grad_scale.number,
+          .factor = grad_scale.factor,
           .step = steps_,
           .decoupled = options_.decoupled,
           .stochastic_rounding = options_.stochastic_rounding,
           .numbers = run.numbers};
 }
 
-void Optimizer::step(const plan::LearningRates& rates, double grad_scale) {
+void Optimizer::step(const plan::LearningRates& rates, const GradScale& grad_scale) {
   ++steps_;
   for (const UniformRange& run : runs_) rule_->apply(views_of(run), update_of(run, rates, grad_scale));
   for (const Matrix& matrix : matrices_) step_matrix(matrix, rates, grad_scale);
@@ -139,7 +141,7 @@ void Optimizer::shift(const std::map<std::string, std::vector<double>>& changes)
     }
 }
 
-at::Tensor Optimizer::whole_direction(const Matrix& matrix, double grad_scale) const {
+at::Tensor Optimizer::whole_direction(const Matrix& matrix, const GradScale& grad_scale) const {
   const plan::ParameterSpec& spec = parameters_.all()[matrix.parameter]->spec;
   at::TensorOptions options = parameters_.options();
   if (masters_.defined()) options = options.dtype(at::kFloat);
@@ -158,11 +160,11 @@ at::Tensor Optimizer::whole_direction(const Matrix& matrix, double grad_scale) c
           .copy_(slice.view(spec.local_shape()).narrow(spec.split_dim, begin, piece.length));
     begin += piece.length;
   }
-  options_.slices.all_reduce(whole);
+  (spec.of_expert ? options_.expert_slices : options_.slices).all_reduce(whole);
   return whole;
 }
 
-void Optimizer::step_matrix(const Matrix& matrix, const plan::LearningRates& rates, double grad_scale) const {
+void Optimizer::step_matrix(const Matrix& matrix, const plan::LearningRates& rates, const GradScale& grad_scale) const {
   const plan::ParameterSpec& spec = parameters_.all()[matrix.parameter]->spec;
   const at::Tensor direction = whole_direction(matrix, grad_scale), change = at::empty_like(direction);
   for (const plan::MatrixRows& rows : options_.matrices.at(matrix.parameter)) {
@@ -178,10 +180,12 @@ void Optimizer::step_matrix(const Matrix& matrix, const plan::LearningRates& rat
   std::vector<at::Tensor> pieces;
   for (const plan::ShardSlice& piece : spec.pieces)
     pieces.push_back(change.narrow(spec.split_dim, piece.offset, piece.length));
+  // What multiplies a change is 1, or NaN with the factor.
+  const GradScale scale = grad_scale.factor.defined() ? GradScale(grad_scale.factor * 0 + 1) : GradScale(1.0);
   const at::Tensor slice = (pieces.empty() ? change : at::cat(pieces, spec.split_dim)).contiguous().view({-1});
   for (const UniformRange& run : matrix.runs) {
     const UpdateRule::Views views = views_of(run);
-    kernels::Update update = update_of(run, rates, 1);
+    kernels::Update update = update_of(run, rates, scale);
     update.decoupled = true;  // a change that is no gradient has no decay added to it
     kernels::sgd_(views.weight, views.model, slice.narrow(0, run.in_slice, run.world.size()), {}, 0, update);
   }

@@ -5,6 +5,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "megatron/comm/group.h"
@@ -31,6 +32,15 @@ struct OptimizerOptions {
   comm::Group owners = {};         ///< the ranks that share the elements of a slice between them (plan::owners_of())
   comm::Group expert_owners = {};  ///< the same of weights of experts
   comm::Group slices = {};         ///< the tensor-parallel group
+  comm::Group expert_slices = {};  ///< the same of weights of experts
+};
+
+/// What multiplies gradients.
+struct GradScale {
+  GradScale(double scale) : number(scale) {}                             // NOLINT(google-explicit-constructor)
+  GradScale(at::Tensor known_there) : factor(std::move(known_there)) {}  // NOLINT(google-explicit-constructor)
+  double number = 1;
+  at::Tensor factor;  ///< in place of it where defined: kernels::Update::factor
 };
 
 /// Updates the weights that this rank owns from their gradients, in one pass over the contiguous buffers. Bf16 and fp16
@@ -46,7 +56,8 @@ class Optimizer {
 
   /// Gradient x grad_scale, state, decay, update. The gradients of the owned elements are whole. Of a rule that takes
   /// whole matrices collective over `owners` and `slices`, which then sum each matrix of a layer in turn.
-  void step(const plan::LearningRates& rates, double grad_scale);
+  /// A factor that is NaN changes nothing: who learns of it takes the step back from steps().
+  void step(const plan::LearningRates& rates, const GradScale& grad_scale);
   /// Adds to the parameters so named what there is of them here: of what has no gradient. Before a step(), in which
   /// the model's values follow from masters. Each has as many numbers as its parameter elements.
   void shift(const std::map<std::string, std::vector<double>>& changes) const;
@@ -97,9 +108,10 @@ class Optimizer {
                   const config::OptimizerConfig& optimizer);
   void add_runs(const plan::Shard& shard, const plan::ParameterRange& range);
   UpdateRule::Views views_of(const UniformRange& run) const;
-  kernels::Update update_of(const UniformRange& run, const plan::LearningRates& rates, double grad_scale) const;
-  void step_matrix(const Matrix& matrix, const plan::LearningRates& rates, double grad_scale) const;
-  at::Tensor whole_direction(const Matrix& matrix, double grad_scale) const;
+  kernels::Update update_of(const UniformRange& run, const plan::LearningRates& rates,
+                            const GradScale& grad_scale) const;
+  void step_matrix(const Matrix& matrix, const plan::LearningRates& rates, const GradScale& grad_scale) const;
+  at::Tensor whole_direction(const Matrix& matrix, const GradScale& grad_scale) const;
 
   const parallel::ParameterStore& parameters_;
   std::vector<plan::Shard> owned_;

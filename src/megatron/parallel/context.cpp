@@ -31,8 +31,14 @@ ParallelContext::ParallelContext(const plan::RankGrid& grid, comm::Group world, 
   if (grid_.sequence_shares() > 1)
     sequence_ = group_of("sequence", [](const RankRoles& r, int rank) { return r.sequence(rank); });
   expert_gradients_ = gradients_;
-  if (experts.ep == 1) return;
-  experts_ = group_of("experts", [](const RankRoles& r, int rank) { return r.experts(rank); });
+  expert_slices_ = tensor_;
+  if (!roles.experts_apart()) return;
+  experts_ = group_of("experts", [](const RankRoles& r, int rank) {
+    return r.split_otherwise() ? r.expert_copy(rank) : r.experts(rank);
+  });
+  if (roles.split_otherwise())
+    expert_slices_ =
+        group_of("expert slices", [](const RankRoles& r, int rank) { return r.tensor(rank, plan::Weights::Experts); });
   expert_gradients_ = group_of("expert gradients",
                                [](const RankRoles& r, int rank) { return r.gradients(rank, plan::Weights::Experts); });
 }

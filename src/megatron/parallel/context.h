@@ -27,8 +27,11 @@ class ParallelContext {
   const comm::Group& samples() const { return samples_; }      ///< the shares of a batch
   const comm::Group& sequence() const { return sequence_; }    ///< the parts of each sequence's tokens
   const comm::Group& gradients() const { return gradients_; }  ///< over whom gradients are summed
-  /// Over whom gradients of experts' weights are summed, and the ranks that hold the other experts.
+  /// Over whom gradients of experts' weights are summed; the slices of this rank's experts; and the ranks that send one
+  /// another tokens of experts: those that hold the others or, where experts are split over another number of ranks
+  /// than other weights, those that hold one copy of all (plan::RankRoles::expert_copy).
   const comm::Group& expert_gradients() const { return expert_gradients_; }
+  const comm::Group& expert_slices() const { return expert_slices_; }
   const comm::Group& experts() const { return experts_; }
   const comm::Group& loss() const { return gradients_; }  ///< over whom losses and tokens are summed
   /// Who divides the optimizer's state: gradients() with the distributed optimizer, else this rank alone.
@@ -41,7 +44,8 @@ class ParallelContext {
 
  private:
   plan::RankGrid grid_;
-  comm::Group world_, tensor_, pipeline_, model_, samples_, sequence_, gradients_, experts_, expert_gradients_;
+  comm::Group world_, tensor_, pipeline_, model_, samples_, sequence_, gradients_, experts_, expert_gradients_,
+      expert_slices_;
   at::Device device_;
 };
 

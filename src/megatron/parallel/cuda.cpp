@@ -6,6 +6,8 @@
 
 #include "megatron/comm/cuda_plugin.h"
 #include "megatron/kernels/operators.h"
+#include "megatron/kernels/token/token.h"
+#include "megatron/plan/parameters/fp8.h"
 
 namespace megatron::parallel {
 
@@ -16,6 +18,9 @@ void load_cuda() {
   std::size_t size = 0;
   const auto* const table = reinterpret_cast<Table>(comm::cuda_plugin_entry("megatron_cuda_operators"))(&size);
   kernels::set_cuda_operators(*table, size);
+  using TokenTable = const kernels::TokenKernels* (*)(std::size_t*);
+  const auto* const token = reinterpret_cast<TokenTable>(comm::cuda_plugin_entry("megatron_cuda_token_kernels"))(&size);
+  kernels::set_cuda_token_kernels(*token, size);
 }
 
 void configure_cuda() {
@@ -25,10 +30,17 @@ void configure_cuda() {
   // What has no such kernel says so and computes: to end a run there would be worse than a sum in another order.
   context.setDeterministicAlgorithms(true, /*warn_only=*/true);
   context.setDeterministicFillUninitializedMemory(false);  // a pass over every new tensor, for what is written anyway
-  context.setDeterministicCuDNN(true);
-  context.setBenchmarkCuDNN(false);  // chooses by the clock
+  context.setDeterministicCuDNN(false);                    // train.deterministic_mode asks for it
+  context.setBenchmarkCuDNN(false);                        // chooses by the clock
   context.setAllowBF16ReductionCuBLAS(false);
   context.setAllowFP16ReductionCuBLAS(false);
+}
+
+void require_fp8_units(int gpu) {
+  using Capability = void (*)(int, int*, int*);
+  int major = 0, minor = 0;
+  reinterpret_cast<Capability>(comm::cuda_plugin_entry("megatron_cuda_capability"))(gpu, &major, &minor);
+  plan::require_fp8_units(major, minor);
 }
 
 }  // namespace megatron::parallel

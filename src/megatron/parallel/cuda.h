@@ -10,4 +10,7 @@ void load_cuda();
 /// float32: no sum is rounded to bf16 or fp16 between parts of a product. load_cuda() calls it.
 void configure_cuda();
 
+/// plan::require_fp8_units() of GPU number `gpu` of this process. After load_cuda().
+void require_fp8_units(int gpu);
+
 }  // namespace megatron::parallel

@@ -11,6 +11,7 @@
 #include "megatron/kernels/matmul.h"
 #include "megatron/kernels/normalization.h"
 #include "megatron/parallel/backward.h"
+#include "megatron/parallel/fp8.h"
 
 namespace megatron::parallel {
 namespace {
@@ -52,6 +53,26 @@ at::Tensor activate(const at::Tensor& u, const InnerActivation& inner) {
                  inner.dropout);
 }
 
+/// A layer's products with its weight.
+struct Products {
+  ParameterPtr weight;
+  Fp8ProductsPtr fp8;  ///< null: in the weight's type
+
+  /// x W^T, plus `bias` where it is defined.
+  at::Tensor output(const at::Tensor& x, const at::Tensor& bias) const {
+    if (fp8) return fp8->output(x, weight->arrived(), bias);
+    return kernels::linear(x, weight->arrived(), &weight->packed, bias);
+  }
+  at::Tensor input_gradient(const at::Tensor& dy) const {
+    if (fp8) return fp8->input_gradient(dy, weight->arrived());
+    return kernels::linear_input_gradient(dy, weight->arrived(), &weight->packed);
+  }
+  void weight_gradient(const at::Tensor& grad_w, const at::Tensor& dy, const at::Tensor& x, double beta) const {
+    if (fp8) return fp8->weight_gradient(grad_w, dy, x, beta);
+    kernels::linear_weight_gradient(grad_w, dy, x, beta);
+  }
+};
+
 /// What a layer multiplies, in its backward pass; and what an activation made it of.
 struct InputAgain {
   RecomputeFunction x_fn;
@@ -64,9 +85,10 @@ struct InputAgain {
 class LinearBackward {
  public:
   /// `bias_at_once`: the bias's gradient does not wait with a weight's that is put off.
-  LinearBackward(bool needs_dx, ParameterPtr weight, ParameterPtr bias, Adaptation adaptation, Links links,
+  LinearBackward(bool needs_dx, Products products, ParameterPtr bias, Adaptation adaptation, Links links,
                  InputAgain input, bool bias_at_once)
-      : weight_(std::move(weight)),
+      : products_(std::move(products)),
+        weight_(products_.weight),
         bias_(std::move(bias)),
         adaptation_(std::move(adaptation)),
         links_(std::move(links)),
@@ -77,6 +99,7 @@ class LinearBackward {
   std::vector<at::Tensor> operator()(const std::vector<at::Tensor>& grads) const {
     const at::Tensor dy_part = grads[0].contiguous();
     const at::Tensor dy = links_.scatter_y.all_gather(dy_part);
+    if (products_.fp8) products_.fp8->see_gradient(dy);
     const bool reads_x = !weight_->frozen() || adaptation_.adapter;
     const bool later = adaptation_.adapter ? adaptation_.adapter->deferring() : weight_->deferring();
     // The input comes while the product for dx is computed, and dx goes while that for the weight is.
@@ -111,14 +134,14 @@ class LinearBackward {
     const AdapterPtr& adapter = adaptation_.adapter;
     const auto product = [&] {
       const at::Tensor own = adapter ? adapter->through_weight(dy, adaptation_.pass) : dy;
-      at::Tensor dx = kernels::linear_input_gradient(own, w, &weight_->packed);
+      at::Tensor dx = products_.input_gradient(own);
       if (adapter) adapter->add_input_gradient(dx, dy, *weight_, adaptation_.pass);
       return dx;
     };
     if (!input_.u_fn) return product();
     const auto& [form, gated, dropout] = input_.inner;
     const at::Tensor u = input_.u_fn();
-    if (dropout.p > 0 || adapter) {
+    if (dropout.p > 0 || adapter || products_.fp8) {
       const at::Tensor d = dropped(product(), dropout);
       return gated ? kernels::gated_activation_backward(d, u, form) : kernels::activation_backward(d, u, form);
     }
@@ -147,7 +170,7 @@ class LinearBackward {
   void write_gradients(const at::Tensor& dy, const at::Tensor& dy_part, const at::Tensor& x) const {
     if (!weight_->frozen()) {
       Contribution weight(weight_);
-      kernels::linear_weight_gradient(weight.target(), dy, x, weight.beta());
+      products_.weight_gradient(weight.target(), dy, x, weight.beta());
       weight.written();
     }
     if (adaptation_.adapter) adaptation_.adapter->write_gradients(dy, x, *weight_, adaptation_.pass);
@@ -166,6 +189,7 @@ class LinearBackward {
     return rest;
   }
 
+  Products products_;
   ParameterPtr weight_, bias_;
   Adaptation adaptation_;
   Links links_;
@@ -181,28 +205,28 @@ Adaptation adaptation_of(const AdapterPtr& adapter, const ParameterPtr& weight, 
 }
 
 /// y = x W^T (+ b, added to what adapters make of it, and to the sum over ranks).
-at::Tensor product(const at::Tensor& x, const ParameterPtr& weight, const ParameterPtr& bias,
+at::Tensor product(const at::Tensor& x, const Products& products, const ParameterPtr& bias,
                    const Adaptation& adaptation, const Links& links) {
   const at::Tensor b = bias ? bias->arrived() : at::Tensor(), whole = links.gather_x.all_gather(x);
   const bool later = links.sum_y.size() > 1 || links.scatter_y.size() > 1 ||
                      (adaptation.adapter && adaptation.adapter->has_magnitudes());
-  auto y = kernels::linear(whole, weight->arrived(), &weight->packed, later ? at::Tensor() : b);
-  if (adaptation.adapter) adaptation.adapter->add_to(y, whole, *weight, adaptation.pass);
+  auto y = products.output(whole, later ? at::Tensor() : b);
+  if (adaptation.adapter) adaptation.adapter->add_to(y, whole, *products.weight, adaptation.pass);
   links.sum_y.all_reduce(y);
   y = links.scatter_y.reduce_scatter(y);
   return later && bias ? y.add_(b) : y;
 }
 
 /// Tells autograd that y is the layer's value for x.
-at::Tensor with_linear_backward(const at::Tensor& x, const at::Tensor& y, const ParameterPtr& weight,
+at::Tensor with_linear_backward(const at::Tensor& x, const at::Tensor& y, const Products& products,
                                 const ParameterPtr& bias, const Adaptation& adaptation, const Links& links,
                                 InputAgain input, bool bias_at_once = false) {
-  std::vector<at::Tensor> inputs{x, weight->value};
+  std::vector<at::Tensor> inputs{x, products.weight->value};
   if (bias) inputs.push_back(bias->value);
   if (adaptation.adapter) adaptation.adapter->append_values(inputs);
-  if (weight->frozen() && !adaptation.adapter) input.x_fn = nullptr;  // and what it holds goes
+  if (products.weight->frozen() && !adaptation.adapter) input.x_fn = nullptr;  // and what it holds goes
   return with_backward(
-      inputs, y, LinearBackward(x.requires_grad(), weight, bias, adaptation, links, std::move(input), bias_at_once));
+      inputs, y, LinearBackward(x.requires_grad(), products, bias, adaptation, links, std::move(input), bias_at_once));
 }
 
 /// The input as it is kept, unless it is made again.
@@ -218,13 +242,13 @@ InputAgain activated_input(const Activated& x, const InnerActivation& inner, con
 }
 
 /// A row-parallel layer's value, or memory of its shape.
-at::Tensor row_product(const at::Tensor& x, const ParameterPtr& weight, const ParameterPtr& bias,
+at::Tensor row_product(const at::Tensor& x, const Products& products, const ParameterPtr& bias,
                        const Adaptation& adaptation, const Links& links, Value value) {
   return without_autograd([&] {
-    if (value == Value::Needed) return product(x, weight, bias, adaptation, links);
+    if (value == Value::Needed) return product(x, products, bias, adaptation, links);
     auto shape = x.sizes().vec();
     shape.front() /= links.scatter_y.size();
-    shape.back() = weight->value.size(0);
+    shape.back() = products.weight->value.size(0);
     return at::empty(shape, x.options());
   });
 }
@@ -240,8 +264,9 @@ at::Tensor ColumnParallelLinear::forward(const at::Tensor& x, RecomputeFunction 
   (options_.sequence_parallel ? links.gather_x : links.sum_dx) = tp_;
   const ParameterPtr bias = options_.skip_bias_add ? nullptr : bias_;
   const Adaptation adaptation = adaptation_of(adapter_, weight_, samples, comm::Group());
-  auto y = without_autograd([&] { return product(x, weight_, bias, adaptation, links); });
-  y = with_linear_backward(x, y, weight_, bias, adaptation, links, kept_or(x, std::move(recompute_fn)));
+  const Products products{weight_, fp8_};
+  auto y = without_autograd([&] { return product(x, products, bias, adaptation, links); });
+  y = with_linear_backward(x, y, products, bias, adaptation, links, kept_or(x, std::move(recompute_fn)));
   return options_.gather_output ? comm::gather_from_group(y, tp_, -1) : y;
 }
 
@@ -250,9 +275,10 @@ Activated ColumnParallelLinear::forward(const at::Tensor& x, const InnerActivati
   Links links;
   (options_.sequence_parallel ? links.gather_x : links.sum_dx) = tp_;
   const Adaptation adaptation = adaptation_of(adapter_, weight_, samples, comm::Group());
+  const Products products{weight_, fp8_};
   const auto out = without_autograd([&]() -> kernels::ActivatedOutput {
-    if (adapter_) {
-      const at::Tensor u = product(x, weight_, bias_, adaptation, links);
+    if (adapter_ || fp8_) {
+      const at::Tensor u = product(x, products, bias_, adaptation, links);
       return {u, activate(u, inner)};
     }
     const at::Tensor bias = bias_ ? bias_->arrived() : at::Tensor();
@@ -261,7 +287,7 @@ Activated ColumnParallelLinear::forward(const at::Tensor& x, const InnerActivati
     both.y = dropped(both.y, inner.dropout);
     return both;
   });
-  return {with_linear_backward(x, out.u, weight_, bias_, adaptation, links, kept_or(x, std::move(recompute_fn)), true),
+  return {with_linear_backward(x, out.u, products, bias_, adaptation, links, kept_or(x, std::move(recompute_fn)), true),
           out.y};
 }
 
@@ -278,8 +304,9 @@ at::Tensor RowParallelLinear::forward(const at::Tensor& x, RecomputeFunction rec
   (options_.sequence_parallel ? links.scatter_y : links.sum_y) = tp_;
   const ParameterPtr bias = options_.skip_bias_add ? nullptr : bias_;
   const Adaptation adaptation = adaptation_of(adapter_, weight_, samples, tp_);
-  const auto y = row_product(part, weight_, bias, adaptation, links, value);
-  return with_linear_backward(part, y, weight_, bias, adaptation, links, kept_or(part, std::move(recompute_fn)));
+  const Products products{weight_, fp8_};
+  const auto y = row_product(part, products, bias, adaptation, links, value);
+  return with_linear_backward(part, y, products, bias, adaptation, links, kept_or(part, std::move(recompute_fn)));
 }
 
 at::Tensor RowParallelLinear::forward(const Activated& x, const InnerActivation& inner, const ActivatedAgain& again,
@@ -288,8 +315,9 @@ at::Tensor RowParallelLinear::forward(const Activated& x, const InnerActivation&
   (options_.sequence_parallel ? links.scatter_y : links.sum_y) = tp_;
   const ParameterPtr bias = options_.skip_bias_add ? nullptr : bias_;
   const Adaptation adaptation = adaptation_of(adapter_, weight_, samples, tp_);
-  const auto y = row_product(x.y, weight_, bias, adaptation, links, value);
-  return with_linear_backward(x.u, y, weight_, bias, adaptation, links, activated_input(x, inner, again));
+  const Products products{weight_, fp8_};
+  const auto y = row_product(x.y, products, bias, adaptation, links, value);
+  return with_linear_backward(x.u, y, products, bias, adaptation, links, activated_input(x, inner, again));
 }
 
 }  // namespace megatron::parallel

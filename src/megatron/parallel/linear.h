@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <utility>
 
 #include "megatron/comm/group.h"
@@ -22,6 +23,9 @@
 // backward pass 4 all-gathers and 4 reduce-scatters as in the paper, and 2 all-gathers of inputs gathered again. Where
 // weight gradients are put off, the gradient of a row-parallel layer's output is not kept whole either: 2 more.
 namespace megatron::parallel {
+
+class Fp8Products;  // fp8.h
+using Fp8ProductsPtr = std::shared_ptr<const Fp8Products>;
 
 /// Makes a layer's input again for its weight gradient, so that it need not be kept: GELU of the input before it, a
 /// norm of the residual stream. Must give what `forward` got (with sequence_parallel the rank's part, which is then
@@ -83,12 +87,15 @@ class ColumnParallelLinear {
   Activated forward(const at::Tensor& x, const InnerActivation& inner, RecomputeFunction recompute_fn,
                     const at::Tensor& samples = {}) const;
   void adapt(AdapterPtr adapter) { adapter_ = std::move(adapter); }
+  /// From now on the products with the weight are those of `fp8`; null: in the weight's type. Not with adapters.
+  void compute_in(Fp8ProductsPtr fp8) { fp8_ = std::move(fp8); }
   const ParameterPtr& weight() const { return weight_; }
   const ParameterPtr& bias() const { return bias_; }
 
  private:
   ParameterPtr weight_, bias_;
   AdapterPtr adapter_;
+  Fp8ProductsPtr fp8_;
   comm::Group tp_;
   Options options_;
 };
@@ -122,12 +129,14 @@ class RowParallelLinear {
   at::Tensor forward(const Activated& x, const InnerActivation& inner, const ActivatedAgain& again,
                      Value value = Value::Needed, const at::Tensor& samples = {}) const;
   void adapt(AdapterPtr adapter) { adapter_ = std::move(adapter); }
+  void compute_in(Fp8ProductsPtr fp8) { fp8_ = std::move(fp8); }  ///< as of ColumnParallelLinear
   const ParameterPtr& weight() const { return weight_; }
   const ParameterPtr& bias() const { return bias_; }
 
  private:
   ParameterPtr weight_, bias_;
   AdapterPtr adapter_;
+  Fp8ProductsPtr fp8_;
   comm::Group tp_;
   Options options_;
 };

@@ -3,6 +3,7 @@
 #include <ATen/ops/ones_like.h>
 #include <c10/core/GradMode.h>
 
+#include <memory>
 #include <optional>
 #include <span>
 #include <stdexcept>
@@ -61,10 +62,12 @@ class Interpreter {
   Result run() {
     const c10::AutoGradMode mode(!program_.forward_only);
     const Op* current = nullptr;
-    Marks marks(hooks_.device);
+    const auto shared_marks = std::make_shared<Marks>(hooks_.device);
+    Marks& marks = *shared_marks;
+    const std::vector<Op>& operations = program_.ranks[static_cast<std::size_t>(rank_)];
     try {
       if (link_.shapes_vary()) exchange_shapes();
-      for (const Op& op : program_.ranks[static_cast<std::size_t>(rank_)]) {
+      for (const Op& op : operations) {
         current = &op;
         if (hooks_.begins) hooks_.begins(op);
         marks.add();
@@ -72,7 +75,7 @@ class Interpreter {
         marks.add();
         if (hooks_.device.is_cpu()) measure({&op, 1}, marks.take());
       }
-      if (!hooks_.device.is_cpu()) measure(program_.ranks[static_cast<std::size_t>(rank_)], marks.take());
+      if (!hooks_.device.is_cpu() && hooks_.observe) measure(operations, marks.take());
     } catch (const comm::PeerError& error) {
       const std::string message = current ? concat(describe(*current), ": ", error.what()) : error.what();
       link_.abort(message);
@@ -81,19 +84,29 @@ class Interpreter {
       link_.abort(comm::message_of(std::current_exception()));
       throw;
     }
+    if (!hooks_.device.is_cpu() && !hooks_.observe)
+      result_.measure = [shared_marks, operations](Result& result) {
+        add_times(result, operations, shared_marks->take(), nullptr);
+      };
     return std::move(result_);
   }
 
  private:
-  /// `times`: when each operation began and ended.
+  using Observe = decltype(Hooks::observe);
+
   void measure(std::span<const Op> operations, const std::vector<Clock::time_point>& times) {
+    add_times(result_, operations, times, hooks_.observe);
+  }
+  /// `times`: when each operation began and ended.
+  static void add_times(Result& result, std::span<const Op> operations, const std::vector<Clock::time_point>& times,
+                        const Observe& observe) {
     auto time = times.begin();
     for (const Op& op : operations) {
       const auto start = *time++, end = *time++;
       const double seconds = std::chrono::duration<double>(end - start).count();
-      if (op.kind == Kind::Forward) result_.forward_s += seconds;
-      if (is_backward(op.kind)) result_.backward_s += seconds;
-      if (hooks_.observe) hooks_.observe(op, start, end);
+      if (op.kind == Kind::Forward) result.forward_s += seconds;
+      if (is_backward(op.kind)) result.backward_s += seconds;
+      if (observe) observe(op, start, end);
     }
   }
 

@@ -22,7 +22,7 @@ struct Hooks {
   at::Device device = at::kCPU;
   /// Told of each operation as it begins.
   std::function<void(const schedule::Op& op)> begins{};
-  /// Told of each operation: on a CPU as it ends, on a GPU once that has done them all.
+  /// Told of each operation: on a CPU as it ends, on a GPU once that has done them all, for which run() waits then.
   std::function<void(const schedule::Op& op, Clock::time_point start, Clock::time_point end)> observe{};
 };
 
@@ -32,6 +32,8 @@ struct Result {
   std::vector<at::Tensor> loss_sums;
   double count = 0;  ///< of the last stage: what they are sums over
   double forward_s = 0, backward_s = 0;
+  /// On a GPU with nobody to observe: measures these two, once, and waits for what the program has given to the GPU.
+  std::function<void(Result&)> measure{};
 };
 
 /// Executes ranks[rank] of a valid program with communication (schedule/passes.h) from front to back. `stages`: of this

@@ -35,6 +35,24 @@ bool biased_experts(const config::ModelConfig& model) {
   return model.add_bias_linear && model.linear_bias_in != "attention";
 }
 
+/// Of experts that are split over another number of ranks than other weights, on a stage of `ranks`.
+void check_split_experts(const config::RunConfig& config, std::int64_t ranks, Rules& rules) {
+  const config::ModelConfig& model = config.model;
+  const std::int64_t ep = config.parallel.ep, etp = config.parallel.etp, tp = config.parallel.tp;
+  const std::int64_t width = model.moe_ffn_hidden_size > 0 ? model.moe_ffn_hidden_size : model.ffn_hidden_size;
+  constexpr const char* kAsOthers = "--etp 0 (the default)";
+  rules.require(ranks % (ep * etp) == 0,
+                "parallel.ep x parallel.etp must divide the ranks of a pipeline stage, tp x cp x dp.",
+                concat("ep ", ep, ", etp ", etp, ", ", ranks, " ranks"),
+                ranks % etp == 0 ? concat("--ep ", std::gcd(std::gcd(model.num_experts, ep), ranks / etp)) : kAsOthers);
+  rules.require(width % etp == 0, "The width of experts must divide by parallel.etp.", concat(width, ", etp ", etp),
+                kAsOthers);
+  rules.require(tp == 1 || config.parallel.sp,
+                "parallel.etp other than parallel.tp needs parallel.sp: each tensor-parallel rank sends experts the "
+                "tokens of its own part of the sequence.",
+                concat("etp ", etp, ", tp ", tp, ", sp false"), "--sp");
+}
+
 }  // namespace
 
 void check_experts(const config::ModelConfig& model, Rules& rules) {
@@ -106,21 +124,30 @@ void check_experts(const config::ModelConfig& model, Rules& rules) {
 
 void check_expert_layout(const config::RunConfig& config, int shares, Rules& rules) {
   const config::ModelConfig& model = config.model;
-  const int ep = config.parallel.ep, tp = config.parallel.tp;
+  const int ep = config.parallel.ep, etp = config.parallel.etp, tp = config.parallel.tp;
   rules.range<int>("parallel.ep", ep, 1, kMaxRanks);
-  if (model.num_experts < 0 || model.num_experts > kMaxExperts || ep < 1 || ep > kMaxRanks) return;
+  rules.range<int>("parallel.etp", etp, 0, kMaxRanks);
+  if (model.num_experts < 0 || model.num_experts > kMaxExperts || ep < 1 || ep > kMaxRanks || etp < 0 ||
+      etp > kMaxRanks)
+    return;
   rules.require(ep == 1 || model.num_experts > 0, "parallel.ep divides experts: it needs model.num_experts.",
                 concat("ep ", ep, ", no experts"), "--ep 1 (the default)");
+  rules.require(etp == 0 || model.num_experts > 0, "parallel.etp splits experts: it needs model.num_experts.",
+                concat("etp ", etp, ", no experts"), "--etp 0 (the default)");
   if (model.num_experts == 0) return;
-  const int fitting = static_cast<int>(std::gcd(std::gcd(model.num_experts, std::int64_t{ep}), std::int64_t{shares}));
+  const bool apart = etp > 0 && etp != tp;
+  const std::int64_t holders = apart ? std::int64_t{tp} * shares : shares;  // between which ep divides experts
+  if (apart) check_split_experts(config, holders, rules);
+  const std::int64_t fitting = std::gcd(std::gcd(model.num_experts, std::int64_t{ep}),
+                                        apart ? std::max<std::int64_t>(1, holders / etp) : holders);
   const int cp = std::max(1, config.parallel.cp);
-  rules.require(shares % ep == 0,
+  rules.require(apart || shares % ep == 0,
                 concat("parallel.ep must divide the data-parallel size", cp > 1 ? " x parallel.cp" : "",
                        ": those ranks hold the experts."),
                 concat("ep ", ep, ", dp ", shares / cp, cp > 1 ? concat(", cp ", cp) : ""), concat("--ep ", fitting));
   rules.require(model.num_experts % ep == 0, "model.num_experts must divide by parallel.ep.",
                 concat(model.num_experts, " experts, ep ", ep), concat("--ep ", fitting));
-  rules.require(model.moe_ffn_hidden_size % tp == 0, "model.moe_ffn_hidden_size must divide by parallel.tp.",
+  rules.require(apart || model.moe_ffn_hidden_size % tp == 0, "model.moe_ffn_hidden_size must divide by parallel.tp.",
                 concat(model.moe_ffn_hidden_size, ", tp ", tp),
                 concat("--moe-ffn-hidden-size ", next_multiple(model.moe_ffn_hidden_size, tp)));
   const auto& modules = config.train.recompute_modules;

@@ -36,14 +36,14 @@ struct WeightBytes {
   }
 };
 
-/// By (tp, ep), the same for every pipeline.
+/// By (tp, ep, etp), the same for every pipeline.
 struct WholeWeights {
   WeightBytes dense, experts;
   double frozen_bytes = 0;
 };
 
-/// What one microbatch takes on one tensor-parallel rank that has all layers, and what it holds, by (tp, cp, ep, micro
-/// batch, recomputation) and way of context parallelism: the same for every pipeline.
+/// What one microbatch takes on one tensor-parallel rank that has all layers, and what it holds, by (tp, cp, ep, etp,
+/// micro batch, recomputation) and way of context parallelism: the same for every pipeline.
 struct WholePasses {
   std::string way = {};
   double forward_s = 0, backward_s = 0;
@@ -89,7 +89,8 @@ struct StateOwners {
 };
 StateOwners owners_of(const LayoutChoice& choice, int ranks) {
   if (choice.sharding.empty()) return {};
-  return {static_cast<double>(ranks), static_cast<double>(ranks) / choice.ep};
+  const double slices = choice.etp > 0 ? static_cast<double>(choice.tp) / choice.etp : 1;
+  return {static_cast<double>(ranks), ranks * slices / choice.ep};
 }
 
 /// Of a rank of `choice`, without what its schedule and other ranks make it wait for.
@@ -150,8 +151,10 @@ class Search {
     num_layers_ = run.shape.num_layers;
     groups_ = run.shape.groups();
     widths_ = {model_.num_attention_heads, run.shape.ffn_hidden};
-    if (run.shape.experts)
-      widths_.insert(widths_.end(), {run.shape.experts->expert.width, run.shape.experts->shared_width});
+    if (run.shape.experts) {
+      widths_.push_back(run.shape.experts->shared_width);
+      expert_width_ = run.shape.experts->expert.width;
+    }
     batch_ = recipe.train.global_batch_size;
     for (const std::int64_t cp : divisors(world_, run.config.data.seq_length / kLeastSharedTokens)) {
       alone.parallel.cp = alone.parallel.world_size = static_cast<int>(cp);
@@ -174,10 +177,7 @@ class Search {
         for (const std::int64_t pp : divisors(left, num_layers_)) {
           const std::int64_t dp = left / pp;
           if (batch_ % dp != 0) continue;
-          for (const std::int64_t ep :
-               divisors(std::gcd(std::max<std::int64_t>(1, model_.num_experts), dp * cp), world_))
-            add(all, {.tp = static_cast<int>(tp), .pp = static_cast<int>(pp), .cp = cp, .ep = static_cast<int>(ep)},
-                dp);
+          add_with_experts(all, {.tp = static_cast<int>(tp), .pp = static_cast<int>(pp), .cp = cp}, dp);
         }
       }
     }
@@ -222,9 +222,22 @@ class Search {
   bool fits(const FoundLayout& found) const { return as_double(found.held_bytes()) <= capacity_; }
 
  private:
+  /// Those with experts split as other weights are and, where these are split, with whole ones.
+  void add_with_experts(std::vector<Candidate>& all, LayoutChoice sizes, std::int64_t dp) {
+    const std::int64_t experts = std::max<std::int64_t>(1, model_.num_experts), ranks = dp * sizes.cp;
+    for (const int etp : {0, 1}) {
+      if (etp == 0 ? expert_width_ % sizes.tp != 0 : sizes.tp == 1 || model_.num_experts == 0) continue;
+      sizes.etp = etp;
+      for (const std::int64_t ep : divisors(std::gcd(experts, etp == 0 ? ranks : ranks * sizes.tp), world_)) {
+        sizes.ep = static_cast<int>(ep);
+        add(all, sizes, dp);
+      }
+    }
+  }
+
   /// Those with the sizes of `sizes` and so many samples at once.
   void add(std::vector<Candidate>& all, const LayoutChoice& sizes, std::int64_t dp) {
-    const WholeWeights* const weights = whole_weights(sizes.tp, sizes.ep);
+    const WholeWeights* const weights = whole_weights(sizes);
     if (weights == nullptr) return;
     const std::int64_t most_vpp = sizes.pp == 1 ? 1 : std::min<std::int64_t>(num_layers_ / sizes.pp, kMostVpp);
     for (std::int64_t vpp = 1; vpp <= most_vpp; ++vpp)
@@ -316,27 +329,31 @@ class Search {
                                                      .recompute = choice.recompute,
                                                      .cp = choice.cp,
                                                      .cp_comm_type = choice.cp_comm_type,
-                                                     .ep = choice.ep});
-    config.parallel.world_size = choice.tp * choice.ep * choice.cp;
-    config.train.global_batch_size = choice.micro_batch_size * choice.ep;
+                                                     .ep = choice.ep,
+                                                     .etp = choice.etp});
+    const int together = choice.etp == 0 ? 1 : std::gcd(choice.ep, choice.tp * choice.cp);
+    const int dp = choice.ep / together;
+    config.parallel.world_size = choice.tp * choice.cp * dp;
+    config.train.global_batch_size = choice.micro_batch_size * dp;
     config.schedule = {};
     config.train.memory_limit_gb = 0;  // of ranks that share a model
     return resolve_if_allowed(std::move(config), facts_);
   }
 
   /// Null where a rule is against such sizes.
-  const WholeWeights* whole_weights(int tp, int ep) {
-    const auto [at, is_new] = weights_.try_emplace({tp, ep});
+  const WholeWeights* whole_weights(const LayoutChoice& sizes) {
+    const auto [at, is_new] = weights_.try_emplace({sizes.tp, sizes.ep, sizes.etp});
     std::optional<WholeWeights>& whole = at->second;
-    const std::optional<ResolvedRun> run = is_new ? without_pipeline({.tp = tp, .ep = ep}) : std::nullopt;
+    const std::optional<ResolvedRun> run =
+        is_new ? without_pipeline({.tp = sizes.tp, .ep = sizes.ep, .etp = sizes.etp}) : std::nullopt;
     if (run) {
       const ElementBytes bytes = element_bytes_of(run->config);
       whole.emplace();
       for (const ParameterSpec& spec : rank_parameters(*run, 0, 0))
-        (ep > 1 && spec.of_expert ? whole->experts : whole->dense).add(spec, bytes);
+        (spec.of_expert ? whole->experts : whole->dense).add(spec, bytes);
       WeightBytes frozen;
       if (run->shape.lora)
-        for (const ParameterSpec& spec : model_parameters(run->shape, tp, 0)) frozen.add(spec, bytes);
+        for (const ParameterSpec& spec : model_parameters(run->shape, sizes.tp, 0)) frozen.add(spec, bytes);
       whole->frozen_bytes = frozen.parameters;
     }
     return whole ? &*whole : nullptr;
@@ -345,7 +362,7 @@ class Search {
   /// The passes of a microbatch in each way that heads allow, without those that another beats.
   const std::vector<WholePasses>& whole_passes(LayoutChoice choice) {
     const auto [at, is_new] =
-        passes_.try_emplace({choice.tp, choice.cp, choice.ep, choice.micro_batch_size, choice.recompute});
+        passes_.try_emplace({choice.tp, choice.cp, choice.ep, choice.etp, choice.micro_batch_size, choice.recompute});
     std::vector<WholePasses>& all = at->second;
     if (!is_new) return all;
     for (const std::string& way : ways_of(choice.tp, choice.cp)) {
@@ -393,10 +410,11 @@ class Search {
   std::int64_t groups_ = 1;           ///< of keys and values
   std::vector<int> sharing_;          ///< sizes of context parallelism that are tried
   std::vector<std::int64_t> widths_;  ///< what tp must divide
+  std::int64_t expert_width_ = 0;     ///< also, where experts are split as other weights are
   std::int64_t batch_ = 0;
   std::int64_t allowed_ = 0;
-  std::map<std::pair<int, int>, std::optional<WholeWeights>> weights_;
-  std::map<std::tuple<int, int, int, std::int64_t, std::string>, std::vector<WholePasses>> passes_;
+  std::map<std::tuple<int, int, int>, std::optional<WholeWeights>> weights_;
+  std::map<std::tuple<int, int, int, int, std::int64_t, std::string>, std::vector<WholePasses>> passes_;
   std::map<std::tuple<int, int, std::int64_t, std::string>, BalancedStages> balanced_;
 };
 
@@ -413,6 +431,7 @@ config::RunConfig with_layout(config::RunConfig recipe, const LayoutChoice& choi
   parallel.cp = choice.cp;
   parallel.cp_comm_type = choice.cp > 1 && !choice.cp_comm_type.empty() ? choice.cp_comm_type : "auto";
   parallel.ep = choice.ep;
+  parallel.etp = choice.etp;
   parallel.sp = choice.tp > 1 && recipe.data.seq_length / std::max(1, parallel.cp) % choice.tp == 0;
   parallel.pp_schedule = choice.schedule;
   reset_stages(parallel);
@@ -458,6 +477,7 @@ std::string flags_of(const config::RunConfig& recipe, const LayoutChoice& choice
   else if (recipe.parallel.cp > 1)
     flags += " --cp 1";
   if (choice.ep > 1 || recipe.parallel.ep > 1) flags += concat(" --ep ", choice.ep);
+  if (choice.etp > 0 || recipe.parallel.etp > 0) flags += concat(" --etp ", choice.etp);
   if (choice.pp > 1) flags += concat(" --vpp ", choice.vpp, " --schedule ", choice.schedule);
   if (!choice.stages.empty()) flags += concat(" --pp-layout ", choice.stages);
   flags += flags_that_reset_stages(recipe.parallel, choice);

@@ -17,7 +17,7 @@ namespace {
 
 constexpr const char* kGotLine = "  got:  ";
 constexpr const char* kFixLine = "  fix:  ";
-constexpr int kMaxFixTrials = 3000;
+constexpr int kMaxFixTrials = 1500;
 constexpr std::size_t kMaxTriedValues = 8;  // of one option that the search tries
 
 std::string line_after(const std::string& head, const std::string& tail) {
@@ -117,27 +117,27 @@ class Mender {
     return settings;
   }
 
-  /// `config` with the settings; nothing where a value is none of its option.
-  static std::optional<config::RunConfig> applied(config::RunConfig config, const Settings& settings) {
-    const config::Fields fields = config::fields_of(config);
+  /// `config` with the settings, until the next call; null where a value is none of its option.
+  config::RunConfig* applied(const config::RunConfig& config, const Settings& settings) {
+    changed_ = config;
     for (const Setting& setting : settings) {
-      const auto field = std::ranges::find(fields.fields, setting.path, &config::Field::path);
+      const auto field = std::ranges::find(changed_fields_.fields, setting.path, &config::Field::path);
       const bool empty_list = setting.value.empty() && config::is_list(field->value);
       const auto words = empty_list                      ? std::vector<std::string>()
                          : config::is_list(field->value) ? shell_words(setting.value)
                                                          : std::vector{setting.value};
       const auto value = config::parse_value(field->value, words);
-      if (!value) return std::nullopt;
+      if (!value) return nullptr;
       config::assign(field->value, *value);
     }
-    return config;
+    return &changed_;
   }
 
   /// The rules that `config` breaks with the settings; nothing where they cannot be set, or no trial is left.
   std::optional<std::set<std::string>> broken(const config::RunConfig& config, const Settings& settings) {
     if (trials_ >= kMaxFixTrials || !has_all(settings)) return std::nullopt;
-    auto changed = applied(config, settings);
-    if (!changed) return std::nullopt;
+    config::RunConfig* const changed = applied(config, settings);
+    if (changed == nullptr) return std::nullopt;
     ++trials_;
     if (facts_.complete) facts_.complete(*changed);
     std::set<std::string> rules;
@@ -285,6 +285,8 @@ class Mender {
   const Facts& facts_;
   const Check& check_;
   std::vector<Option> options_;
+  config::RunConfig changed_;  ///< of a trial; its options are listed once
+  config::Fields changed_fields_ = config::fields_of(changed_);
   int trials_ = 0;
 };
 
@@ -335,7 +337,7 @@ class Advice {
 
   void take(std::size_t index, const Settings& settings, const std::string& text, RuleSet left) {
     violations_[index].fix = text;
-    current_ = *Mender::applied(current_, settings);
+    current_ = *mender_.applied(current_, settings);
     open_ = std::move(left);
     chosen_.push_back({settings, text});
   }

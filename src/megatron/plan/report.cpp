@@ -3,12 +3,14 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "megatron/plan/cost/checkpoint_size.h"
 #include "megatron/plan/cost/counts.h"
 #include "megatron/plan/cost/memory.h"
 #include "megatron/plan/cost/rank_buffers.h"
 #include "megatron/plan/cost/sequence_exchange.h"
 #include "megatron/plan/parameters/adapters.h"
 #include "megatron/plan/parameters/buffer_layout.h"
+#include "megatron/plan/parameters/fp8.h"
 #include "megatron/plan/parameters/shards.h"
 #include "megatron/plan/pipeline_plan.h"
 #include "megatron/plan/ranks/rank_roles.h"
@@ -49,11 +51,15 @@ json groups_of(const ResolvedRun& run) {
     groups["sequence"] = roles.groups([](const RankRoles& r, int rank) { return r.sequence(rank); });
     groups["gradients"] = roles.groups([](const RankRoles& r, int rank) { return r.gradients(rank); });
   }
-  if (run.config.parallel.ep > 1) {
-    const RankRoles of_experts = roles_of(run);
+  if (const RankRoles of_experts = roles_of(run); of_experts.experts_apart()) {
     groups["experts"] = of_experts.groups([](const RankRoles& r, int rank) { return r.experts(rank); });
     groups["expert_gradients"] =
         of_experts.groups([](const RankRoles& r, int rank) { return r.gradients(rank, Weights::Experts); });
+    if (of_experts.split_otherwise()) {
+      groups["expert_slices"] =
+          of_experts.groups([](const RankRoles& r, int rank) { return r.tensor(rank, Weights::Experts); });
+      groups["expert_copies"] = of_experts.groups([](const RankRoles& r, int rank) { return r.expert_copy(rank); });
+    }
   }
   return groups;
 }
@@ -70,25 +76,30 @@ json sequence_of(const ResolvedRun& run) {
   return {{"positions", positions}, {"exchange", name_of(sequence_exchange(run.config, run.shape))}};
 }
 
-/// Every parameter in forward order. `slices`: by tensor-parallel rank, the ranges along `split_dim` that it holds;
-/// null where each rank holds the whole.
+/// Every parameter in forward order. `slices`: by tensor-parallel rank, of experts by the rank among those that split
+/// them (`split_over` "etp" where these are others), the ranges along `split_dim` that it holds; null where each rank
+/// holds the whole.
 json parameters_of(const ResolvedRun& run) {
-  const int tp = run.grid.size(Axis::Tp);
+  const int tp = run.grid.size(Axis::Tp), etp = expert_layout(run.config.parallel).etp;
   json all = json::array();
-  for (int tp_rank = 0; tp_rank < tp; ++tp_rank) {
-    std::vector<ParameterSpec> specs = model_parameters(run.shape, tp, tp_rank, run.parts);
+  for (int slice = 0; slice < std::max(tp, etp); ++slice) {
+    const int tp_rank = std::min(slice, tp - 1);
+    std::vector<ParameterSpec> specs =
+        model_parameters(run.shape, tp, tp_rank, run.parts, {.etp = etp, .etp_rank = std::min(slice, etp - 1)});
     for (ParameterSpec& adapter : adapter_parameters(run.shape, tp, tp_rank, run.parts))
       specs.push_back(std::move(adapter));
     for (std::size_t i = 0; i < specs.size(); ++i) {
       const ParameterSpec& spec = specs[i];
-      if (tp_rank == 0)
+      if (slice == 0) {
         all.push_back({{"name", spec.name},
                        {"shape", spec.shape},
                        {"split_dim", spec.replicated() ? json() : json(spec.split_dim)},
                        {"slices", spec.replicated() ? json() : json::array()},
                        {"stage", spec.stage},
                        {"weight_decay", spec.weight_decay}});
-      if (spec.replicated()) continue;
+        if (spec.of_expert && etp != tp) all.back()["split_over"] = "etp";
+      }
+      if (spec.replicated() || slice >= (spec.of_expert ? etp : tp)) continue;
       json ranges = json::array();
       for (const ShardSlice& piece : spec.pieces) ranges.push_back({piece.offset, piece.offset + piece.length});
       all[i]["slices"].push_back(std::move(ranges));
@@ -262,6 +273,15 @@ json schedule_of(const ResolvedRun& run, const schedule::Program& program, const
   return result;
 }
 
+/// Which layers compute in 8 bits, and what scaling them takes of each rank's optimizer_state.
+json fp8_of(const ResolvedRun& run, const Fp8Recipe& recipe) {
+  const auto layers = static_cast<std::int64_t>(fp8_layers(run.shape).size());
+  return {{"format", run.config.fp8.format},
+          {"linear_layers", layers},
+          {"history", recipe.history},
+          {"state_bytes", fp8_state_bytes(recipe, layers, run.config.parallel.device == "cuda")}};
+}
+
 }  // namespace
 
 json report(const ResolvedRun& run, std::string_view processor) {
@@ -298,6 +318,11 @@ json report(const ResolvedRun& run, std::string_view processor) {
       {"train_tokens", run.train_samples * config.data.seq_length}};
   if (!config.train.recompute_layers.empty()) all["recomputed_layers"] = config.train.recompute_layers;
   if (run.grid.sequence_shares() > 1) all["sequence"] = sequence_of(run);
+  if (const auto fp8 = fp8_recipe(config.fp8)) all["fp8"] = fp8_of(run, *fp8);
+  if (config.checkpoint.memory_interval > 0)
+    all["checkpoints_in_memory"] = {{"checkpoint_bytes", checkpoint_bytes(run)},
+                                    {"one_node", checkpoints_in_memory(config.checkpoint, false)},
+                                    {"several_nodes", checkpoints_in_memory(config.checkpoint, true)}};
   for (const BatchStep& step : run.batch_schedule.steps())
     all["batch_steps"].push_back({{"from_sample", step.from}, {"global_batch_size", step.size}});
   return all;

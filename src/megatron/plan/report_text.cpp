@@ -101,7 +101,7 @@ std::string groups_text(const ResolvedRun& run, const json& groups) {
       concat("ranks: ", run.grid.world_size(), " = tp ", run.grid.size(Axis::Tp), cp > 1 ? concat(" x cp ", cp) : "",
              " x dp ", run.grid.sample_shares(), " x pp ", run.grid.size(Axis::Pp), "\n");
   for (const char* name : {"tensor", "sequence", "pipeline", "data", "gradients", "model", "embedding",
-                           "position_embedding", "experts", "expert_gradients"})
+                           "position_embedding", "experts", "expert_slices", "expert_copies", "expert_gradients"})
     if (groups.contains(name))
       out += row(name, concat(groups[name].size(), " x ", groups[name][0].size(), "  ",
                               beginning(groups[name], kShown, numbers)));
@@ -155,9 +155,10 @@ std::string recomputed_text(const json& all) {
 }
 
 std::string slices_text(const json& parameter) {
-  if (parameter["split_dim"].is_null()) return "whole on every tp rank";
-  return concat("dim ", parameter["split_dim"].get<int>(),
-                " by tp rank: ", beginning(parameter["slices"], kShown, [](const json& ranges) {
+  const std::string over = parameter.value("split_over", "tp");
+  if (parameter["split_dim"].is_null()) return concat("whole on every ", over, " rank");
+  return concat("dim ", parameter["split_dim"].get<int>(), " by ", over,
+                " rank: ", beginning(parameter["slices"], kShown, [](const json& ranges) {
                   std::string text;
                   for (const json& range : ranges)
                     text += concat(text.empty() ? "" : "+", range[0].get<std::int64_t>(), "-",
@@ -280,6 +281,28 @@ std::string memory_text(const json& memory, const json& target) {
   return out + row("total", unit.text(sum));
 }
 
+std::string fp8_text(const json& all) {
+  if (!all.contains("fp8")) return "";
+  const json& fp8 = all["fp8"];
+  return concat("fp8 ", fp8["format"].get<std::string>(), ": products of ", fp8["linear_layers"].get<std::int64_t>(),
+                " linear layers; their scales and magnitudes of ", fp8["history"].get<std::int64_t>(),
+                fp8["history"] == 1 ? " step are " : " steps are ", human_bytes(fp8["state_bytes"]),
+                " of each rank's optimizer_state\n");
+}
+
+/// What nodes keep of checkpoints, by rank, if ranks write equal shares.
+std::string kept_text(const json& all) {
+  if (!all.contains("checkpoints_in_memory")) return "";
+  const json& kept = all["checkpoints_in_memory"];
+  const double checkpoint = kept["checkpoint_bytes"], share = checkpoint / all["world_size"].get<double>();
+  const auto of = [&](const char* nodes) {
+    const int times = kept[nodes];
+    return concat(times, " x ", human_bytes(share), " = ", human_bytes(times * share));
+  };
+  return concat("checkpoints in memory: ", human_bytes(checkpoint), "; for each of its ranks a node keeps ",
+                of("one_node"), ", of several nodes ", of("several_nodes"), "\n");
+}
+
 std::string layer_text(const json& layer) {
   if (layer.is_null()) return "";
   return concat("activations of a layer and microbatch: ", human_bytes(layer["bytes"]), "; ",
@@ -299,8 +322,8 @@ std::string report_text(const ResolvedRun& run, std::string_view processor) {
   return model_text(run, all) + step_text(run, all) + groups_text(run, all["groups"]) + sequence_text(run, all) +
          pipeline_text(run, all) + recomputed_text(all) + parameters_text(run, all["parameter_slices"]) +
          buffer_text(all["gradient_buffers"]) + first_step_text(all["first_step"]) +
-         memory_text(all["memory_bytes"], all["target"]) + layer_text(all["layer_activations"]) +
-         warnings_text(all["warnings"]);
+         memory_text(all["memory_bytes"], all["target"]) + fp8_text(all) + kept_text(all) +
+         layer_text(all["layer_activations"]) + warnings_text(all["warnings"]);
 }
 
 }  // namespace megatron::plan

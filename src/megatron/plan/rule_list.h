@@ -25,7 +25,7 @@ inline constexpr std::int64_t kMaxSteps = 1'000'000'000, kMaxSamples = std::int6
 /// Gathers violations, so that the user sees all of them at once.
 class Rules {
  public:
-  Rules() : fields_(config::fields_of(defaults_)) {}
+  Rules() = default;
   Rules(const Rules&) = delete;
   Rules& operator=(const Rules&) = delete;
 
@@ -38,15 +38,16 @@ class Rules {
   }
   template <class T>
   void range(const char* name, T value, T low, T high) {
+    if (!(value < low) && !(value > high)) return;
     const std::string rule = concat("must be from ", low, " to ", high, ".");
     if (value > high)
       add(rule_got_fix(concat(name, " ", rule), concat(value), concat("--", name, " ", high, " (the largest)")));
-    else if (value < low)
+    else
       add(rule_got_fix(concat(name, " ", rule), concat(value),
                        usual<T>(name) < low ? concat("--", name, " ", low, " (the least)") : default_of(name)));
   }
   void at_least(const char* name, std::int64_t value, std::int64_t low) {
-    option(name, value >= low, concat("must be at least ", low, "."), concat(value));
+    if (value < low) option(name, false, concat("must be at least ", low, "."), concat(value));
   }
   void one_of(const char* name, const std::string& value, const std::vector<std::string>& allowed) {
     if (std::find(allowed.begin(), allowed.end(), value) == allowed.end())
@@ -54,9 +55,17 @@ class Rules {
   }
   /// Each option of a recipe's section that has config::Choices is one of them, each element of a list too.
   template <class Section>
-  void choices(const std::string& section, Section options) {
-    for (const config::Field& field : config::fields_of(options).fields) {
-      if (field.meaning.choices.empty()) continue;
+  void choices(const std::string& section, const Section& options) {
+    struct Listed {  // once a thread: fixes are tried by the hundred (mend.h)
+      Section options;
+      std::vector<config::Field> fields = config::fields_of(options).fields;
+      Listed() {
+        std::erase_if(fields, [](const config::Field& field) { return field.meaning.choices.empty(); });
+      }
+    };
+    thread_local Listed listed;
+    listed.options = options;
+    for (const config::Field& field : listed.fields) {
       const std::string name = section + "." + field.path;
       if (const auto* const* list = std::get_if<std::vector<std::string>*>(&field.value))
         for (const std::string& value : **list) one_of(name.c_str(), value, field.meaning.choices);
@@ -84,22 +93,26 @@ class Rules {
     if (violations_.find(violation) != std::string::npos) return;  // a derived value ran into the same
     violations_ += (violations_.empty() ? "" : "\n") + violation;
   }
-  std::string default_of(const std::string& option) const {
-    for (const config::Field& field : fields_.fields)
+  /// Every option with its default, listed once: fixes are tried by the hundred (mend.h), layouts by the thousand.
+  static const std::vector<config::Field>& defaults() {
+    static config::RunConfig config;
+    static const config::Fields listed = config::fields_of(config);
+    return listed.fields;
+  }
+  static std::string default_of(const std::string& option) {
+    for (const config::Field& field : defaults())
       if (field.path == option) return concat("--", option, " ", config::plain_value(field.value), " (the default)");
     throw std::logic_error("no option is named " + option);
   }
 
   template <class T>
-  T usual(const std::string& option) const {
-    for (const config::Field& field : fields_.fields)
+  static T usual(const std::string& option) {
+    for (const config::Field& field : defaults())
       if (field.path == option)
         if (T* const* value = std::get_if<T*>(&field.value)) return **value;
     throw std::logic_error("no option of this type is named " + option);
   }
 
-  config::RunConfig defaults_;
-  config::Fields fields_;  ///< of defaults_
   std::string violations_;
 };
 
@@ -112,6 +125,8 @@ inline std::int64_t next_multiple(std::int64_t size, std::int64_t unit) {
 void check_model(const config::ModelConfig& model, Rules& rules);
 /// The rules of the sections lora, dpo and distill, and what these exclude.
 void check_tuning(const config::RunConfig& config, Rules& rules);
+/// The rules of training in 8 bits, and what that excludes.
+void check_fp8(const config::RunConfig& config, Rules& rules);
 /// The rules of the model's experts, and of how the `shares` ranks with other tokens (dp x cp) share them.
 void check_experts(const config::ModelConfig& model, Rules& rules);
 void check_expert_layout(const config::RunConfig& config, int shares, Rules& rules);

@@ -232,7 +232,7 @@ void check_train(const config::TrainConfig& train, const config::DataConfig& dat
                 concat("--train.seed ", train.seed % (std::uint64_t{1} << 32)));
   rules.option("train.label_smoothing", train.label_smoothing >= 0 && train.label_smoothing < 1,
                "must be from 0 to below 1.", concat(train.label_smoothing));
-  rules.at_least("train.loss_chunk_tokens", train.loss_chunk_tokens, 1);
+  rules.at_least("train.loss_chunk_tokens", train.loss_chunk_tokens, 0);
   rules.range<std::int64_t>("train.recompute_num_layers", train.recompute_num_layers, 0, kMaxLayers);
   rules.range<std::int64_t>("train.recompute_partial_microbatches", train.recompute_partial_microbatches, 0,
                             schedule::kMaxMicrobatches);
@@ -262,6 +262,10 @@ void check_saving(const config::CheckpointConfig& checkpoint, const config::LogC
   rules.at_least("checkpoint.save_interval", checkpoint.save_interval, -1);
   rules.at_least("checkpoint.keep_last", checkpoint.keep_last, 0);
   rules.at_least("checkpoint.keep_every", checkpoint.keep_every, 0);
+  rules.range<std::int64_t>("checkpoint.memory_interval", checkpoint.memory_interval, 0, kMaxSteps);
+  rules.require(checkpoint.memory_interval == 0 || checkpoint.save_interval >= 0,
+                "checkpoint.memory_interval needs checkpoints: memory is freed when the run has saved its last.",
+                concat("checkpoint.save_interval ", checkpoint.save_interval), "--save-interval 0");
   rules.require(!checkpoint.finetune || !checkpoint.load.empty(),
                 "checkpoint.finetune needs checkpoint.load, the folder of the weights.", "none", "--load FOLDER");
   rules.require(!checkpoint.no_load_optim || !checkpoint.load.empty(),
@@ -522,8 +526,12 @@ ResolvedRun resolve_as_given(config::RunConfig config, const Facts& facts) {
   check_schedule(config.schedule, rules);
   check_train(config.train, config.data, rules);
   check_guard(config.guard, rules);
+  rules.require(config.guard.rerun_interval == 0 || config.parallel.device != "cuda" || config.train.deterministic_mode,
+                "guard.rerun_interval compares bits, which are the same in every run with train.deterministic_mode.",
+                concat("guard.rerun_interval ", config.guard.rerun_interval), "--deterministic-mode");
   check_saving(config.checkpoint, config.log, config.parallel.device, rules);
   check_tuning(config, rules);
+  check_fp8(config, rules);
   RankGrid grid;
   std::vector<BatchStep> steps;
   if (config.parallel.tp >= 1 && config.parallel.pp >= 1) {

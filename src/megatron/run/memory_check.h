@@ -1,7 +1,7 @@
 #pragma once
 #include <optional>
 
-#include "megatron/comm/processes/rendezvous.h"
+#include "megatron/comm/processes/environment.h"
 #include "megatron/plan/cost/memory_fit.h"
 
 namespace megatron::run {
@@ -11,5 +11,10 @@ namespace megatron::run {
 /// all have met. Does nothing for ranks on GPUs, or where the system does not tell what it has.
 void check_memory(const plan::ResolvedRun& run, const std::optional<comm::LaunchedRank>& place, plan::Holding holding,
                   const plan::Besides& besides = {});
+
+/// Throws ConfigError where the checkpoints that this machine's ranks keep in memory (checkpoint.memory_interval) do
+/// not fit into checkpoint.memory_folder in place of what the run has left there, or that is no folder. Looked at as
+/// above, on machines with GPUs too.
+void check_memory_folder(const plan::ResolvedRun& run, const std::optional<comm::LaunchedRank>& place);
 
 }  // namespace megatron::run

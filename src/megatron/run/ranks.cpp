@@ -1,5 +1,6 @@
 #include "megatron/run/ranks.h"
 
+#include <ATen/Context.h>
 #include <c10/core/DeviceGuard.h>
 #include <unistd.h>
 
@@ -17,12 +18,12 @@
 #include "megatron/base/machine/gpu.h"
 #include "megatron/base/machine/out_of_memory.h"
 #include "megatron/base/machine/parallel.h"
+#include "megatron/base/ranks/run_key.h"
 #include "megatron/base/stack_frames.h"
 #include "megatron/base/text/printable.h"
 #include "megatron/comm/cuda_plugin.h"
 #include "megatron/comm/processes/gloo_backend.h"
 #include "megatron/comm/processes/launch.h"
-#include "megatron/comm/processes/run_key.h"
 #include "megatron/comm/threads/local_backend.h"
 #include "megatron/config/value.h"
 #include "megatron/kernels/runtime.h"
@@ -139,6 +140,7 @@ int run_on_gpu(const plan::ResolvedRun& run, const std::optional<comm::LaunchedR
   const at::Device device(at::kCUDA, static_cast<at::DeviceIndex>(gpu));
   const c10::DeviceGuard guard(device);
   configure_rank(parallel, place ? place->local_rank : 0, place ? place->local_size : 1);
+  at::globalContext().setDeterministicCuDNN(run.config.train.deterministic_mode);
   const bool alone = run.grid.world_size() == 1;
   return run_body(run, work, alone ? comm::Group() : comm::join_nccl(*place, gpu, timeout_of(parallel)), device);
 }
@@ -188,7 +190,7 @@ bool starts_processes(const plan::ResolvedRun& run, const std::optional<comm::La
 
 void check_start(const plan::ResolvedRun& run, const std::optional<comm::LaunchedRank>& place) {
   const config::ParallelConfig& parallel = run.config.parallel;
-  if (place && place->world_size > 1) comm::secret_of(*place);
+  if (place && place->world_size > 1) secret_of(*place);
   if (parallel.device != "cuda") return;
   if (parallel.backend != "auto" && parallel.backend != "nccl")
     throw ConfigError(

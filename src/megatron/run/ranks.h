@@ -24,7 +24,7 @@ using RankBody = std::function<int(comm::Group world, at::Device device)>;
 bool starts_processes(const plan::ResolvedRun& run, const std::optional<comm::LaunchedRank>& place);
 
 /// Throws ConfigError where this machine, or the way in which ranks start, does not allow parallel.device cuda, and
-/// where ranks of several hosts have no secret (comm::secret_of).
+/// where ranks of several hosts have no secret (secret_of of base/ranks/run_key.h).
 void check_start(const plan::ResolvedRun& run, const std::optional<comm::LaunchedRank>& place);
 
 /// Runs `body` on every rank of `run` and returns the highest exit code that this process learns of; of ranks that are

@@ -3,19 +3,24 @@
 #include <atomic>
 #include <csignal>
 
+#include "megatron/base/machine/environment.h"
+#include "megatron/base/ranks/launched_rank.h"
+
 namespace megatron::run {
 namespace {
 
 // A signal handler can reach nothing else.
 std::atomic<int> requested = 0, saves = 0;
+std::atomic<bool> has_supervisor = false;
 static_assert(std::atomic<int>::is_always_lock_free, "a signal handler may touch no lock");
 
 }  // namespace
 
 void stop_on_signals() {
+  has_supervisor = process_environment().contains(kAttemptVariable);
   struct sigaction action = {};
   action.sa_handler = [](int signal) {
-    if (requested.exchange(1) == 0) return;
+    if (requested.exchange(1) == 0 || has_supervisor) return;
     std::signal(signal, SIG_DFL);
     std::raise(signal);
   };

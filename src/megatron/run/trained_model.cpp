@@ -64,15 +64,20 @@ std::string ranks_error(const config::ParallelConfig& parallel, const std::optio
                               concat("--world-size ", ranks, ", or leave it out"));
 }
 
-/// Throws ConfigError for flags that no job can have.
-void check(const ModelFlags& flags, const char* job) {
-  if (flags.load.empty())
-    throw ConfigError(rule_got_fix(concat(job, ": --load must name a trained model."), "none", "--load FOLDER"));
+/// Throws ConfigError for numbers of ranks that no job can have.
+void check_ranks(const ModelFlags& flags, const char* job) {
   for (const auto& [name, size, least] :
        {std::tuple{"tp", flags.tp, 1}, {"pp", flags.pp, 1}, {"dp", flags.dp, 0}, {"world-size", flags.world_size, 0}})
     if (size < least || size > kMaxRanks)
       throw ConfigError(rule_got_fix(concat(job, ": --", name, " must be ", least, " to ", kMaxRanks, "."),
                                      concat(size), concat("--", name, " ", least)));
+}
+
+/// Throws ConfigError for flags that no job can have.
+void check(const ModelFlags& flags, const char* job) {
+  if (flags.load.empty())
+    throw ConfigError(rule_got_fix(concat(job, ": --load must name a trained model."), "none", "--load FOLDER"));
+  check_ranks(flags, job);
 }
 
 Described describe(const ModelFlags& flags, const char* job) {
@@ -200,6 +205,24 @@ TrainedModel open_trained_model(const ModelFlags& flags, const char* job, interc
   return model;
 }
 
+TrainedModel open_drawn_model(const ModelFlags& flags, const config::RunConfig& recipe, const char* job) {
+  check_ranks(flags, job);
+  if (!flags.load.empty() || flags.weights != kFullWeights)
+    throw ConfigError(rule_got_fix(concat(job, ": weights that are drawn are not read, nor held in blocks."),
+                                   concat("--load '", flags.load, "', --weights ", flags.weights),
+                                   "leave both out, or --load alone"));
+  config::RunConfig config;
+  config.model = recipe.model;
+  config.train.dtype = recipe.train.dtype;
+  config.train.micro_batch_size = 1;
+  config.data.seq_length = recipe.data.seq_length;
+  if (config.model.vocab_size < 2) config.model.vocab_size = 4096;  // a recipe that leaves it to its tokenizer
+  auto tokenizer = text::Tokenizer::load(std::to_string(config.model.vocab_size - 1), "NullTokenizer");
+  TrainedModel model{"", resolve(flags, config, tokenizer, job), std::move(tokenizer), {}};
+  check_memory(model.run, comm::place_from(comm::process_environment()), model.holding());
+  return model;
+}
+
 TrainedModel open_task_model(const ModelFlags& flags, const char* job, const TaskModelOptions& task) {
   check(flags, job);
   auto [config, tokenizer, trained_here] = describe(flags, job);
@@ -236,7 +259,9 @@ RankModel load_rank(const TrainedModel& model, const comm::Group& world, at::Dev
   parallel::ParallelContext context(run.grid, world, device);
   const auto parts = plan::parts_of_rank(run.parts, run.placement, context.pipeline().rank());
   auto specs = plan::model_parameters(run.shape, context.grid().size(plan::Axis::Tp), context.tensor().rank(), parts);
-  for (plan::ParameterSpec& spec : specs) spec.init = plan::Init::Zero;  // they are read: drawing them would be in vain
+  const bool drawn = model.folder.empty();
+  if (!drawn)  // they are read: drawing them would be in vain
+    for (plan::ParameterSpec& spec : specs) spec.init = plan::Init::Zero;
   const auto blocks = std::stable_partition(specs.begin(), specs.end(), [&](const plan::ParameterSpec& spec) {
     return !model.in_blocks || !plan::fits_blocks(spec);
   });
@@ -244,14 +269,15 @@ RankModel load_rank(const TrainedModel& model, const comm::Group& world, at::Dev
   specs.erase(blocks, specs.end());
   auto layout = plan::buffer_layout(specs, 0);
   parallel::ParameterStore parameters = taking_memory_for("the model's weights", [&] {
-    return parallel::ParameterStore(std::move(specs), std::move(layout), train::scalar_type(run.config), device, 0,
-                                    parallel::ParameterStore::Gradients::None);
+    return parallel::ParameterStore(std::move(specs), std::move(layout), train::scalar_type(run.config), device,
+                                    run.config.train.seed, parallel::ParameterStore::Gradients::None);
   });
   for (plan::ParameterSpec& spec : in_blocks) {
     const GgufType type = plan::block_type(spec, *model.in_blocks);
     parameters.add_in_blocks(std::move(spec), type);
   }
   taking_memory_for("the model's weights", [&] {
+    if (drawn) return;
     generate::load_weights(model.folder, parameters, run.shape, /*strict=*/!model.without_heads);
   });
   model::TransformerOptions options = model::transformer_options(run.config, run.shape);

@@ -59,7 +59,7 @@ struct ModelFlags {
 };
 
 struct TrainedModel {
-  std::string folder;
+  std::string folder;  ///< of its weights; empty: load_rank() draws them
   plan::ResolvedRun run;
   text::Tokenizer tokenizer;
   std::vector<std::int64_t> ends;          ///< tokens that end a text
@@ -73,6 +73,10 @@ struct TrainedModel {
 /// whatever is wrong with the folder or the layout. `writes`: what the job needs the model for.
 TrainedModel open_trained_model(const ModelFlags& flags, const char* job,
                                 interchange::Writes writes = interchange::Writes::Texts);
+
+/// The model of a recipe, whose weights are drawn, on the ranks of `flags`, which name none: to measure what needs no
+/// weights in particular. Throws as open_trained_model().
+TrainedModel open_drawn_model(const ModelFlags& flags, const config::RunConfig& recipe, const char* job);
 
 /// The head that a task needs, and its rows.
 struct TaskModelOptions {

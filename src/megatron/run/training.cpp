@@ -17,6 +17,7 @@
 #include "megatron/interchange/hugging_face/companions.h"
 #include "megatron/interchange/weights.h"
 #include "megatron/kernels/runtime.h"
+#include "megatron/parallel/cuda.h"
 #include "megatron/recipe/resolve.h"
 #include "megatron/run/exit_codes.h"
 #include "megatron/run/memory_check.h"
@@ -162,6 +163,7 @@ int train(const TrainingJob& job, const TrainingOptions& options) {
       run.config.data.reset_position_ids || run.config.data.reset_attention_mask || run.config.data.eod_mask_loss;
   const std::int64_t eod = needs_eod ? job.tokenizer.eod_id() : -1;
   check_start(run, place);
+  if (run.config.fp8.format != "none" && run.config.parallel.device == "cuda") parallel::require_fp8_units(0);
   data::WaitMessage say;  // one of the processes that do the work speaks for all
   if (speaks_for(job)) say = [](const std::string& text) { write_line(stderr, text); };
   const bool meets = place && place->world_size > 1;  // others, of which it knows nothing yet
@@ -169,6 +171,7 @@ int train(const TrainingJob& job, const TrainingOptions& options) {
   if (run.config.train.kernels != "auto") kernels::force_instruction_set(run.config.train.kernels);
   kernels::set_matmul_precision(run.config.train.matmul_precision);
   check_memory(run, place, plan::Holding::Training);
+  check_memory_folder(run, place);
   if (starts) train::RunFolders{run.config};  // tried: the first rank's process will hold them
   std::optional<train::RunFolders> folders;   // held until the run ends
   // What one rank finds wrong ends them all, before anything is written.

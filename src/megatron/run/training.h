@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "megatron/comm/processes/rendezvous.h"
+#include "megatron/comm/processes/environment.h"
 #include "megatron/config/run_config.h"
 #include "megatron/plan/rules.h"
 #include "megatron/text/tokenizer.h"

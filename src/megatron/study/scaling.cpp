@@ -93,6 +93,7 @@ config::RunConfig paper_config(const PaperRow& row) {
   config.parallel.tp = row.tp;
   config.parallel.dp = row.dp;
   config.parallel.world_size = row.tp * row.dp;
+  config.parallel.device = "cuda";
   config.data.seq_length = 1024;
   config.train.micro_batch_size = kSamples;
   config.train.global_batch_size = kSamples * row.dp;

@@ -48,7 +48,7 @@ struct Encoder::State {
         text(model->encoder(cache_bits)),
         cache(model->vocabulary().pipeline ? cache_bits : 0),
         byte_level(is_byte_level(model->vocabulary())),
-        has_pre_tokenizers(!pipeline_of(model->vocabulary()).pre_tokenizers.empty()) {}
+        has_pre_tokenizers(!model->vocabulary().pipeline || !model->vocabulary().pipeline->pre_tokenizers.empty()) {}
 
   /// Calls `part(Pieces)`, not yet cut by the last steps, for each normalized part between added tokens, and `token(id,
   /// span)` for those.

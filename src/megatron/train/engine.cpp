@@ -5,6 +5,7 @@
 
 #include "megatron/base/machine/out_of_memory.h"
 #include "megatron/model/options.h"
+#include "megatron/parallel/cuda.h"
 #include "megatron/plan/cost/counts.h"
 #include "megatron/plan/cost/rank_buffers.h"
 #include "megatron/plan/cost/sequence_exchange.h"
@@ -12,8 +13,8 @@
 #include "megatron/plan/ranks/copies.h"
 #include "megatron/plan/stages.h"
 #include "megatron/plan/steps/batch_plan.h"
-#include "megatron/train/batches.h"
-#include "megatron/train/model_samples.h"
+#include "megatron/train/data/batches.h"
+#include "megatron/train/data/model_samples.h"
 #include "megatron/train/resume/agreement.h"
 #include "megatron/train/resume/magnitudes.h"
 
@@ -30,8 +31,7 @@ parallel::ParameterStore make_parameters(const plan::ResolvedRun& run, const par
   const config::RunConfig& config = run.config;
   const int tp = context.grid().size(plan::Axis::Tp), tp_rank = context.tensor().rank();
   const auto parts = plan::parts_of_rank(run.parts, run.placement, context.pipeline().rank());
-  auto specs = plan::trained_parameters(run.shape, tp, tp_rank, parts,
-                                        {.ep = context.experts().size(), .rank = context.experts().rank()});
+  auto specs = plan::trained_parameters(run.shape, tp, tp_rank, parts, plan::expert_share(run, context.rank()));
   auto layout = plan::rank_layout(run, specs);
   std::optional<parallel::PooledGradients> pooled;
   if (auto pool = plan::rank_gradient_pool(run, specs, layout))
@@ -55,10 +55,20 @@ parallel::ParameterStore make_parameters(const plan::ResolvedRun& run, const par
   return parameters;
 }
 
+std::shared_ptr<parallel::Fp8Scaling> make_fp8(const plan::ResolvedRun& run, at::Device device) {
+  const auto recipe = plan::fp8_recipe(run.config.fp8);
+  if (!recipe) return nullptr;
+  if (device.is_cuda()) parallel::require_fp8_units(device.index());
+  return std::make_shared<parallel::Fp8Scaling>(*recipe, plan::fp8_layers(run.shape), device);
+}
+
 std::vector<model::TransformerStage> make_stages(const plan::ResolvedRun& run, const parallel::ParallelContext& context,
-                                                 const parallel::ParameterStore& parameters) {
+                                                 const parallel::ParameterStore& parameters,
+                                                 const std::shared_ptr<parallel::Fp8Scaling>& fp8) {
   model::TransformerOptions options = model::transformer_options(run.config, run.shape);
+  options.fp8 = fp8;
   options.experts = context.experts();
+  if (plan::roles_of(run).split_otherwise()) options.expert_slices = context.expert_slices().size();
   options.sequence = {.ranks = context.sequence(), .exchange = plan::sequence_exchange(run.config, run.shape)};
   std::vector<model::TransformerStage> stages;
   for (const auto& part : plan::parts_of_rank(run.parts, run.placement, context.pipeline().rank()))
@@ -76,7 +86,7 @@ std::vector<plan::Shard> owned_shards(const plan::ResolvedRun& run, const parall
 plan::Counts counts_of(const plan::ResolvedRun& run, const parallel::ParallelContext& context) {
   const bool distributed = run.config.optimizer.use_distributed_optimizer;
   return {context.tensor().rank() == 0, distributed || context.gradients().rank() == 0,
-          distributed || context.expert_gradients().rank() == 0};
+          distributed || context.expert_gradients().rank() == 0, context.expert_slices().rank() == 0};
 }
 
 optim::SharedGradients make_shared_gradients(const plan::ResolvedRun& run, const parallel::ParallelContext& context,
@@ -120,7 +130,8 @@ optim::OptimizerOptions optimizer_options(const plan::ResolvedRun& run, const pa
           .matrices = std::move(matrices),
           .owners = context.state(optimizer.use_distributed_optimizer),
           .expert_owners = context.expert_state(optimizer.use_distributed_optimizer),
-          .slices = context.tensor()};
+          .slices = context.tensor(),
+          .expert_slices = context.expert_slices()};
 }
 
 /// Names of the routers' biases, one for each layer that has experts; empty without biases.
@@ -154,9 +165,10 @@ at::ScalarType loss_type(const config::RunConfig& config) {
 }
 
 Engine::Engine(const plan::ResolvedRun& run, comm::Group world, at::Device device)
-    : context(run.grid, of_one_recipe(run, std::move(world)), device, {.ep = run.config.parallel.ep}),
+    : context(run.grid, of_one_recipe(run, std::move(world)), device, plan::expert_layout(run.config.parallel)),
       parameters(taking_memory_for("parameters and gradients", [&] { return make_parameters(run, context); })),
-      stages(make_stages(run, context, parameters)),
+      fp8(make_fp8(run, context.device())),
+      stages(make_stages(run, context, parameters, fp8)),
       owned(owned_shards(run, context, parameters)),
       reducer(parameters, context.gradients(), owned, run.config.optimizer.overlap_grad_reduce,
               context.expert_gradients()),
@@ -182,6 +194,7 @@ Engine::Engine(const plan::ResolvedRun& run, comm::Group world, at::Device devic
             .optimizer = optimizer,
             .gatherer = gatherer,
             .scaler = scaler ? &*scaler : nullptr,
+            .fp8 = fp8.get(),
             .timers = timers},
            {.clip_grad = run.config.optimizer.clip_grad,
             .clip_norm = config::norm_order(run.config.optimizer.clip_norm).value(),
@@ -201,18 +214,21 @@ Engine::Engine(const plan::ResolvedRun& run, comm::Group world, at::Device devic
   if (run.config.lora.base.empty()) set_magnitudes(run, *this);  // else the weights are not there before start_run()
 }
 
-StepResult synthetic_step(Engine& engine, const plan::ResolvedRun& run, std::int64_t i,
-                          const plan::LearningRates& rates) {
+TrainStep::Open begin_synthetic_step(Engine& engine, const plan::ResolvedRun& run, std::int64_t i) {
   const auto& train = run.config.train;
   const auto samples = plan::batch_plan(i * train.global_batch_size, train.global_batch_size, train.micro_batch_size,
                                         run.grid.sample_shares(), engine.context.samples().rank())
                            .microbatches;
-  return engine.step(
-      static_cast<int>(samples.size()),
-      [&](std::size_t m) {
-        return model_samples(run.config.model.architecture).synthetic(run, samples[m], engine.context.device());
-      },
-      rates);
+  return engine.step.begin(static_cast<int>(samples.size()), [&](std::size_t m) {
+    return model_samples(run.config.model.architecture).synthetic(run, samples[m], engine.context.device());
+  });
+}
+
+StepResult synthetic_step(Engine& engine, const plan::ResolvedRun& run, std::int64_t i,
+                          const plan::LearningRates& rates) {
+  TrainStep::Open open = begin_synthetic_step(engine, run, i);
+  engine.step.update(open, rates);
+  return engine.step.end(std::move(open));
 }
 
 }  // namespace megatron::train

@@ -1,6 +1,7 @@
 #pragma once
 #include <ATen/core/Tensor.h>
 
+#include <memory>
 #include <optional>
 #include <vector>
 
@@ -13,6 +14,7 @@
 #include "megatron/optim/parameter_gatherer.h"
 #include "megatron/optim/shared_gradients.h"
 #include "megatron/parallel/context.h"
+#include "megatron/parallel/fp8.h"
 #include "megatron/plan/rules.h"
 #include "megatron/train/log/timers.h"
 #include "megatron/train/pipeline.h"
@@ -31,6 +33,7 @@ struct Engine {
 
   parallel::ParallelContext context;
   parallel::ParameterStore parameters;
+  std::shared_ptr<parallel::Fp8Scaling> fp8;    ///< of layers that compute in 8 bits; null: none does
   std::vector<model::TransformerStage> stages;  ///< of this pipeline rank, in the placement's order
   std::vector<plan::Shard> owned;               ///< what this rank updates of each bucket: all, or its share
   optim::GradientReducer reducer;
@@ -49,6 +52,8 @@ struct Engine {
 /// Collective over the world.
 StepResult synthetic_step(Engine& engine, const plan::ResolvedRun& run, std::int64_t i,
                           const plan::LearningRates& rates);
+/// Its passes alone (TrainStep::begin()).
+TrainStep::Open begin_synthetic_step(Engine& engine, const plan::ResolvedRun& run, std::int64_t i);
 
 /// What train.dtype names.
 at::ScalarType scalar_type(const config::RunConfig& config);

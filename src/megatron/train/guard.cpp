@@ -5,11 +5,14 @@
 #include <chrono>
 #include <cmath>
 #include <cstdio>
+#include <filesystem>
 #include <limits>
 #include <thread>
 
 #include "megatron/base/error.h"
+#include "megatron/base/files/file.h"
 #include "megatron/base/text/printable.h"
+#include "megatron/data/files/indexed_dataset.h"
 
 namespace megatron::train {
 namespace {
@@ -73,6 +76,29 @@ LossGuard::Action LossGuard::after_step(const StepResult& result, RunState& stat
   }
   if (result.harmless) return Action::None;
   return action_named(result.spike ? guard_.on_spike : guard_.on_nan, state, guard_);
+}
+
+std::string write_batch(const plan::ResolvedRun& run, const DatasetBatches& samples, const BatchOfIteration& of,
+                        bool writes) {
+  const std::filesystem::path folder = std::filesystem::path(run.config.train.out) / "batches";
+  const std::string prefix = (folder / concat("iteration_", of.iteration)).string();
+  if (!writes) return prefix;
+  make_folder(folder);
+  data::IndexedDatasetWriter writer(prefix, data::dtype_for_vocabulary(run.shape.vocab));
+  const bool next_tokens = run.shape.predicts_tokens() && run.shape.causal && !run.shape.encoder_decoder();
+  for (std::int64_t sample = of.first; sample < of.first + of.count; ++sample) {
+    const model::Batch batch = samples.get({&sample, 1});
+    std::vector<std::int32_t> tokens;
+    const std::int64_t* const ids = batch.tokens_bs.const_data_ptr<std::int64_t>();
+    for (std::int64_t i = 0; i < batch.tokens_bs.numel(); ++i) tokens.push_back(static_cast<std::int32_t>(ids[i]));
+    if (next_tokens)  // the last one is a label alone
+      tokens.push_back(
+          static_cast<std::int32_t>(batch.labels_bs.const_data_ptr<std::int64_t>()[batch.labels_bs.numel() - 1]));
+    const auto length = static_cast<std::int32_t>(tokens.size());
+    writer.add_document(tokens, {&length, 1});
+  }
+  writer.publish();
+  return prefix;
 }
 
 }  // namespace megatron::train

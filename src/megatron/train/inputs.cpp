@@ -20,8 +20,9 @@
 #include "megatron/interchange/weights.h"
 #include "megatron/plan/parameters/adapters.h"
 #include "megatron/plan/parameters/parameters.h"
-#include "megatron/train/batches.h"
-#include "megatron/train/model_samples.h"
+#include "megatron/supervise/memory_folder.h"
+#include "megatron/train/data/batches.h"
+#include "megatron/train/data/model_samples.h"
 #include "megatron/train/resume/run_state.h"
 #include "megatron/train/tuning/distillation.h"
 
@@ -299,7 +300,15 @@ ResumedBatch resumed_batch(const config::RunConfig& config) {
     } catch (const std::exception&) {  // an older one may be whole
     }
   }
-  return {};
+  if (!candidates.empty() || config.checkpoint.memory_interval <= 0 || !supervise::memory_run(save_folder(config)))
+    return {};
+  try {  // nodes may keep checkpoints of it in memory: its batch stays as with those on the disk
+    config::RunConfig before;
+    config::load_toml(before, (fs::path(config.train.out) / "recipe.toml").string());
+    return {before.train.global_batch_size, 0};
+  } catch (const std::exception&) {
+    return {};
+  }
 }
 
 /// What makes the option what it was. A vocabulary that grew with another tokenizer shrinks with that one alone.

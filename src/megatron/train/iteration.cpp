@@ -2,11 +2,11 @@
 
 #include <algorithm>
 #include <functional>
+#include <utility>
 
-#include "megatron/base/timer.h"
 #include "megatron/kernels/runtime.h"
 #include "megatron/plan/steps/batch_plan.h"
-#include "megatron/train/batches.h"
+#include "megatron/train/data/batches.h"
 
 namespace megatron::train {
 
@@ -81,44 +81,65 @@ void skip_batch(const IterationParts& parts, RunState& state) {
   if (parts.log) parts.log->skipped_batch(state, global_batch);
 }
 
-IterationEnd run_iteration(const IterationParts& parts, RunState& state, bool stop, std::int64_t tokens) {
-  const Stopwatch watch;
+OpenIteration begin_iteration(const IterationParts& parts, const RunState& state, bool stop) {
   const plan::ResolvedRun& run = parts.run;
   Engine& engine = parts.engine;
-  const std::int64_t global_batch = run.batch_schedule.global_batch(state.consumed_samples);
-  const plan::LearningRates rates = run.rates_at(state.schedule_samples);
-  const auto count = microbatches(run, engine.context, state.consumed_samples, global_batch).size();
+  OpenIteration open{.first_sample = state.consumed_samples,
+                     .global_batch = run.batch_schedule.global_batch(state.consumed_samples)};
+  const auto count = microbatches(run, engine.context, open.first_sample, open.global_batch).size();
   StepBatches batches(parts.reader, count, engine.context.device());
   StepCheck check = parts.check;
   check.of_share = [&](int places) -> MicrobatchSource {
-    return [&, samples = microbatches(run, engine.context, state.consumed_samples, global_batch, places)](
+    return [&, samples = microbatches(run, engine.context, open.first_sample, open.global_batch, places)](
                std::size_t m) { return on_device(parts.make(samples.at(m)), engine.context.device()); };
   };
-  const IterationEnd end{
-      .result = engine.step(static_cast<int>(count), std::ref(batches), rates, stop, parts.save, check),
-      .first_sample = state.consumed_samples,
-      .global_batch = global_batch};
-  const StepResult& result = end.result;
+  open.step = engine.step.begin(static_cast<int>(count), std::ref(batches), stop, parts.save, check);
   batches.finish();
+  open.data_wait_s = parts.reader.take_waited_s();
+  return open;
+}
+
+void update_iteration(const IterationParts& parts, OpenIteration& open, const RunState& state) {
+  open.rates = parts.run.rates_at(state.schedule_samples);
+  parts.engine.step.update(open.step, open.rates);
+}
+
+IterationEnd end_iteration(const IterationParts& parts, OpenIteration open, RunState& state, std::int64_t tokens,
+                           double most_s) {
+  const IterationEnd end{.result = parts.engine.step.end(std::move(open.step)),
+                         .first_sample = open.first_sample,
+                         .global_batch = open.global_batch};
+  const StepResult& result = end.result;
   parts.saver.poll();
   ++state.iteration;
-  state.consumed_samples += global_batch;
+  state.consumed_samples += end.global_batch;
   if (result.skipped)
     ++state.skipped_iterations;
   else
-    state.schedule_samples += global_batch;
-  const double waited_s = parts.reader.take_waited_s();
-  engine.timers.add(TimerId::BatchGenerator, waited_s);
+    state.schedule_samples += end.global_batch;
+  parts.engine.timers.add(TimerId::BatchGenerator, open.data_wait_s);
   RunLog::Iteration done{.result = result,
-                         .step_s = watch.seconds(),
-                         .data_wait_s = waited_s,
-                         .global_batch = global_batch,
-                         .rates = rates,
-                         .next_rates = run.rates_at(state.schedule_samples),
+                         .step_s = std::min(open.watch.seconds(), most_s),
+                         .data_wait_s = open.data_wait_s,
+                         .global_batch = end.global_batch,
+                         .rates = open.rates,
+                         .next_rates = parts.run.rates_at(state.schedule_samples),
                          .tokens = tokens};
-  measure_ranks(run, engine, state, done);
+  measure_ranks(parts.run, parts.engine, state, done);
   if (parts.log) parts.log->iteration(state, done);
   return end;
+}
+
+RunState behind_open(RunState state, const OpenIteration& open) {
+  ++state.iteration;
+  state.consumed_samples += open.global_batch;
+  return state;
+}
+
+IterationEnd run_iteration(const IterationParts& parts, RunState& state, bool stop, std::int64_t tokens) {
+  OpenIteration open = begin_iteration(parts, state, stop);
+  update_iteration(parts, open, state);
+  return end_iteration(parts, std::move(open), state, tokens);
 }
 
 void print_times(Engine& engine, const config::LogConfig& options, RunLog* log, const std::vector<TimerId>& timers) {

@@ -1,13 +1,15 @@
 #pragma once
 #include <chrono>
 #include <cstdint>
+#include <limits>
 #include <vector>
 
+#include "megatron/base/timer.h"
 #include "megatron/checkpoint/save/saver.h"
 #include "megatron/plan/rules.h"
+#include "megatron/train/data/prefetch.h"
 #include "megatron/train/engine.h"
 #include "megatron/train/log/run_log.h"
-#include "megatron/train/prefetch.h"
 #include "megatron/train/resume/run_state.h"
 
 // What every run does from its start to its end, whatever it learns.
@@ -59,6 +61,27 @@ void skip_batch(const IterationParts& parts, RunState& state);
 /// where samples have other lengths than data.seq_length (RunLog::Iteration). What becomes of a
 /// step that was skipped is the caller's to decide. Collective over the world.
 IterationEnd run_iteration(const IterationParts& parts, RunState& state, bool stop, std::int64_t tokens = 0);
+
+/// An iteration that the device was given and whose result the host has not asked for.
+struct OpenIteration {
+  TrainStep::Open step = {};
+  std::int64_t first_sample = 0, global_batch = 0;
+  plan::LearningRates rates = 0.0;
+  double data_wait_s = 0;
+  Stopwatch watch = {};  ///< since it began
+};
+
+/// run_iteration() in three parts (TrainStep::Open): the passes on what `reader` has next. Where another iteration is
+/// open, `state` is behind_open() of it.
+OpenIteration begin_iteration(const IterationParts& parts, const RunState& state, bool stop);
+/// The update, at the learning rate of `state`, which is that after the iteration before.
+void update_iteration(const IterationParts& parts, OpenIteration& open, const RunState& state);
+/// What follows from its result: `state` advances, the log is written. `most_s`: how long the step has taken at most,
+/// where it began while another was open.
+IterationEnd end_iteration(const IterationParts& parts, OpenIteration open, RunState& state, std::int64_t tokens = 0,
+                           double most_s = std::numeric_limits<double>::infinity());
+/// Where the run stands behind `open`, as far as that does not depend on its result: iteration and samples consumed.
+RunState behind_open(RunState state, const OpenIteration& open);
 
 /// What all ranks have measured of `timers`, which are of their own (timers.h), on the console by `log`, null on other
 /// ranks. Collective over the world where these are on.

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <chrono>
 #include <iterator>
+#include <memory>
 #include <stdexcept>
 #include <utility>
 
@@ -17,7 +18,7 @@
 #include "megatron/plan/cost/memory.h"
 #include "megatron/plan/pipeline_plan.h"
 #include "megatron/schedule/pictures/draw.h"
-#include "megatron/train/batches.h"
+#include "megatron/train/data/batches.h"
 #include "megatron/train/log/metric_fields.h"
 
 namespace megatron::train {
@@ -99,19 +100,13 @@ class PipelineStage final : public pipeline::Stage {
   }
   /// What the microbatches so far have.
   void add_to(PassResult& result) {
-    for (const at::Tensor& sum : sentence_sums_) result.sentence_sum += sum.item<double>();
+    for (const at::Tensor& sum : sentence_sums_) add_number(result.sentence_sum, sum);
     result.sentences += sentences_;
-    if (!depth_counts_.empty()) {
-      result.depth_counts = depth_counts_;
-      result.depth_sums.assign(depth_counts_.size(), 0);
-    }
-    for (const std::vector<at::Tensor>& sums : depth_sums_)
-      for (std::size_t k = 0; k < sums.size(); ++k) result.depth_sums[k] += sums[k].item<double>();
+    if (!depth_counts_.empty()) result.depth_counts = depth_counts_;
+    for (const std::vector<at::Tensor>& sums : depth_sums_) add_number(result.depth_sums, at::stack(sums));
     if (!task_logits_.empty()) result.task_logits = std::move(task_logits_);
     if (!non_loss_.empty()) result.non_loss = std::move(non_loss_);
-    if (figures_.empty()) return;
-    const at::Tensor sums = at::stack(figures_).to(at::kDouble).sum(0).to(at::kCPU);  // one copy from the device
-    result.figure_sums.assign(sums.const_data_ptr<double>(), sums.const_data_ptr<double>() + sums.numel());
+    if (!figures_.empty()) result.figure_sums = at::stack(figures_).to(at::kDouble).sum(0);
   }
   std::vector<std::int64_t> boundary_shape(int microbatch) const override {
     const at::Tensor& tokens_bs = batches_.look_at(static_cast<std::size_t>(microbatch)).tokens_bs;
@@ -120,8 +115,17 @@ class PipelineStage final : public pipeline::Stage {
 
  private:
   model::LossSum own_loss(at::Tensor x, model::Batch batch) const {
-    if (!batch.loss_mask_bs.defined())
-      batch.loss_mask_bs = at::ones_like(batch.labels_bs, batch.labels_bs.options().dtype(at::kFloat));
+    if (!batch.loss_mask_bs.defined()) {
+      const auto all_of = [](const at::Tensor& labels) {
+        return at::ones_like(labels, labels.options().dtype(at::kFloat));
+      };
+      batch.loss_mask_bs = all_of(batch.labels_bs);
+      if (batch.host) {
+        model::Batch host = *batch.host;
+        host.loss_mask_bs = all_of(host.labels_bs);
+        batch.host = std::make_shared<const model::Batch>(std::move(host));
+      }
+    }
     const c10::AutoGradMode record(training_);
     model::LossSum loss = step_.loss(model_, std::move(x), batch, training_);
     if (!loss.sum.defined() || loss.sum.dim() != 0)
@@ -215,6 +219,12 @@ void check_figure_names(const std::vector<std::string>& figures) {
 
 }  // namespace
 
+void add_number(at::Tensor& sum, const at::Tensor& more) {
+  if (!more.defined()) return;
+  const at::Tensor wide = more.to(at::kDouble);
+  sum = sum.defined() ? sum + wide : wide;
+}
+
 Pipeline::Pipeline(const plan::ResolvedRun& run, const parallel::ParallelContext& context,
                    const parallel::ParameterStore& parameters, const std::vector<model::TransformerStage>& stages,
                    optim::GradientReducer& reducer, const optim::ParameterGatherer& gatherer, Timers& timers)
@@ -287,7 +297,9 @@ PassResult Pipeline::execute(const schedule::Program& program, bool training, co
   };
   PassResult result{pipeline::run(program, rank, pointers, link_, hooks)};
   gatherer_.end();
+  const c10::NoGradGuard no_grad;
   for (PipelineStage& stage : stages) stage.add_to(result);
+  for (const at::Tensor& sum : result.loss_sums) add_number(result.loss_sum, sum);
   return result;
 }
 

@@ -46,17 +46,23 @@ struct ForwardStep {
 };
 
 /// What an execution has left on this rank and, where the rank holds the last stage, the sum of a BERT's sentence
-/// head's loss over so many samples.
+/// head's loss over so many samples. Sums are float64 on the rank's device, undefined where there is none.
 struct PassResult : pipeline::Result {
-  double sentence_sum = 0, sentences = 0;
+  at::Tensor loss_sum = {};  ///< scalar: of all microbatches
+  at::Tensor sentence_sum = {};
+  double sentences = 0;
   /// Of multi-token prediction in training, by depth: the sum of its loss, and the tokens that it is a sum over.
-  std::vector<double> depth_sums = {}, depth_counts = {};
+  at::Tensor depth_sums = {};
+  std::vector<double> depth_counts = {};
   /// Of an evaluation with the head of a task, by microbatch, where the rank holds the last stage; else empty.
   std::vector<at::Tensor> task_logits = {};
   /// Of an evaluation: LossSum::non_loss by microbatch, where there is one.
   std::vector<at::Tensor> non_loss = {};
-  std::vector<double> figure_sums = {};  ///< of LossSum::figures; empty where there are none
+  at::Tensor figure_sums = {};  ///< of LossSum::figures
 };
+
+/// sum += more, in float64 and where `more` is; what is undefined is 0.
+void add_number(at::Tensor& sum, const at::Tensor& more);
 
 /// What the losses of an execution are multiplied by.
 struct LossScale {

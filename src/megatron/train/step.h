@@ -2,10 +2,12 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "megatron/comm/numbers.h"
 #include "megatron/optim/gradient_norm.h"
 #include "megatron/optim/gradient_reducer.h"
 #include "megatron/optim/loss_scaler.h"
@@ -14,6 +16,7 @@
 #include "megatron/optim/parameter_gatherer.h"
 #include "megatron/optim/shared_gradients.h"
 #include "megatron/parallel/context.h"
+#include "megatron/parallel/fp8.h"
 #include "megatron/supervise/suspects.h"
 #include "megatron/train/log/loss_figure.h"
 #include "megatron/train/log/timers.h"
@@ -85,7 +88,10 @@ struct StepResult {
 };
 
 /// One optimizer step: forward and backward of every microbatch through the pipeline, reduction over dp, sums of what
-/// ranks of one model copy share, clipping over the model, update.
+/// ranks of one model copy share, clipping over the model, update. On a GPU all of it is given to the GPU without
+/// waiting, and whether the step is skipped and how far it is clipped is decided there: the host learns loss, norm and
+/// flags from one copy at the end, and continues while the GPU updates. It waits sooner where it takes part: judge(),
+/// routers' biases, checked steps, and routing to experts; and once more for the scales of 8 bits.
 class TrainStep {
  public:
   /// What a step goes through; all must outlive it.
@@ -102,6 +108,7 @@ class TrainStep {
     /// batch, rounded up to a power of two, so that scaling changes no digit): nearly those of scale x mean, whatever
     /// the number of data-parallel ranks.
     optim::LossScaler* scaler;
+    parallel::Fp8Scaling* fp8 = nullptr;  ///< of layers that compute in 8 bits; null: none does
     Timers& timers;
   };
   TrainStep(const Parts& parts, StepOptions options) : parts_(parts), options_(options) {}
@@ -111,23 +118,59 @@ class TrainStep {
   StepResult operator()(int num_microbatches, const MicrobatchSource& microbatch, const plan::LearningRates& rates,
                         bool stop = false, bool save = false, const StepCheck& check = {});
 
+  /// What ranks have added up, on the device.
+  struct Totals {
+    at::Tensor numbers;  ///< [n] sums, float64
+    at::Tensor norm;     ///< scalar: of the gradients as they are in the buffers
+  };
+  /// A step that is not over for the host.
+  struct Open {
+    StepResult result;
+    PassResult pass;
+    at::Tensor magnitudes;  ///< of what layers have multiplied in 8 bits, the largest over all ranks
+    Totals totals;
+    double scale = 1;         ///< that the gradients have
+    bool is_decided = false;  ///< the device finds out by itself whether it is skipped
+    comm::ComingNumbers coming;
+  };
+  /// operator() in three parts, so that the passes of a step can be given to the device before the host knows what has
+  /// become of the one before. All collective over the world, and in this order but for one thing: where
+  /// may_stay_open(), and the second step's passes are not to be checked, begin() of a step may come before end() of
+  /// the one before, and update() after that. A step that was begun and is not updated changes nothing.
+  Open begin(int num_microbatches, const MicrobatchSource& microbatch, bool stop = false, bool save = false,
+             const StepCheck& check = {});
+  void update(Open& open, const plan::LearningRates& rates);
+  StepResult end(Open open);
+  /// Whether begin() needs nothing of the step before but its update: no loss scale, no judge, no routers' biases, no
+  /// scales of 8 bits.
+  bool may_stay_open() const;
+
   /// From now on called once loss and norm are known and before the update, the same on every rank: may set `skipped`
-  /// and `spike`, and for tests change the loss.
+  /// and `spike`, and for tests change the loss. A GPU then waits for the host before it updates.
   void judge(std::function<void(StepResult& result)> hook) { judge_ = std::move(hook); }
 
   /// From now on called before each update: the last moment at which weights and state are those of the step before.
+  /// What it updates may turn out to be skipped.
   void before_update(std::function<void()> hook) { before_update_ = std::move(hook); }
+
+  /// For tests: in place of comm::copy_to_host(), by which the host learns what has become of a step.
+  using Copy = std::function<comm::ComingNumbers(const at::Tensor& numbers)>;
+  void copy_by(Copy copy) { copy_ = std::move(copy); }
 
  private:
   PassResult forward_and_backward(int num_microbatches, const MicrobatchSource& microbatch, double scale);
   PassResult passes(int num_microbatches, const MicrobatchSource& microbatch, double scale, const StepCheck& check,
                     StepResult& result);
-  struct Totals;
-  Totals totals_over_world(const PassResult& pass, bool stop, bool save) const;
+  Totals totals_over_world(const Open& open, bool stop, bool save) const;
+  std::size_t first_of_host() const;
+  at::Tensor update_factor(const Totals& total, double scale) const;
+  double learn(Open& open);
+  double read_totals(StepResult& result, std::span<const double> numbers, double norm, double scale) const;
   void sum_gradients();
-  double count_zeros() const;
-  double params_norm() const;
-  void update(const plan::LearningRates& rates, double grad_scale);
+  at::Tensor magnitudes_over_world() const;
+  at::Tensor count_zeros(const at::TensorOptions& options) const;
+  at::Tensor squares_of_weights() const;
+  void update_weights(const plan::LearningRates& rates, const optim::GradScale& grad_scale);
   void move_router_biases(const ExpertFigures& experts);
   double gradient_scale(int num_microbatches) const;
   /// Tokens that count for a sample of the global batch. Collective over dp.
@@ -136,7 +179,8 @@ class TrainStep {
   Parts parts_;
   StepOptions options_;
   std::function<void()> before_update_ = [] {};
-  std::function<void(StepResult& result)> judge_ = [](StepResult&) {};
+  std::function<void(StepResult& result)> judge_ = {};
+  Copy copy_ = comm::copy_to_host;
 };
 
 struct Evaluation {

@@ -12,30 +12,31 @@
 
 #include "megatron/base/error.h"
 #include "megatron/base/files/file.h"
-#include "megatron/base/log.h"
 #include "megatron/base/machine/out_of_memory.h"
 #include "megatron/base/progress.h"
 #include "megatron/base/text/printable.h"
 #include "megatron/base/timer.h"
 #include "megatron/checkpoint/files/folder.h"
 #include "megatron/checkpoint/save/saver.h"
-#include "megatron/comm/first_rank.h"
+#include "megatron/comm/agreement.h"
 #include "megatron/config/options.h"
-#include "megatron/data/files/indexed_dataset.h"
+#include "megatron/kernels/runtime.h"
 #include "megatron/plan/cost/counts.h"
 #include "megatron/plan/cost/rank_buffers.h"
 #include "megatron/schedule/text.h"
 #include "megatron/supervise/events.h"
-#include "megatron/train/batches.h"
+#include "megatron/supervise/memory_folder.h"
 #include "megatron/train/checked_passes.h"
+#include "megatron/train/data/prefetch.h"
+#include "megatron/train/data/run_data.h"
 #include "megatron/train/engine.h"
 #include "megatron/train/guard.h"
 #include "megatron/train/inputs.h"
 #include "megatron/train/iteration.h"
 #include "megatron/train/log/progress_file.h"
 #include "megatron/train/log/run_log.h"
-#include "megatron/train/prefetch.h"
 #include "megatron/train/resume/agreement.h"
+#include "megatron/train/resume/memory_copies.h"
 #include "megatron/train/resume/resume.h"
 #include "megatron/train/resume/run_state.h"
 #include "megatron/train/tuning/distillation.h"
@@ -45,44 +46,6 @@ namespace megatron::train {
 namespace {
 
 namespace fs = std::filesystem;
-
-// A dataset and what its figures are called; one of several has a name.
-struct NamedData {
-  std::string name;
-  DatasetBatches batches;
-};
-
-// What a rank reads. Indices are built by whichever process comes first; ranks meet meanwhile, however long that takes.
-struct RunData {
-  std::vector<NamedData> train, valid, test;
-};
-
-std::vector<NamedData> open_parts(const plan::ResolvedRun& run, data::SplitPart part, std::int64_t eod,
-                                  const SampleTools& tools, const data::WaitMessage& say) {
-  std::vector<NamedData> sets;
-  const auto specs = part_specs(run, part, eod, tools);
-  for (const data::PartSpec& spec : specs) {
-    const std::string name = specs.size() == 1 ? "" : fs::path(spec.blend.prefixes[0]).filename().string();
-    sets.push_back({name, {data::open_part(spec, say), run.shape.vocab, loss_type(run.config)}});
-  }
-  return sets;
-}
-
-RunData open_data(const plan::ResolvedRun& run, std::int64_t eod, const comm::Group& world) {
-  RunData data;
-  data::WaitMessage say;  // the first rank speaks for all
-  if (world.rank() == 0) say = [](const std::string& text) { Logger("rank 0").info(text); };
-  comm::run_on_every_rank(
-      world,
-      [&] {
-        const SampleTools tools = load_tools(run.config);
-        data = {.train = open_parts(run, data::SplitPart::Train, eod, tools, say),
-                .valid = open_parts(run, data::SplitPart::Valid, eod, tools, say),
-                .test = open_parts(run, data::SplitPart::Test, eod, tools, say)};
-      },
-      beat_of(run.config));
-  return data;
-}
 
 fs::path schedule_copy(const config::RunConfig& config) {
   return fs::absolute(fs::path(config.train.out) / "schedule.txt").lexically_normal();
@@ -116,11 +79,16 @@ class TrainingRun {
                                                             : forward_step);
     engine_.pipeline.report_to(outside_.activity);
     begin_phase("loading");
-    start_ = start_run(run, engine_);
+    if (config_.checkpoint.memory_interval > 0 && !config_.train.skip_train) memory_.emplace(run, engine_);
+    start_ = start_run(run, engine_, memory_ ? &*memory_ : nullptr);
+    if (!memory_ && !config_.train.skip_train) leave_memory_behind();
     if (config_.dpo.beta > 0) find_references();
     begin_at(start_.state);
-    engine_.step.before_update([this] { saver_.before_change(); });
-    engine_.step.judge([this](StepResult& result) { guard_.judge(state_.iteration + 1, result); });
+    engine_.step.before_update([this] {
+      saver_.before_change();
+      if (memory_) memory_->before_change();
+    });
+    if (guard_.judges()) engine_.step.judge([this](StepResult& result) { guard_.judge(state_.iteration + 1, result); });
     engine_.timers.add(TimerId::DataSetup, data_s_);
     engine_.timers.add(TimerId::ModelAndOptimizerSetup, since_start_.seconds() - data_s_);
     world.barrier();  // nobody writes before everybody has read
@@ -131,25 +99,33 @@ class TrainingRun {
   Outcome go() {
     if (config_.train.skip_train) return evaluate_alone();
     bool stop = false, leave = false;
-    if (validation_is_due()) {  // a stop came in between
+    if (start_.in_memory && is_done()) save();  // nothing of it is on the disk yet
+    if (validation_is_due()) {                  // a stop came in between
       stop = validate();
       save();
     }
-    while (!stop && !leave && !is_done()) {
-      const Iterated iterated = iterate();
-      if (iterated.faulty) return Outcome::Faulty;
-      stop = iterated.stop;
+    while ((!stop && !leave && !is_done()) || open_) {
+      const Iterated iterated = iterate(stop);
+      if (iterated.faulty) {
+        if (memory_) memory_->remove();  // who looks at the run chooses what it resumes from
+        return Outcome::Faulty;
+      }
+      stop = stop || iterated.stop;
       save_is_asked_ = save_is_asked_ || iterated.save;
-      if (iterated.rolled_back) continue;
       if (progress_ && !saver_.under_way()) progress_->saved();
+      if (iterated.rolled_back || open_) continue;  // nothing is due before what is open has ended
       if (!stop && validation_is_due()) stop = validate();
       leave = is_time_to_leave();
       const std::int64_t save_interval = config_.checkpoint.save_interval;
       const bool is_due = save_interval > 0 && state_.iteration % save_interval == 0;
-      if (is_done() || stop || leave || is_due || std::exchange(save_is_asked_, false)) save();
+      if (is_done() || stop || leave || is_due || std::exchange(save_is_asked_, false))
+        save();
+      else if (memory_ && memory_->is_due(state_.iteration))
+        memory_->save(state_, recipe_);
     }
     saver_.finish();
     if (progress_) progress_->saved();
+    if (memory_) memory_->remove();
     if (!stop && is_done() && !data_.test.empty() && start_.state.iteration < state_.iteration) test();
     write_trace();
     if (is_done() && !validation_is_due()) return Outcome::Done;
@@ -161,8 +137,20 @@ class TrainingRun {
     bool stop = false, save = false, rolled_back = false, faulty = false;
   };
 
-  void begin_phase(const char* phase) const {
-    if (outside_.activity != nullptr) outside_.activity->begin_phase(phase, state_.iteration + 1);
+  void begin_phase(const char* phase) const { begin_phase(phase, state_.iteration + 1); }
+  void begin_phase(const char* phase, std::int64_t iteration) const {
+    if (outside_.activity != nullptr) outside_.activity->begin_phase(phase, iteration);
+  }
+
+  // What nodes keep of the run is of a time before this start, which does not resume from it. Collective over the
+  // world.
+  void leave_memory_behind() const {
+    const comm::Group& world = engine_.context.world();
+    const auto leave = [&] {
+      if (world.rank() == 0 && supervise::memory_run(save_folder(config_)))
+        supervise::begin_memory_time(save_folder(config_));
+    };
+    comm::run_together(world, leave, beat_of(config_));
   }
 
   // Gives every set of preferences its reference, computed or read. Collective over the world.
@@ -190,25 +178,66 @@ class TrainingRun {
         static_cast<std::size_t>(config_.data.prefetch));
   }
 
+  // Whether iterations may begin before the host knows the result of the one before, so that the device never waits for
+  // it: on a GPU, where nobody asks for more than the device decides.
+  bool runs_ahead() const {
+    return (!engine_.context.device().is_cpu() || kernels::emulates_cuda()) && engine_.step.may_stay_open() &&
+           config_.train.exit_duration_mins <= 0 && !config_.log.profile && config_.log.trace.empty();
+  }
+
+  // Whether the next one may begin before the result of the open one is known: nothing is due in between.
+  bool next_may_begin(bool stops) const {
+    const std::int64_t open = state_.iteration + 1;
+    const auto is_due = [&](std::int64_t interval) { return interval > 0 && open % interval == 0; };
+    return !stops && !save_is_asked_ && open < config_.train.train_iters && !is_due(config_.checkpoint.save_interval) &&
+           !is_due(config_.checkpoint.memory_interval) && !is_due(config_.train.exit_interval) &&
+           (data_.valid.empty() || !is_due(config_.train.eval_interval)) &&
+           !skips_batch(config_.guard, state_, open + 1) && !guard_.check_of(open + 1).due;
+  }
+
+  // One iteration; where some run ahead, one begins and the one before, if any, ends. `stops`: no other begins.
   // Collective over the world.
-  Iterated iterate() {
+  Iterated iterate(bool stops) {
     IterationParts parts{run_, engine_, *reader_, saver_, log_ ? &*log_ : nullptr};
-    begin_phase("step");
-    if (skips_batch(config_.guard, state_, state_.iteration + 1)) {
+    if (open_ && !next_may_begin(stops)) return end_open(parts);
+    const RunState before = open_ ? behind_open(state_, *open_) : state_;
+    const std::int64_t iteration = before.iteration + 1;
+    begin_phase("step", iteration);
+    if (skips_batch(config_.guard, before, iteration)) {
       skip_batch(parts, state_);
+      if (memory_) memory_->poll();
       return {};
     }
     const bool asks = outside_.saves_requested && engine_.context.world().rank() == 0;
     const int saves = asks ? outside_.saves_requested() : 0;  // ranks agree in a step: who asks before waits for one
     parts.save = saves > std::exchange(saves_seen_, saves);
-    guard_.before_step(state_.iteration + 1);
-    parts.check = guard_.check_of(state_.iteration + 1);
+    guard_.before_step(iteration);
+    parts.check = guard_.check_of(iteration);
     parts.make = [this](const std::vector<std::int64_t>& ids) { return data_.train.front().batches.get(ids); };
     const bool profiled = step_is_profiled();
     engine_.pipeline.profile(profiled);
-    const IterationEnd end =
-        taking_memory_for("the activations of a step", [&] { return run_iteration(parts, state_, stop_requested_()); });
+    OpenIteration now = taking_memory_for("the activations of a step",
+                                          [&] { return begin_iteration(parts, before, stop_requested_()); });
+    Iterated of_before;
+    if (open_) of_before = end_open(parts);
+    if (of_before.rolled_back) {      // what has begun changes nothing
+      if (parts.save) --saves_seen_;  // it is asked for again
+      return of_before;
+    }
+    taking_memory_for("the update of a step", [&] { update_iteration(parts, now, state_); });
+    if (memory_) memory_->poll();
+    open_.emplace(std::move(now));
+    if (!parts.check.due && runs_ahead()) return of_before;
+    const Iterated iterated = end_open(parts);
     if (profiled) write_profile();
+    return iterated;
+  }
+
+  // The host learns what has become of the open iteration. Collective over the world.
+  Iterated end_open(const IterationParts& parts) {
+    const double most_s = since_end_.seconds();
+    since_end_.restart();
+    const IterationEnd end = end_iteration(parts, *std::exchange(open_, std::nullopt), state_, /*tokens=*/0, most_s);
     report();
     if (end.result.save) tell("save_requested", {{"iteration", state_.iteration}});
     if (!end.result.suspects.empty()) tell_suspects(end.result);
@@ -276,7 +305,10 @@ class TrainingRun {
     const Action action = guard_.after_step(end.result, state_);
     if (action == Action::None) return false;
     const bool keeps_batch = action != Action::Skip;
-    const std::string batch = keeps_batch ? write_batch(end) : "";
+    std::string batch;
+    if (keeps_batch)
+      batch = write_batch(run_, data_.train.front().batches, {state_.iteration, end.first_sample, end.global_batch},
+                          log_.has_value());
     const char* const names[] = {"none", "skip", "rollback", "stop"};
     const bool rolls_back = action == Action::RollBack && has_own_checkpoint();
     const char* const done = action == Action::RollBack && !rolls_back ? "skip" : names[static_cast<int>(action)];
@@ -325,6 +357,7 @@ class TrainingRun {
     const std::int64_t bad = state_.iteration;
     RunState before = std::move(state_);
     reader_.reset();
+    if (memory_) memory_->clear();      // it has learned from batches that will be skipped
     engine_.parameters.await_values();  // which the last update has started to gather
     const Start start = start_run(run_, engine_);
     RunState state = start.state;
@@ -344,32 +377,6 @@ class TrainingRun {
     for (const std::string& message : start.messages) log_->message(" > " + message);
     log_->message(concat(" > rolled back from iteration ", bad, " to ", state_.iteration,
                          ": the batches of iterations ", first, " to ", bad, " will be skipped"));
-  }
-
-  // The samples of the step's whole batch, as documents of a pair, which the first rank writes; its prefix.
-  std::string write_batch(const IterationEnd& end) const {
-    const fs::path folder = fs::path(config_.train.out) / "batches";
-    const std::string prefix = (folder / concat("iteration_", state_.iteration)).string();
-    if (!log_) return prefix;
-    make_folder(folder);
-    data::IndexedDatasetWriter writer(prefix, data::dtype_for_vocabulary(run_.shape.vocab));
-    for (std::int64_t sample = end.first_sample; sample < end.first_sample + end.global_batch; ++sample) {
-      const model::Batch batch = data_.train.front().batches.get({&sample, 1});
-      std::vector<std::int32_t> tokens;
-      const auto add = [&](const at::Tensor& ids) {
-        const std::int64_t* id = ids.const_data_ptr<std::int64_t>();
-        for (std::int64_t i = 0; i < ids.numel(); ++i) tokens.push_back(static_cast<std::int32_t>(id[i]));
-      };
-      add(batch.tokens_bs);
-      const bool next_tokens = run_.shape.predicts_tokens() && run_.shape.causal && !run_.shape.encoder_decoder();
-      if (next_tokens)  // the last one is a label alone
-        tokens.push_back(
-            static_cast<std::int32_t>(batch.labels_bs.const_data_ptr<std::int64_t>()[batch.labels_bs.numel() - 1]));
-      const auto length = static_cast<std::int32_t>(tokens.size());
-      writer.add_document(tokens, {&length, 1});
-    }
-    writer.publish();
-    return prefix;
   }
 
   // Of the run; a checkpoint that was loaded may be further.
@@ -484,14 +491,15 @@ class TrainingRun {
       progress_.emplace(save_folder(config_),
                         ProgressFile::Job{.id = job_id_, .ranks = run_.grid.world_size(), .flops = flops_so_far()});
     log_->message(concat(" > ", human_count(static_cast<double>(plan::parameter_count(run_.shape))), " parameters, ",
-                         plan::sizes_text(run_.grid), ", ", config_.train.dtype, " on ", config_.parallel.device));
+                         plan::sizes_text(run_.grid), ", ", config_.train.dtype,
+                         engine_.fp8 ? " with fp8 " + config_.fp8.format : "", " on ", config_.parallel.device));
     for (const std::string& line : plan::sharding_warnings(run_)) log_->message(" > " + line);
     for (const std::string& message : start_.messages) log_->message(" > " + message);
     if (start_.weights_only)
       log_->message(concat(" > begins with the weights of ", start_.from->string()));
     else if (start_.from)
-      log_->message(concat(" > resumed from ", start_.from->string(), " at iteration ", state_.iteration, ", ",
-                           state_.skipped_iterations, " of them skipped"));
+      log_->message(concat(" > resumed from ", start_.from->string(), start_.in_memory ? " in memory" : "",
+                           " at iteration ", state_.iteration, ", ", state_.skipped_iterations, " of them skipped"));
   }
 
   // The mean loss over `count` samples from number `first` on; those beyond the set's end count as none where
@@ -554,6 +562,7 @@ class TrainingRun {
   double data_s_;  // that opening it took
   Engine engine_;
   checkpoint::Saver saver_;
+  std::optional<MemoryCopies> memory_;
   LossGuard guard_;
   int saves_seen_ = 0;
   bool save_is_asked_ = false;  // on every rank; what was rolled back is saved after the next step
@@ -564,6 +573,8 @@ class TrainingRun {
   std::optional<ProgressFile> progress_;       // of the first rank
   std::optional<supervise::EventLog> events_;  // of the first rank
   std::optional<Prefetcher> reader_;           // reads data_: ends before it
+  std::optional<OpenIteration> open_;          // the one behind state_
+  Stopwatch since_end_;                        // of the iteration that ended last
 };
 
 }  // namespace

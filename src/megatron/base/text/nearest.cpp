@@ -1,27 +1,48 @@
 #include "megatron/base/text/nearest.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "megatron/base/error.h"
 
 namespace megatron {
 namespace {
 
-std::size_t edit_distance(std::string_view a, std::string_view b) {
-  std::vector<std::size_t> before_last, last, row(b.size() + 1);
-  for (std::size_t j = 0; j <= b.size(); ++j) row[j] = j;
-  for (std::size_t i = 1; i <= a.size(); ++i) {
-    before_last = std::move(last);
-    last = row;
-    row[0] = i;
-    for (std::size_t j = 1; j <= b.size(); ++j) {
-      row[j] = std::min({last[j] + 1, row[j - 1] + 1, last[j - 1] + (a[i - 1] == b[j - 1] ? 0 : 1)});
-      if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1])
-        row[j] = std::min(row[j], before_last[j - 2] + 1);
+/// Edits from one name to others. Its rows are kept: there are hundreds of names to compare.
+class EditDistance {
+ public:
+  explicit EditDistance(std::string_view name) : name_(name) {}
+
+  /// From the name to `other`; any number above `most` where it is above that.
+  std::size_t to(std::string_view other, std::size_t most) {
+    const auto [shorter, longer] = std::minmax({name_.size(), other.size()});
+    if (longer - shorter > most) return most + 1;
+    for (auto* row : {&before_last_, &last_, &row_}) row->resize(other.size() + 1);
+    std::iota(row_.begin(), row_.end(), std::size_t{0});
+    std::size_t least_of_last = 0;
+    for (std::size_t i = 1; i <= name_.size(); ++i) {
+      before_last_.swap(last_);
+      last_.swap(row_);
+      row_[0] = i;
+      std::size_t least = i;
+      for (std::size_t j = 1; j <= other.size(); ++j) {
+        std::size_t edits = std::min(last_[j], row_[j - 1]) + 1;
+        edits = std::min(edits, last_[j - 1] + (name_[i - 1] == other[j - 1] ? 0 : 1));
+        if (i > 1 && j > 1 && name_[i - 1] == other[j - 2] && name_[i - 2] == other[j - 1])
+          edits = std::min(edits, before_last_[j - 2] + 1);
+        row_[j] = edits;
+        least = std::min(least, edits);
+      }
+      if (least > most && least_of_last > most) return most + 1;  // each row is made of the two before it
+      least_of_last = least;
     }
+    return row_[other.size()];
   }
-  return row[b.size()];
-}
+
+ private:
+  std::string_view name_;
+  std::vector<std::size_t> before_last_, last_, row_;
+};
 
 }  // namespace
 
@@ -30,12 +51,14 @@ std::string nearest_name(std::string_view name, const std::vector<std::string>& 
   if (name.size() > kMaxLength) return "";
   std::string best;
   std::size_t best_distance = name.size() < 3 ? 0 : std::max<std::size_t>(1, name.size() / 3);
+  EditDistance edits(name);
   for (const std::string& candidate : known) {
-    const std::size_t distance = edit_distance(name, candidate);
-    if (distance < best_distance || (distance == best_distance && best.empty())) {
-      best = candidate;
-      best_distance = distance;
-    }
+    if (!best.empty() && best_distance == 0) break;
+    const std::size_t most = best.empty() ? best_distance : best_distance - 1;
+    const std::size_t distance = edits.to(candidate, most);
+    if (distance > most) continue;
+    best = candidate;
+    best_distance = distance;
   }
   return best;
 }

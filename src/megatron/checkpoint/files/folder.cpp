@@ -46,18 +46,6 @@ std::int64_t iteration_of(const std::string& name) {
   return error == std::errc() && iteration_name(iteration) == name ? iteration : -1;
 }
 
-/// Of the iter_ folders in `folder`, ascending; none where it is no folder. A folder that cannot be read is an error:
-/// a run that took it for an empty one would start over.
-std::vector<std::int64_t> iterations_in(const fs::path& folder) {
-  std::vector<std::int64_t> iterations;
-  if (!fs::is_directory(folder)) return iterations;
-  for (const fs::directory_entry& entry : fs::directory_iterator(folder))
-    if (const std::int64_t iteration = iteration_of(entry.path().filename()); iteration >= 0 && entry.is_directory())
-      iterations.push_back(iteration);
-  std::sort(iterations.begin(), iterations.end());
-  return iterations;
-}
-
 /// Without the slash at its end, which hides the name.
 fs::path without_slash(const fs::path& folder) { return folder.has_filename() ? folder : folder.parent_path(); }
 
@@ -319,6 +307,17 @@ bool is_marked_damaged(const fs::path& iteration_folder) { return fs::exists(ite
 void remove_mark(const fs::path& iteration_folder) {
   std::error_code ignored;
   fs::remove(iteration_folder / kDamaged, ignored);
+}
+
+// A folder that cannot be read is an error: a run that took it for an empty one would start over.
+std::vector<std::int64_t> iterations_in(const fs::path& folder) {
+  std::vector<std::int64_t> iterations;
+  if (!fs::is_directory(folder)) return iterations;
+  for (const fs::directory_entry& entry : fs::directory_iterator(folder))
+    if (const std::int64_t iteration = iteration_of(entry.path().filename()); iteration >= 0 && entry.is_directory())
+      iterations.push_back(iteration);
+  std::sort(iterations.begin(), iterations.end());
+  return iterations;
 }
 
 std::vector<std::int64_t> newer_iterations(const fs::path& folder) {

@@ -66,6 +66,10 @@ void check_structure(const std::filesystem::path& iteration_folder);
 /// The files of a checkpoint that are missing or of another size, one message each. Reads no data.
 std::vector<std::string> missing_files(const std::filesystem::path& iteration_folder, const Manifest& manifest);
 
+/// The iterations of the iter_ folders in `folder`, ascending, whatever those hold; none where it is no folder. Throws
+/// where it cannot be read.
+std::vector<std::int64_t> iterations_in(const std::filesystem::path& folder);
+
 /// The iterations in `folder` that are of a newer version, ascending. publish() does not replace them.
 std::vector<std::int64_t> newer_iterations(const std::filesystem::path& folder);
 

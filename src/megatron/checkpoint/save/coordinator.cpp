@@ -65,19 +65,23 @@ void check_written(const fs::path& temporary) {
 
 }  // namespace
 
+std::string Coordinator::manifest(const std::vector<std::string>& reports) const {
+  std::vector<Written> written;
+  for (std::size_t rank = 0; rank < reports.size(); ++rank)
+    written.push_back(written_slices(outcome(reports[rank], concat("checkpoint not saved: rank ", rank))));
+  Manifest manifest = join_manifest(held_, writes_, written);
+  manifest.iteration = iteration_;
+  manifest.metadata = metadata_;
+  std::string text = manifest_text(manifest);
+  parse_manifest(text, "the new manifest.json");  // what could not be read must not be published
+  return text;
+}
+
 std::string Coordinator::finish(const std::vector<std::string>& reports) const {
   const std::string name = iteration_name(iteration_);
   const fs::path temporary = temporary_folder(folder_, name);
   std::string answer = attempt([&] {
-    std::vector<Written> written;
-    for (std::size_t rank = 0; rank < reports.size(); ++rank)
-      written.push_back(written_slices(outcome(reports[rank], concat("checkpoint not saved: rank ", rank))));
-    Manifest manifest = join_manifest(held_, writes_, written);
-    manifest.iteration = iteration_;
-    manifest.metadata = metadata_;
-    const std::string text = manifest_text(manifest);
-    parse_manifest(text, (temporary / "manifest.json").string());  // what could not be read must not be published
-    write_file(temporary / "manifest.json", text);
+    write_file(temporary / "manifest.json", manifest(reports));
     check_written(temporary);
     publish(folder_, temporary, name);
     remove_superfluous();

@@ -38,6 +38,8 @@ class Coordinator {
   std::vector<std::string> plan(const std::vector<std::string>& reports);
   /// The save that begins now.
   void begin(std::int64_t iteration, std::map<std::string, std::string> metadata);
+  /// From what every rank has written: the text of manifest.json. Throws std::runtime_error where a rank has failed.
+  std::string manifest(const std::vector<std::string>& reports) const;
   /// From what every rank has written: publishes it, or removes it. A message.
   std::string finish(const std::vector<std::string>& reports) const;
 

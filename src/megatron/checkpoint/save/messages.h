@@ -14,6 +14,8 @@ class Messages {
   /// @param device on which the group's transport takes tensors
   Messages(comm::Group world, at::Device device) : world_(std::move(world)), device_(device) {}
 
+  at::Device device() const { return device_; }
+
   /// To rank 0: every rank's text, by rank. Elsewhere: empty.
   std::vector<std::string> gather(const std::string& text) const;
   /// From rank 0, which gives one text a rank: this rank's.

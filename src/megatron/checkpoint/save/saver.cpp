@@ -12,6 +12,7 @@
 #include "megatron/checkpoint/files/files.h"
 #include "megatron/checkpoint/files/safetensors.h"
 #include "megatron/checkpoint/save/coordinator.h"
+#include "megatron/checkpoint/save/part_copies.h"
 
 namespace megatron::checkpoint {
 namespace fs = std::filesystem;
@@ -48,8 +49,13 @@ void Saver::agree_on_writes(const std::string& failure, std::vector<HeldSlice> h
   const bool changed = !failure.empty() || !agreed_ || held != held_;
   if (world_.all_reduce_scalars({changed ? 1.0 : 0.0}, comm::ReduceOp::Max)[0] == 0) return;
   agreed_ = false;
-  const auto holdings = messages_->gather(failure.empty() ? done_message(to_text(held)) : failure);
+  const std::string own = !failure.empty() ? failure : attempt([&] {
+    if (by_node() && leads_node()) prepare_folder(folder_);
+    return to_text(held);
+  });
+  const auto holdings = messages_->gather(own);
   const std::string answer = messages_->scatter(coordinator_ ? coordinator_->plan(holdings) : holdings);
+  require_done(answer);
   writes_ = parse_json(outcome(answer, "")).get<std::vector<std::size_t>>();
   held_ = std::move(held);
   agreed_ = true;
@@ -73,10 +79,10 @@ void Saver::begin(std::int64_t iteration, std::vector<ShardedTensor> tensors, Me
   std::vector<at::Tensor> slices;
   for (const std::size_t index : writes_) slices.push_back(tensors[index].data.detach());
   snapshot_.begin(std::move(slices));
-  const std::string name = iteration_name(iteration);
-  work_ = std::async(std::launch::async, [this, name] {
+  name_ = iteration_name(iteration);
+  work_ = std::async(std::launch::async, [this] {
     return attempt([&] {
-      const fs::path temporary = temporary_folder(folder_, name);
+      const fs::path temporary = temporary_folder(folder_, name_);
       fs::create_directory(temporary);  // whoever comes first
       return write_part(temporary / data_file_name(world_.rank()));
     });
@@ -117,27 +123,42 @@ bool Saver::wait_for_own_work(std::chrono::milliseconds time) const {
 
 void Saver::poll() {
   if (phase_ == Phase::Idle) return;
+  if (phase_ == Phase::Copying) return copy();
   const bool ready = wait_for_own_work(std::chrono::milliseconds(0));
   if (world_.all_reduce_scalars({ready ? 0.0 : 1.0}, comm::ReduceOp::Max)[0] > 0) return;
   if (phase_ == Phase::Writing) {
     std::vector<std::string> reports = messages_->gather(work_.get());
     snapshot_.end();
+    if (by_node()) return hand_out(reports);
     phase_ = Phase::Publishing;
     if (coordinator_)
       work_ = std::async(std::launch::async,
                          [this, reports = std::move(reports)] { return coordinator_->finish(reports); });
     return;
   }
+  if (by_node()) return end_on_nodes();
   phase_ = Phase::Idle;
   std::vector<std::string> answers(static_cast<std::size_t>(world_.size()));
   if (coordinator_) std::fill(answers.begin(), answers.end(), work_.get());
-  outcome(messages_->scatter(answers), "");
+  require_done(messages_->scatter(answers));
 }
 
 void Saver::finish() {
   while (phase_ != Phase::Idle) {
     wait_for_own_work(options_.beat);
     poll();
+  }
+  if (work_.valid()) work_.wait();  // for what removes old iterations of a node
+}
+
+void Saver::require_done(const std::string& answer) {
+  try {
+    outcome(answer, "");
+  } catch (const std::runtime_error& failure) {
+    phase_ = Phase::Idle;
+    std::error_code ignored;  // rank 0 has removed what it shares with all
+    if (by_node() && leads_node()) fs::remove_all(temporary_folder(folder_, name_), ignored);
+    throw SaveError(failure.what());
   }
 }
 

@@ -1,13 +1,9 @@
 #include "megatron/comm/processes/c10d_run_store.h"
 
 #include <c10/util/Logging.h>
-#include <sys/socket.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <condition_variable>
-#include <cstring>
 #include <deque>
 #include <future>
 #include <memory>
@@ -16,9 +12,9 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "megatron/base/error.h"
+#include "megatron/base/ranks/host_address.h"
 #include "megatron/base/stack_frames.h"
 #include "megatron/comm/group.h"
-#include "megatron/comm/processes/host_address.h"
 
 namespace megatron::comm {
 namespace {
@@ -187,20 +183,6 @@ std::int64_t RunStore::getNumKeys() {
 
 namespace {
 
-/// A socket bound to `address`:`port`, for a store to listen on. c10d's own listens on every interface.
-int bound_socket(const std::string& address, int port) {
-  const HostAddress own = addresses_of(address, port).at(0);
-  const int fd = socket(own.family(), SOCK_STREAM | SOCK_CLOEXEC, 0);
-  const int yes = 1;
-  if (fd >= 0) setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
-  if (fd < 0 || bind(fd, own.get(), own.size) != 0) {
-    const std::string why = std::strerror(errno);
-    if (fd >= 0) close(fd);
-    throw std::runtime_error(concat("cannot listen on ", address, ":", port, ": ", why));
-  }
-  return fd;
-}
-
 /// What c10d prints of its own accord shows stack frames, and says what our errors say. A level that somebody has asked
 /// for (TORCH_CPP_LOG_LEVEL) stays.
 void quieten_c10d() {
@@ -225,13 +207,21 @@ c10::intrusive_ptr<c10d::TCPStore> keep_store(const std::string& address, int po
   options.isServer = true;
   options.waitWorkers = false;
   options.timeout = timeout;
-  options.masterListenFd = bound_socket(address, port);
+  options.masterListenFd = bound_socket(address, port);  // c10d's own listens on every interface
   return c10::make_intrusive<c10d::TCPStore>(address, options);
+}
+
+std::vector<HostAddress> peer_addresses(const std::string& host, int port) {
+  try {
+    return addresses_of(host, port);
+  } catch (const HostError& e) {
+    throw PeerError(e.what());
+  }
 }
 
 c10::intrusive_ptr<c10d::Store> connect_store(const LaunchedRank& place, milliseconds timeout) {
   RunKey key(secret_of(place));
-  addresses_of(place.address, place.port);  // c10d's own look-up of the name would wait as long as the system lets it
+  peer_addresses(place.address, place.port);  // c10d's own look-up of the name would wait as long as the system does
   quieten_c10d();
   const auto again = [address = place.address, port = place.port, timeout] {
     return client_of(address, port, timeout);

@@ -7,7 +7,9 @@
 #include <string>
 #include <vector>
 
-#include "megatron/comm/processes/run_key.h"
+#include "megatron/base/ranks/host_address.h"
+#include "megatron/base/ranks/run_key.h"
+#include "megatron/comm/processes/environment.h"
 
 // Private to the files that know c10d.
 namespace megatron::comm {
@@ -58,6 +60,9 @@ class RunStore final : public c10d::Store {
 /// The store of `place`, which rank 0 keeps unless a launcher does: it listens on the address that place.address names
 /// and on no other. Throws PeerError, and ConfigError as secret_of().
 c10::intrusive_ptr<c10d::Store> connect_store(const LaunchedRank& place, std::chrono::milliseconds timeout);
+
+/// addresses_of() for those who meet there. Throws PeerError where there is none.
+std::vector<HostAddress> peer_addresses(const std::string& host, int port);
 
 /// A store of this process on `address` (0: a free port), of which no rank is a client.
 c10::intrusive_ptr<c10d::TCPStore> keep_store(const std::string& address, int port, std::chrono::milliseconds timeout);

@@ -21,12 +21,12 @@
 #include <utility>
 
 #include "megatron/base/error.h"
+#include "megatron/base/ranks/host_address.h"
+#include "megatron/base/ranks/run_key.h"
 #include "megatron/base/stack_frames.h"
 #include "megatron/comm/processes/c10d_run_store.h"
 #include "megatron/comm/processes/c10d_store.h"
 #include "megatron/comm/processes/gloo_address.h"
-#include "megatron/comm/processes/host_address.h"
-#include "megatron/comm/processes/run_key.h"
 #include "megatron/comm/threads/rank_threads.h"
 #include "megatron/comm/threads/unwinding.h"
 
@@ -410,7 +410,7 @@ std::shared_ptr<Backend> GlooBackend::split(const std::vector<int>& ranks) {
 
 /// The local address from which packets to `host` leave: where peers that reach it can reach this host.
 std::string address_towards(const std::string& host, int port) {
-  const HostAddress peer = addresses_of(host, port).at(0);
+  const HostAddress peer = peer_addresses(host, port).at(0);
   const int fd = socket(peer.family(), SOCK_DGRAM | SOCK_CLOEXEC, 0);
   if (fd < 0) throw std::runtime_error("socket: cannot open one to find the network interface");
   sockaddr_storage local{};

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "megatron/comm/group.h"
-#include "megatron/comm/processes/rendezvous.h"
+#include "megatron/comm/processes/environment.h"
 #include "megatron/comm/threads/local_backend.h"
 
 // Gloo, the transport between processes and hosts on CPU: c10d's ProcessGroupGloo behind our interface.

@@ -10,9 +10,9 @@
 
 #include "megatron/base/error.h"
 #include "megatron/base/machine/child_process.h"
+#include "megatron/base/ranks/run_key.h"
+#include "megatron/comm/processes/environment.h"
 #include "megatron/comm/processes/gloo_backend.h"
-#include "megatron/comm/processes/rendezvous.h"
-#include "megatron/comm/processes/run_key.h"
 
 namespace megatron::comm {
 namespace {

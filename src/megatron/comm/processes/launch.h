@@ -22,12 +22,12 @@ struct LaunchResult {
 };
 
 /// Runs `command` (a program's path and its arguments) in `size` processes of this host, each with the variables of
-/// torchrun set (rendezvous.h), and waits for all. The rendezvous store lives here, so that it outlives every rank.
-/// The first SIGINT, SIGTERM or SIGHUP is passed on to the ranks, stopped ones continue for it (SIGCONT), and they have
-/// the time that they need to save; the second one ends them at once. SIGUSR1 is passed on to rank 0, SIGUSR2 to all.
-/// No process is left behind, not even when this process is killed. What the ranks tell each other at the store is
-/// keyed by a random secret, which they get as MEGATRON_RUN_SECRET. Call it from the main thread, before other threads
-/// start. Throws ConfigError when the command cannot be run.
+/// torchrun set (base/ranks/launched_rank.h), and waits for all. The rendezvous store lives here, so that it outlives
+/// every rank. The first SIGINT, SIGTERM or SIGHUP is passed on to the ranks, stopped ones continue for it (SIGCONT),
+/// and they have the time that they need to save; the second one ends them at once. SIGUSR1 is passed on to rank 0,
+/// SIGUSR2 to all. No process is left behind, not even when this process is killed. What the ranks tell each other at
+/// the store is keyed by a random secret, which they get as MEGATRON_RUN_SECRET. Call it from the main thread, before
+/// other threads start. Throws ConfigError when the command cannot be run.
 LaunchResult launch_processes(int size, const std::vector<std::string>& command, const LaunchOptions& options = {});
 
 }  // namespace megatron::comm

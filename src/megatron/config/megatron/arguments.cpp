@@ -191,8 +191,11 @@ void MegatronArguments::check(const Given& given) {
 }
 
 void MegatronArguments::unknown(const std::string& typed) {
-  std::vector<std::string> names;
-  for (const MegatronFlag& flag : megatron_flags()) names.insert(names.end(), flag.names.begin(), flag.names.end());
+  static const std::vector<std::string> names = [] {
+    std::vector<std::string> all;
+    for (const MegatronFlag& flag : megatron_flags()) all.insert(all.end(), flag.names.begin(), flag.names.end());
+    return all;
+  }();
   const std::string near = nearest_name(typed.substr(2), names);
   errors_.push_back(rule_got_fix("an option must be one of Megatron-LM's parser.", typed,
                                  near.empty() ? concat("leave ", typed, " out") : "--" + near));

@@ -31,7 +31,7 @@ constexpr std::array<std::string_view, 13> kOfNoRun = {"context parallelism in l
                                                        "embeddings of BERT as output"};
 
 /// Features without which a run cannot continue, but its weights mean the same.
-constexpr std::array<std::string_view, 23> kOfTraining = {"FP8",
+constexpr std::array<std::string_view, 23> kOfTraining = {"more of FP8",
                                                           "FP4",
                                                           "QK clip",
                                                           "fp32 residual stream",
@@ -84,8 +84,9 @@ Share share_of_option(const std::string& path) {
   if (section == "model") return Share::Network;
   if (section == "parallel") return Share::Layout;
   if (among(kOfLaunch, path)) return Share::None;
-  const bool run = section == "data" || section == "fim" || section == "train" || section == "optimizer" ||
-                   section == "schedule" || path == "checkpoint.save_interval" || path == "guard.skip_iterations";
+  const bool run = section == "data" || section == "fim" || section == "train" || section == "fp8" ||
+                   section == "optimizer" || section == "schedule" || path == "checkpoint.save_interval" ||
+                   path == "guard.skip_iterations";
   return run ? Share::Run : Share::None;
 }
 

@@ -53,7 +53,7 @@ const std::vector<Switched>& switched_features() {
       {"multi-token prediction", {"mtp-num-layers"}, {"mtp-standalone", "mtp-hybrid-override-pattern"}},
       {"QK clip", {"qk-clip"}, {}},
       {"hyper-connections (mHC)", {"enable-mhc-connections"}, {}},
-      {"FP8",
+      {"more of FP8",
        {"fp8-format"},
        {"fp8-quantizer-factory", "fp8-output-proj", "fp8-param-gather", "te-precision-config-file",
         "first-last-layers-bf16"}},

@@ -256,6 +256,12 @@ void translate_layout(Translation& c) {
   translate_sequence_exchange(c, p);
   p.pp = as_int(c.args.integer("pipeline-model-parallel-size"));
   p.ep = as_int(c.args.integer("expert-model-parallel-size"));
+  if (c.args.has("expert-tensor-parallel-size") && c.args.has("num-experts")) {
+    const int etp = as_int(c.args.integer("expert-tensor-parallel-size"));
+    p.etp = etp == p.tp ? 0 : etp;
+    c.require(etp > 0, "--expert-tensor-parallel-size must be at least 1.", concat(etp),
+              "--expert-tensor-parallel-size 1");
+  }
   p.sp = p.tp > 1 && c.args.has("sequence-parallel");
   if (p.tp <= 1) c.ignore("sequence-parallel", "with --tensor-model-parallel-size 1");
   stages(c, p);

@@ -144,6 +144,24 @@ void muon(Translation& c, OptimizerConfig& o) {
     c.miss("optimizer", "Muon of position embeddings; rotary ones have none");
 }
 
+/// Scales follow from whole steps here, there from microbatches.
+void eight_bits(Translation& c) {
+  Fp8Config& f = c.run.fp8;
+  if (!c.args.has("fp8-format")) {
+    for (const char* name :
+         {"fp8-recipe", "fp8-margin", "fp8-amax-history-len", "fp8-amax-compute-algo", "no-fp8-wgrad"})
+      c.ignore(name, "without --fp8-format");
+    return;
+  }
+  f.format = c.args.text("fp8-format");
+  f.margin = c.args.integer("fp8-margin");
+  f.amax_history_len = c.args.integer("fp8-amax-history-len");
+  f.amax_compute_algo = c.args.text("fp8-amax-compute-algo");
+  f.wgrad = !c.args.has("no-fp8-wgrad");
+  f.recipe = "delayed";
+  if (c.args.text("fp8-recipe") != f.recipe) c.miss("fp8-recipe", "FP8 scaled otherwise than by --fp8-recipe delayed");
+}
+
 void exits(Translation& c) {
   TrainConfig& t = c.run.train;
   if (c.args.has("exit-interval")) t.exit_interval = c.args.integer("exit-interval");
@@ -176,7 +194,9 @@ void translate_batches(Translation& c) {
   c.require(c.args.integer("seed") >= 0, "--seed must be at least 0.", c.args.text("seed"), "--seed 1234");
   c.require(!c.args.has("bf16") || !c.args.has("fp16"), "--bf16 and --fp16 exclude one another.", "both",
             "leave --fp16 out");
+  t.deterministic_mode = c.args.has("deterministic-mode");
   t.dtype = c.args.has("bf16") ? "bf16" : c.args.has("fp16") ? "fp16" : "fp32";
+  eight_bits(c);
   // A dynamic loss scale meets infinite gradients by design.
   const bool dynamic = t.dtype == "fp16" && !(c.args.has("loss-scale") && c.args.number("loss-scale") != 0);
   t.exit_on_nan = !dynamic && !c.args.has("no-check-for-nan-in-loss-and-grad");
@@ -431,6 +451,32 @@ void translate_recomputation(Translation& c) {
   }
 }
 
+namespace {
+
+/// Checkpoints that the next one replaces: in a folder of each node, or with type global of all.
+void non_persistent(Translation& c, bool saves) {
+  CheckpointConfig& saved = c.run.checkpoint;
+  if (!saves || !c.args.has("non-persistent-save-interval")) {
+    for (const char* name : {"non-persistent-save-interval", "non-persistent-ckpt-type",
+                             "non-persistent-global-ckpt-dir", "non-persistent-local-ckpt-dir", "replication"})
+      c.ignore(name, saves ? "without --non-persistent-save-interval" : "without --save");
+    return;
+  }
+  saved.memory_interval = c.args.integer("non-persistent-save-interval");
+  c.require(saved.memory_interval > 0, "--non-persistent-save-interval must be above 0.",
+            c.args.text("non-persistent-save-interval"), "--non-persistent-save-interval 100");
+  const bool global = c.args.text("non-persistent-ckpt-type") == "global";
+  const std::string folder = c.args.text(global ? "non-persistent-global-ckpt-dir" : "non-persistent-local-ckpt-dir");
+  if (!folder.empty()) saved.memory_folder = folder;
+  c.require(!global || !folder.empty(), "--non-persistent-ckpt-type global must be told a folder that is there.",
+            "no --non-persistent-global-ckpt-dir", "--non-persistent-global-ckpt-dir FOLDER");
+  c.ignore(global ? "non-persistent-local-ckpt-dir" : "non-persistent-global-ckpt-dir",
+           concat(global ? "with" : "without", " --non-persistent-ckpt-type global"));
+  saved.memory_neighbours = c.args.has("replication");
+}
+
+}  // namespace
+
 void translate_checkpoints(Translation& c) {
   CheckpointConfig& saved = c.run.checkpoint;
   saved.load = c.args.text("load");
@@ -459,6 +505,7 @@ void translate_checkpoints(Translation& c) {
   const bool legacy = c.args.text("ckpt-format") == "torch";
   saved.async_save = saves && c.args.has("async-save") && (legacy || c.args.has("use-persistent-ckpt-worker"));
   if (!saved.async_save) c.ignore("async-save", "without --use-persistent-ckpt-worker");
+  non_persistent(c, saves);
   c.result.pretrained = c.args.text("pretrained-checkpoint");
   if (!c.result.pretrained.empty() && saved.load.empty()) {
     saved.load = c.result.pretrained;

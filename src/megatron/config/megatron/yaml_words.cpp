@@ -173,11 +173,14 @@ class Words {
   }
 
   void unknown(const YamlEntry& entry) {
-    std::vector<std::string> names = yaml_keys();
-    for (const MegatronFlag& flag : megatron_flags()) {
-      names.push_back(flag.names.front());
-      std::ranges::replace(names.back(), '-', '_');
-    }
+    static const std::vector<std::string> names = [] {
+      std::vector<std::string> all = yaml_keys();
+      for (const MegatronFlag& flag : megatron_flags()) {
+        all.push_back(flag.names.front());
+        std::ranges::replace(all.back(), '-', '_');
+      }
+      return all;
+    }();
     const std::string near = nearest_name(entry.key, names);
     require(false, entry, "must be an option of Megatron-LM, TransformerConfig or ModelParallelConfig.",
             printable(entry.key), near.empty() ? "leave it out" : near);

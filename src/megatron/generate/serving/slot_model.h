@@ -20,6 +20,7 @@ class SlotModel {
   /// How many blocks there are for all slots, and tokens in each.
   virtual std::int64_t blocks() const = 0;
   virtual std::int64_t block_tokens() const = 0;
+  std::int64_t tokens() const { return blocks() * block_tokens(); }  ///< of all blocks: no text can be longer
   /// Gives a free slot these blocks, in the order of its tokens, of which they have the first `length`.
   virtual void begin(std::int64_t slot, std::span<const std::int64_t> blocks, std::int64_t length) = 0;
   /// Gives a slot blocks that follow those it has.
@@ -37,7 +38,8 @@ class SlotModel {
 class RankSlots : public SlotModel {
  public:
   /// `world`: all ranks, whose parts of the model `model` is. The model must outlive this. Takes the memory of
-  /// `blocks`, or as few as another rank asks for. Collective over `world`.
+  /// `blocks`, or as few as another rank asks for: what is promised to clients follows from tokens(). Collective over
+  /// `world`.
   RankSlots(const StagedModel& model, comm::Group world, at::Device device, std::int64_t blocks);
 
   std::int64_t blocks() const override { return blocks_; }

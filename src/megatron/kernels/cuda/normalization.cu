@@ -1,5 +1,6 @@
 #include "megatron/kernels/cuda/driver.cuh"
 #include "megatron/kernels/phases/column_sums.h"
+#include "megatron/kernels/phases/copy.h"
 #include "megatron/kernels/phases/dropout.h"
 #include "megatron/kernels/phases/normalization.h"
 
@@ -8,4 +9,5 @@ MEGATRON_DEVICE_KERNEL_OF_EVERY_DTYPE(NormInputGradient)
 MEGATRON_DEVICE_KERNEL_OF_EVERY_DTYPE(ColumnSums)
 MEGATRON_DEVICE_KERNEL_OF_EVERY_DTYPE(BiasDropoutAdd)
 MEGATRON_DEVICE_KERNEL_OF_EVERY_DTYPE(WriteMask)
+MEGATRON_DEVICE_KERNEL_OF_EVERY_DTYPE(CopyHeads)
 MEGATRON_DEVICE_KERNEL(FinishColumnSums)

@@ -11,6 +11,14 @@
 namespace megatron::kernels {
 namespace {
 
+/// The bias is added to the sums, before they are rounded.
+at::Tensor linear(const at::Tensor& x, const at::Tensor& w, PackedWeight* packed, const at::Tensor& bias) {
+  if (!bias.defined() || bias.scalar_type() != x.scalar_type()) return reference::linear(x, w, packed, bias);
+  auto shape = x.sizes().vec();
+  shape.back() = w.size(0);
+  return at::addmm(bias, x.reshape({-1, x.size(-1)}), w.t()).view(shape);
+}
+
 /// Products of 16-bit matrices are added up in float32 in the gradient's buffer, without a copy of either.
 void linear_weight_gradient(const at::Tensor& grad_w, const at::Tensor& dy, const at::Tensor& x, double beta) {
   const bool wide_sum = grad_w.scalar_type() == at::kFloat && x.scalar_type() == dy.scalar_type() &&
@@ -26,6 +34,7 @@ void linear_weight_gradient(const at::Tensor& grad_w, const at::Tensor& dy, cons
 
 constexpr Operators table() {
   Operators all = phases::operators_of<cuda::DeviceDriver>();
+  all.linear = linear;
   all.linear_weight_gradient = linear_weight_gradient;
   all.attention = cuda::attention;
   all.attention_backward = cuda::attention_backward;
@@ -40,6 +49,7 @@ void* cuda::current_stream() { return c10::cuda::getCurrentCUDAStream().stream()
 /// Looked up by parallel::load_cuda(). `size`: set to that of the table.
 extern "C" __attribute__((visibility("default"))) const Operators* megatron_cuda_operators(std::size_t* size) {
   *size = sizeof(Operators);
+  set_cuda_operators(kCudaOperators, *size);  // operators made of others find these: the plugin has a table of its own
   return &kCudaOperators;
 }
 

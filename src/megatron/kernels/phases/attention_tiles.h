@@ -2,6 +2,7 @@
 #include <limits>
 
 #include "megatron/kernels/phases/kernel.h"
+#include "megatron/kernels/phases/mask.h"
 
 // Exact attention by tiles of 32 queries and 32 keys: no array of queries x keys is ever made (Dao et al. 2022), no sum
 // is taken by atomics. It serves what a library's kernels do not: dropout by our Philox, the first key of a packed

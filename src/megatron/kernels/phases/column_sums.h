@@ -8,7 +8,7 @@ namespace megatron::kernels::phases {
 template <class T>
 struct ColumnSums : Straight {
   using C = Compute<T>;
-  static constexpr int kThreads = 256, kPhases = 2, kAcross = 16, kDown = kThreads / kAcross, kRows = 128;
+  static constexpr int kThreads = 256, kPhases = 2, kAcross = 16, kDown = kThreads / kAcross, kRows = 128, kAtOnce = 4;
   static constexpr int kColumns = kAcross * kChunk<T>;
   struct Args {
     const T *dy = nullptr, *x = nullptr;          ///< x null: sums of dy alone
@@ -24,6 +24,31 @@ struct ColumnSums : Straight {
   static std::int64_t groups(std::int64_t rows) { return (rows + kRows - 1) / kRows; }
   static MEGATRON_BOTH std::int64_t tiles(std::int64_t h) { return (h + kColumns - 1) / kColumns; }
 
+  /// Adds kAtOnce rows, all of which are asked for before the first is looked at.
+  static MEGATRON_BOTH void add_rows(const Args& a, std::int64_t first, std::int64_t end, std::int64_t column,
+                                     int count, C (&products)[kChunk<T>], C (&sums)[kChunk<T>]) {
+    Chunk<T> dy[kAtOnce] = {}, stored[kAtOnce] = {};
+    C mean[kAtOnce] = {}, rstd[kAtOnce] = {};
+    MEGATRON_UNROLL for (int r = 0; r < kAtOnce; ++r) {
+      const std::int64_t row = first + r * kDown;
+      if (row >= end) continue;
+      dy[r] = load_chunk(a.dy + row * a.h + column, count);
+      if (a.x == nullptr) continue;
+      stored[r] = load_chunk(a.x + row * a.h + column, count);
+      if (a.mean != nullptr) mean[r] = a.mean[row];
+      rstd[r] = a.rstd[row];
+    }
+    MEGATRON_UNROLL for (int r = 0; r < kAtOnce; ++r) {
+      if (first + r * kDown >= end) continue;
+      C g[kChunk<T>], x[kChunk<T>];
+      unpack(dy[r], g);
+      MEGATRON_UNROLL for (int i = 0; i < kChunk<T>; ++i) sums[i] += g[i];
+      if (a.x == nullptr) continue;
+      unpack(stored[r], x);
+      MEGATRON_UNROLL for (int i = 0; i < kChunk<T>; ++i) products[i] += g[i] * ((x[i] - mean[r]) * rstd[r]);
+    }
+  }
+
   template <int kPhase>
   static MEGATRON_BOTH void run(const Args& a, const At& at, Shared& shared, Local&) {
     const std::int64_t group = at.block / tiles(a.h), first = at.block % tiles(a.h) * kColumns;
@@ -34,18 +59,9 @@ struct ColumnSums : Straight {
       const std::int64_t end = (group + 1) * kRows < a.rows ? (group + 1) * kRows : a.rows;
       C products[kChunk<T>] = {}, sums[kChunk<T>] = {};
       if (count > 0)
-        for (std::int64_t row = group * kRows + down; row < end; row += kDown) {
-          C g[kChunk<T>];
-          load(a.dy + row * a.h + column, count, g);
-          for (int i = 0; i < kChunk<T>; ++i) sums[i] += g[i];
-          if (a.x == nullptr) continue;
-          const C mean = a.mean != nullptr ? a.mean[row] : C(0), rstd = a.rstd[row];
-          C x[kChunk<T>];
-          load(a.x + row * a.h + column, count, x);
-          for (int i = 0; i < kChunk<T>; ++i)
-            if (i < count) products[i] += g[i] * ((x[i] - mean) * rstd);
-        }
-      for (int i = 0; i < kChunk<T>; ++i) {
+        for (std::int64_t row = group * kRows + down; row < end; row += kDown * kAtOnce)
+          add_rows(a, row, end, column, count, products, sums);
+      MEGATRON_UNROLL for (int i = 0; i < kChunk<T>; ++i) {
         shared.products[down][across * kChunk<T> + i] = products[i];
         shared.sums[down][across * kChunk<T> + i] = sums[i];
       }
@@ -63,29 +79,41 @@ struct ColumnSums : Straight {
   }
 };
 
-/// gradient[column] (= or +=) the sum of the groups' sums, a thread a column.
+/// gradient[column] (= or +=) the sum of the groups' sums. A block has a tile of columns, a thread some groups of one.
 struct FinishColumnSums : Straight {
-  static constexpr int kThreads = 128, kPhases = 1;
+  static constexpr int kThreads = 256, kPhases = 2, kAcross = 16, kDown = kThreads / kAcross;
   struct Args {
     const double* sums = nullptr;  ///< [groups, h]
     Out gradient = {};
     std::int64_t groups = 0, h = 0;
     bool add = false;
   };
-  using Shared = Nothing;
+  struct Shared {
+    double part[kDown][kAcross];
+  };
   using Local = Nothing;
 
+  static std::int64_t blocks(std::int64_t h) { return (h + kAcross - 1) / kAcross; }
+
   template <int kPhase>
-  static MEGATRON_BOTH void run(const Args& a, const At& at, Shared&, Local&) {
-    const std::int64_t column = task_of<FinishColumnSums>(at);
+  static MEGATRON_BOTH void run(const Args& a, const At& at, Shared& shared, Local&) {
+    const int across = at.thread % kAcross, down = at.thread / kAcross;
+    const std::int64_t column = at.block * kAcross + across;
     if (column >= a.h) return;
-    double sum = 0;
-    for (std::int64_t group = 0; group < a.groups; ++group) sum += a.sums[group * a.h + column];
-    if (a.gradient.type == DType::F64) {
-      write(a.gradient, column, a.add ? read<double>(a.gradient, column) + sum : sum);
+    if constexpr (kPhase == 0) {
+      double sum = 0;
+      for (std::int64_t group = down; group < a.groups; group += kDown) sum += a.sums[group * a.h + column];
+      shared.part[down][across] = sum;
     } else {
-      const float single = static_cast<float>(sum);
-      write(a.gradient, column, a.add ? read<float>(a.gradient, column) + single : single);
+      if (down != 0) return;
+      double sum = 0;
+      for (int i = 0; i < kDown; ++i) sum += shared.part[i][across];
+      if (a.gradient.type == DType::F64) {
+        write(a.gradient, column, a.add ? read<double>(a.gradient, column) + sum : sum);
+      } else {
+        const float single = static_cast<float>(sum);
+        write(a.gradient, column, a.add ? read<float>(a.gradient, column) + single : single);
+      }
     }
   }
 };

@@ -9,7 +9,7 @@ namespace megatron::kernels::phases {
 template <class T>
 struct SoftmaxPieces : Straight {
   using C = Compute<T>;
-  static constexpr int kThreads = 256, kPhases = 3, kLanes = 32;
+  static constexpr int kThreads = 256, kPhases = 3, kLanes = 32, kAtOnce = 4;
   struct Args {
     const T* logits = nullptr;  ///< [n, v]
     const std::int64_t* labels = nullptr;
@@ -34,26 +34,42 @@ struct SoftmaxPieces : Straight {
     return {max, scaled(a.sum_exp, a.max, max) + scaled(b.sum_exp, b.max, max), a.sum + b.sum};
   }
 
+  static MEGATRON_BOTH void add(Pieces& own, const Chunk<T>& stored, int count, bool with_sum) {
+    C x[kChunk<T>];
+    unpack(stored, x);
+    MEGATRON_UNROLL for (int i = 0; i < kChunk<T>; ++i) {
+      if (i >= count) x[i] = none().max;
+    }
+    C max = own.max;
+    MEGATRON_UNROLL for (int i = 0; i < kChunk<T>; ++i) max = max < x[i] ? x[i] : max;
+    const C base = max == none().max ? C(0) : max;  // of no logit but -inf: exp(-inf)
+    C sum_exp = own.max == max ? own.sum_exp : scaled(own.sum_exp, own.max, max);
+    MEGATRON_UNROLL for (int i = 0; i < kChunk<T>; ++i) sum_exp += quick_exp<T>(x[i] - base);
+    if (with_sum) {
+      MEGATRON_UNROLL for (int i = 0; i < kChunk<T>; ++i) {
+        if (i < count) own.sum += x[i];
+      }
+    }
+    own.max = max;
+    own.sum_exp = sum_exp;
+  }
+
   template <int kPhase>
   static MEGATRON_BOTH void run(const Args& a, const At& at, Shared& shared, Local&) {
     const T* const row = a.logits + at.block * a.v;
     if constexpr (kPhase == 0) {
       Pieces own = none();
-      for (std::int64_t c = at.thread; c < chunks_of<T>(a.columns); c += kThreads) {
-        const int count = chunk_size<T>(a.columns, c);
-        C x[kChunk<T>];
-        load(row + c * kChunk<T>, count, x);
-        C max = own.max;
-        for (int i = 0; i < kChunk<T>; ++i)
-          if (i < count && max < x[i]) max = x[i];
-        C sum_exp = scaled(own.sum_exp, own.max, max);
-        for (int i = 0; i < kChunk<T>; ++i) {
-          if (i >= count) continue;
-          sum_exp += x[i] == none().max ? C(0) : std::exp(x[i] - max);
-          own.sum += x[i];
+      const std::int64_t chunks = chunks_of<T>(a.columns);
+      for (std::int64_t c = at.thread; c < chunks; c += kThreads * kAtOnce) {
+        Chunk<T> stored[kAtOnce];
+        MEGATRON_UNROLL for (int r = 0; r < kAtOnce; ++r) {
+          const std::int64_t chunk = c + r * kThreads;
+          if (chunk < chunks) stored[r] = load_chunk(row + chunk * kChunk<T>, chunk_size<T>(a.columns, chunk));
         }
-        own.max = max;
-        own.sum_exp = sum_exp;
+        MEGATRON_UNROLL for (int r = 0; r < kAtOnce; ++r) {
+          const std::int64_t chunk = c + r * kThreads;
+          if (chunk < chunks) add(own, stored[r], chunk_size<T>(a.columns, chunk), a.sum != nullptr);
+        }
       }
       shared.part[at.thread] = own;
     } else if constexpr (kPhase == 1) {
@@ -84,6 +100,7 @@ struct CrossEntropyGradient : Straight {
     const std::int64_t* labels = nullptr;
     const C *logsumexp = nullptr, *scale = nullptr;  ///< [n]
     std::int64_t rows = 0, v = 0, columns = 0, begin = 0;
+    Divisor chunks = {};           ///< of a row
     C smoothing = 0, uniform = 0;  ///< label smoothing, and that over the vocabulary
   };
   using Shared = Nothing;
@@ -91,24 +108,18 @@ struct CrossEntropyGradient : Straight {
 
   template <int kPhase>
   static MEGATRON_BOTH void run(const Args& a, const At& at, Shared&, Local&) {
-    const std::int64_t task = task_of<CrossEntropyGradient>(at), chunks = chunks_of<T>(a.v), row = task / chunks;
+    const std::int64_t task = task_of<CrossEntropyGradient>(at), row = a.chunks.of(task);
     if (row >= a.rows) return;
-    const std::int64_t chunk = task % chunks, first = chunk * kChunk<T>;
+    const std::int64_t chunk = task - row * a.chunks.by, first = chunk * kChunk<T>;
     const int count = chunk_size<T>(a.v, chunk);
-    const C logsumexp = a.logsumexp[row], scale = a.scale[row];
-    const std::int64_t label = a.labels[row] - a.begin;
+    const C logsumexp = a.logsumexp[row], scale = a.scale[row], right = C(1) - a.smoothing;
+    const std::int64_t label = a.labels[row] - a.begin - first, real = a.columns - first;
     C x[kChunk<T>];
     load(a.logits + row * a.v + first, count, x);
-    for (int i = 0; i < kChunk<T>; ++i) {
-      const std::int64_t column = first + i;
-      if (column >= a.columns) {
-        x[i] = C(0);
-        continue;
-      }
-      C gradient = std::exp(x[i] - logsumexp);
-      if (a.smoothing > C(0)) gradient = gradient - a.uniform;
-      if (column == label) gradient = gradient - (C(1) - a.smoothing);
-      x[i] = gradient * scale;
+    MEGATRON_UNROLL for (int i = 0; i < kChunk<T>; ++i) {
+      C gradient = quick_exp<T>(x[i] - logsumexp) - a.uniform;
+      if (label == i) gradient = gradient - right;
+      x[i] = i < real ? gradient * scale : C(0);
     }
     store(a.logits + row * a.v + first, count, x);
   }

@@ -1,5 +1,6 @@
 #pragma once
 #include "megatron/kernels/phases/kernel.h"
+#include "megatron/kernels/phases/mask.h"
 
 namespace megatron::kernels::phases {
 
@@ -11,7 +12,8 @@ struct BiasDropoutAdd : Straight {
   struct Args {
     const T *x = nullptr, *bias = nullptr, *residual = nullptr;
     T* out = nullptr;  ///< may be x
-    std::int64_t rows = 0, h = 0, batch = 1;
+    std::int64_t rows = 0, h = 0;
+    Divisor chunks = {}, batch = {};  ///< chunks of a row
     Mask mask = {};
   };
   using Shared = Nothing;
@@ -19,20 +21,24 @@ struct BiasDropoutAdd : Straight {
 
   template <int kPhase>
   static MEGATRON_BOTH void run(const Args& a, const At& at, Shared&, Local&) {
-    const std::int64_t task = task_of<BiasDropoutAdd>(at), chunks = chunks_of<T>(a.h), row = task / chunks;
+    const std::int64_t task = task_of<BiasDropoutAdd>(at), row = a.chunks.of(task);
     if (row >= a.rows) return;
-    const std::int64_t chunk = task % chunks, first = chunk * kChunk<T>;
+    const std::int64_t chunk = task - row * a.chunks.by, first = chunk * kChunk<T>;
     const int count = chunk_size<T>(a.h, chunk);
-    C x[kChunk<T>], bias[kChunk<T>], residual[kChunk<T>];
+    C x[kChunk<T>], other[kChunk<T>];
     load(a.x + row * a.h + first, count, x);
-    if (a.bias != nullptr) load(a.bias + first, count, bias);
-    if (a.residual != nullptr) load(a.residual + row * a.h + first, count, residual);
-    Words words = a.mask.on ? a.mask.words(row % a.batch) : Words{};
-    for (int i = 0; i < kChunk<T>; ++i) {
-      if (i >= count) continue;
-      if (a.bias != nullptr) x[i] = x[i] + bias[i];
-      if (a.mask.on) x[i] = x[i] * static_cast<C>(a.mask.of(words, a.mask.element(row / a.batch, first + i)));
-      if (a.residual != nullptr) x[i] = x[i] + residual[i];
+    if (a.bias != nullptr) {
+      load(a.bias + first, count, other);
+      MEGATRON_UNROLL for (int i = 0; i < kChunk<T>; ++i) x[i] = x[i] + other[i];
+    }
+    if (a.mask.on) {
+      const std::int64_t position = a.batch.of(row);
+      a.mask.factors(row - position * a.batch.by, a.mask.element(position, first), other);
+      MEGATRON_UNROLL for (int i = 0; i < kChunk<T>; ++i) x[i] = x[i] * other[i];
+    }
+    if (a.residual != nullptr) {
+      load(a.residual + row * a.h + first, count, other);
+      MEGATRON_UNROLL for (int i = 0; i < kChunk<T>; ++i) x[i] = x[i] + other[i];
     }
     store(a.out + row * a.h + first, count, x);
   }
@@ -45,8 +51,9 @@ struct WriteMask : Straight {
   static constexpr int kThreads = 256, kPhases = 1;
   struct Args {
     T* out = nullptr;
-    std::int64_t rows = 0, h = 0, batch = 1;
+    std::int64_t rows = 0, h = 0;
     std::int64_t rows_of_sample = 0;  ///< 0: of an activation
+    Divisor chunks = {}, group = {};  ///< of a row; rows of a sample, or of an activation samples of a position
     Mask mask = {};
   };
   using Shared = Nothing;
@@ -54,16 +61,14 @@ struct WriteMask : Straight {
 
   template <int kPhase>
   static MEGATRON_BOTH void run(const Args& a, const At& at, Shared&, Local&) {
-    const std::int64_t task = task_of<WriteMask>(at), chunks = chunks_of<T>(a.h), row = task / chunks;
+    const std::int64_t task = task_of<WriteMask>(at), row = a.chunks.of(task);
     if (row >= a.rows) return;
-    const std::int64_t chunk = task % chunks, first = chunk * kChunk<T>;
+    const std::int64_t chunk = task - row * a.chunks.by, first = chunk * kChunk<T>;
     const int count = chunk_size<T>(a.h, chunk);
     const bool activation = a.rows_of_sample == 0;
-    Words words = a.mask.words(activation ? row % a.batch : row / a.rows_of_sample);
-    const std::int64_t position = activation ? row / a.batch : row % a.rows_of_sample;
-    Compute<T> x[kChunk<T>] = {};
-    for (int i = 0; i < kChunk<T>; ++i)
-      if (i < count) x[i] = static_cast<Compute<T>>(a.mask.of(words, a.mask.element(position, first + i)));
+    const std::int64_t group = a.group.of(row), rest = row - group * a.group.by;
+    Compute<T> x[kChunk<T>];
+    a.mask.factors(activation ? rest : group, a.mask.element(activation ? group : rest, first), x);
     store(a.out + row * a.h + first, count, x);
   }
 };

@@ -12,19 +12,20 @@ struct Embed : Straight {
     const T* weight = nullptr;             ///< [v, h]
     T* out = nullptr;                      ///< [n, h]
     std::int64_t n = 0, v = 0, h = 0, begin = 0;
+    Divisor chunks = {};  ///< of a row
   };
   using Shared = Nothing;
   using Local = Nothing;
 
   template <int kPhase>
   static MEGATRON_BOTH void run(const Args& a, const At& at, Shared&, Local&) {
-    const std::int64_t task = task_of<Embed>(at), chunks = chunks_of<T>(a.h), token = task / chunks;
+    const std::int64_t task = task_of<Embed>(at), token = a.chunks.of(task);
     if (token >= a.n) return;
-    const std::int64_t chunk = task % chunks, first = chunk * kChunk<T>, row = a.tokens[token] - a.begin;
+    const std::int64_t chunk = task - token * a.chunks.by, first = chunk * kChunk<T>, row = a.tokens[token] - a.begin;
     const int count = chunk_size<T>(a.h, chunk);
-    Compute<T> x[kChunk<T>] = {};
-    if (row >= 0 && row < a.v) load(a.weight + row * a.h + first, count, x);
-    store(a.out + token * a.h + first, count, x);
+    Chunk<T> x = {};
+    if (row >= 0 && row < a.v) x = load_chunk(a.weight + row * a.h + first, count);
+    store_chunk(a.out + token * a.h + first, count, x);
   }
 };
 
@@ -32,7 +33,7 @@ struct Embed : Straight {
 /// each was. A block has a place among them and a tile of columns; only the first of equal tokens computes.
 template <class T>
 struct EmbedGradient : Straight {
-  static constexpr int kThreads = 128, kPhases = 1, kColumns = kThreads * kChunk<T>;
+  static constexpr int kThreads = 128, kPhases = 1, kColumns = kThreads * kChunk<T>, kAtOnce = 8;
   struct Args {
     const std::int64_t *tokens = nullptr, *order = nullptr;  ///< [n]
     const T* dy = nullptr;                                   ///< [n, h]
@@ -48,15 +49,25 @@ struct EmbedGradient : Straight {
   static MEGATRON_BOTH void add(const Args& a, std::int64_t place, std::int64_t row, std::int64_t first) {
     const int count = chunk_size<T>(a.h, first / kChunk<T>);
     C sums[kChunk<T>] = {};
-    for (int i = 0; i < kChunk<T>; ++i)
-      if (i < count) sums[i] = read<C>(a.gradient, row * a.h + first + i);
-    for (std::int64_t same = place; same < a.n && a.tokens[same] == a.tokens[place]; ++same) {
-      Compute<T> dy[kChunk<T>];
-      load(a.dy + a.order[same] * a.h + first, count, dy);
-      for (int i = 0; i < kChunk<T>; ++i) sums[i] += static_cast<C>(dy[i]);
+    MEGATRON_UNROLL for (int i = 0; i < kChunk<T>; ++i) if (i < count) sums[i] =
+        read<C>(a.gradient, row * a.h + first + i);
+    const std::int64_t token = a.tokens[place];
+    for (std::int64_t same = place; same < a.n && a.tokens[same] == token; same += kAtOnce) {
+      Chunk<T> stored[kAtOnce];  // asked for before the first is added
+      MEGATRON_UNROLL for (int r = 0; r < kAtOnce; ++r) {
+        stored[r] = {};
+        if (same + r < a.n && a.tokens[same + r] == token)
+          stored[r] = load_chunk(a.dy + a.order[same + r] * a.h + first, count);
+      }
+      MEGATRON_UNROLL for (int r = 0; r < kAtOnce; ++r) {
+        Compute<T> dy[kChunk<T>];
+        unpack(stored[r], dy);
+        MEGATRON_UNROLL for (int i = 0; i < kChunk<T>; ++i) sums[i] += static_cast<C>(dy[i]);
+      }
     }
-    for (int i = 0; i < kChunk<T>; ++i)
+    MEGATRON_UNROLL for (int i = 0; i < kChunk<T>; ++i) {
       if (i < count) write(a.gradient, row * a.h + first + i, sums[i]);
+    }
   }
 
   template <int kPhase>

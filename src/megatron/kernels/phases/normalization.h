@@ -1,13 +1,17 @@
 #pragma once
 #include "megatron/kernels/phases/kernel.h"
+#include "megatron/kernels/phases/mask.h"
 
 namespace megatron::kernels::phases {
+
+/// Chunks of a row that a block keeps, in shared memory: the rest of a longer row is read again.
+inline constexpr int kKeptChunks = 512;
 
 /// x = mask * (x + bias) + residual, then the norm of that; or the norm of x alone. A block a row.
 template <class T>
 struct AddNorm : Straight {
   using C = Compute<T>;
-  static constexpr int kThreads = 128, kPhases = 5;
+  static constexpr int kThreads = 128, kPhases = 5, kResident = 8;
   struct Args {
     const T* x = nullptr;
     T* sum = nullptr;  ///< may be x; null: no addition
@@ -15,89 +19,99 @@ struct AddNorm : Straight {
     const T *weight = nullptr, *norm_bias = nullptr;
     T* y = nullptr;
     C *mean = nullptr, *rstd = nullptr;
-    std::int64_t h = 0, batch = 1;
+    std::int64_t h = 0;
+    Divisor batch = {};
     C eps = 0;
     bool rms = false;
     Mask mask = {};
   };
   struct Shared {
+    Chunk<T> kept[kKeptChunks];
     BlockSum<C, kThreads> sum;
   };
   struct Local {
     C mean;
   };
 
-  static MEGATRON_BOTH C part_of_sum(const Args& a, const At& at) {
-    const std::int64_t row = at.block * a.h;
-    C part = 0;
-    Words words = a.mask.on ? a.mask.words(at.block % a.batch) : Words{};
-    for (std::int64_t c = at.thread; c < chunks_of<T>(a.h); c += kThreads) {
-      const std::int64_t first = c * kChunk<T>;
-      const int count = chunk_size<T>(a.h, c);
-      C x[kChunk<T>];
-      load(a.x + row + first, count, x);
-      if (a.sum != nullptr) {
-        C residual[kChunk<T>], bias[kChunk<T>] = {};
-        load(a.residual + row + first, count, residual);
-        if (a.bias != nullptr) load(a.bias + first, count, bias);
-        for (int i = 0; i < kChunk<T>; ++i) {
-          if (i >= count) continue;
-          C value = x[i];
-          if (a.bias != nullptr) value = value + bias[i];
-          if (a.mask.on)
-            value = value * static_cast<C>(a.mask.of(words, a.mask.element(at.block / a.batch, first + i)));
-          x[i] = widen(narrow<T>(value + residual[i]));
-        }
-        store(a.sum + row + first, count, x);
-      }
-      for (int i = 0; i < kChunk<T>; ++i) part += x[i];
-    }
-    return part;
-  }
-  static MEGATRON_BOTH C part_of_squares(const Args& a, const At& at, C mean) {
+  /// Calls visit(first, count, x) for each chunk of this thread, of the row that is normed.
+  template <class Visit>
+  static MEGATRON_BOTH void each(const Args& a, const At& at, const Shared& shared, const Visit& visit) {
     const T* const row = (a.sum != nullptr ? a.sum : a.x) + at.block * a.h;
-    C part = 0;
     for (std::int64_t c = at.thread; c < chunks_of<T>(a.h); c += kThreads) {
       const int count = chunk_size<T>(a.h, c);
       C x[kChunk<T>];
-      load(row + c * kChunk<T>, count, x);
-      for (int i = 0; i < kChunk<T>; ++i)
-        if (i < count) part += (x[i] - mean) * (x[i] - mean);
+      unpack(c < kKeptChunks ? shared.kept[c] : load_chunk(row + c * kChunk<T>, count), x);
+      visit(c * kChunk<T>, count, x);
+    }
+  }
+
+  /// Of one chunk, what is normed.
+  static MEGATRON_BOTH Chunk<T> added(const Args& a, const At& at, std::int64_t c) {
+    const std::int64_t row = at.block * a.h, first = c * kChunk<T>;
+    const int count = chunk_size<T>(a.h, c);
+    const Chunk<T> stored = load_chunk(a.x + row + first, count);
+    if (a.sum == nullptr) return stored;
+    C x[kChunk<T>], other[kChunk<T>];
+    unpack(stored, x);
+    if (a.bias != nullptr) {
+      load(a.bias + first, count, other);
+      MEGATRON_UNROLL for (int i = 0; i < kChunk<T>; ++i) x[i] = x[i] + other[i];
+    }
+    if (a.mask.on) {
+      const std::int64_t position = a.batch.of(at.block);
+      a.mask.factors(at.block - position * a.batch.by, a.mask.element(position, first), other);
+      MEGATRON_UNROLL for (int i = 0; i < kChunk<T>; ++i) x[i] = x[i] * other[i];
+    }
+    load(a.residual + row + first, count, other);
+    MEGATRON_UNROLL for (int i = 0; i < kChunk<T>; ++i) x[i] = i < count ? x[i] + other[i] : C(0);
+    const Chunk<T> sum = packed<T>(x);
+    store_chunk(a.sum + row + first, count, sum);
+    return sum;
+  }
+
+  static MEGATRON_BOTH C part_of_sum(const Args& a, const At& at, Shared& shared) {
+    C part = 0;
+    for (std::int64_t c = at.thread; c < chunks_of<T>(a.h); c += kThreads) {
+      const Chunk<T> chunk = added(a, at, c);
+      if (c < kKeptChunks) shared.kept[c] = chunk;
+      C x[kChunk<T>];
+      unpack(chunk, x);
+      MEGATRON_UNROLL for (int i = 0; i < kChunk<T>; ++i) part += x[i];
     }
     return part;
-  }
-  static MEGATRON_BOTH void write_row(const Args& a, const At& at, C mean, C rstd) {
-    const T* const row = (a.sum != nullptr ? a.sum : a.x) + at.block * a.h;
-    for (std::int64_t c = at.thread; c < chunks_of<T>(a.h); c += kThreads) {
-      const std::int64_t first = c * kChunk<T>;
-      const int count = chunk_size<T>(a.h, c);
-      C x[kChunk<T>], weight[kChunk<T>], bias[kChunk<T>] = {};
-      load(row + first, count, x);
-      load(a.weight + first, count, weight);
-      if (!a.rms) load(a.norm_bias + first, count, bias);
-      for (int i = 0; i < kChunk<T>; ++i) {
-        x[i] = (x[i] - mean) * rstd * weight[i];
-        if (!a.rms) x[i] = x[i] + bias[i];
-      }
-      store(a.y + at.block * a.h + first, count, x);
-    }
   }
 
   template <int kPhase>
   static MEGATRON_BOTH void run(const Args& a, const At& at, Shared& shared, Local& local) {
     if constexpr (kPhase == 0) {
-      shared.sum.part[at.thread] = part_of_sum(a, at);
+      shared.sum.part[at.thread] = part_of_sum(a, at, shared);
     } else if constexpr (kPhase == 1 || kPhase == 3) {
       shared.sum.fold(at.thread);
     } else if constexpr (kPhase == 2) {
-      local.mean = a.rms ? C(0) : shared.sum.total() / static_cast<C>(a.h);
-      shared.sum.part[at.thread] = part_of_squares(a, at, local.mean);
+      const C mean = a.rms ? C(0) : shared.sum.total() / static_cast<C>(a.h);
+      C part = 0;
+      each(a, at, shared, [&](std::int64_t, int count, const C(&x)[kChunk<T>]) {
+        MEGATRON_UNROLL for (int i = 0; i < kChunk<T>; ++i) {
+          if (i < count) part += (x[i] - mean) * (x[i] - mean);
+        }
+      });
+      local.mean = mean;
+      shared.sum.part[at.thread] = part;
     } else {
-      const C rstd = C(1) / std::sqrt(shared.sum.total() / static_cast<C>(a.h) + a.eps);
-      write_row(a, at, local.mean, rstd);
+      const C mean = local.mean, rstd = C(1) / std::sqrt(shared.sum.total() / static_cast<C>(a.h) + a.eps);
+      each(a, at, shared, [&](std::int64_t first, int count, C(&x)[kChunk<T>]) {
+        C other[kChunk<T>];
+        load(a.weight + first, count, other);
+        MEGATRON_UNROLL for (int i = 0; i < kChunk<T>; ++i) x[i] = (x[i] - mean) * rstd * other[i];
+        if (!a.rms) {
+          load(a.norm_bias + first, count, other);
+          MEGATRON_UNROLL for (int i = 0; i < kChunk<T>; ++i) x[i] = x[i] + other[i];
+        }
+        store(a.y + at.block * a.h + first, count, x);
+      });
       if (at.thread == 0) {
         a.rstd[at.block] = rstd;
-        if (!a.rms) a.mean[at.block] = local.mean;
+        if (!a.rms) a.mean[at.block] = mean;
       }
     }
   }
@@ -115,23 +129,31 @@ struct NormInputGradient : Straight {
     std::int64_t h = 0;
   };
   struct Shared {
+    Chunk<T> dy[kKeptChunks], x[kKeptChunks];
     BlockSum<C, kThreads> gradient, product;
   };
   using Local = Nothing;
 
-  /// Calls visit(first, count, gw, normed) for each chunk of this thread.
-  template <class Visit>
-  static MEGATRON_BOTH void each(const Args& a, const At& at, const Visit& visit) {
+  /// Calls visit(first, count, gw, normed) for each chunk of this thread. kKeeps: the first time.
+  template <bool kKeeps, class Visit>
+  static MEGATRON_BOTH void each(const Args& a, const At& at, Shared& shared, const Visit& visit) {
     const std::int64_t row = at.block * a.h;
     const C mean = a.mean != nullptr ? a.mean[at.block] : C(0), rstd = a.rstd[at.block];
     for (std::int64_t c = at.thread; c < chunks_of<T>(a.h); c += kThreads) {
       const std::int64_t first = c * kChunk<T>;
       const int count = chunk_size<T>(a.h, c);
+      const bool again = !kKeeps && c < kKeptChunks;
+      const Chunk<T> dy = again ? shared.dy[c] : load_chunk(a.dy + row + first, count);
+      const Chunk<T> stored = again ? shared.x[c] : load_chunk(a.x + row + first, count);
+      if (kKeeps && c < kKeptChunks) {
+        shared.dy[c] = dy;
+        shared.x[c] = stored;
+      }
       C g[kChunk<T>], x[kChunk<T>], weight[kChunk<T>];
-      load(a.dy + row + first, count, g);
-      load(a.x + row + first, count, x);
+      unpack(dy, g);
+      unpack(stored, x);
       load(a.weight + first, count, weight);
-      for (int i = 0; i < kChunk<T>; ++i) {
+      MEGATRON_UNROLL for (int i = 0; i < kChunk<T>; ++i) {
         g[i] = g[i] * weight[i];
         x[i] = (x[i] - mean) * rstd;
       }
@@ -143,8 +165,8 @@ struct NormInputGradient : Straight {
   static MEGATRON_BOTH void run(const Args& a, const At& at, Shared& shared, Local&) {
     if constexpr (kPhase == 0) {
       C gradient = 0, product = 0;
-      each(a, at, [&](std::int64_t, int count, const C(&gw)[kChunk<T>], const C(&normed)[kChunk<T>]) {
-        for (int i = 0; i < kChunk<T>; ++i) {
+      each<true>(a, at, shared, [&](std::int64_t, int count, const C(&gw)[kChunk<T>], const C(&normed)[kChunk<T>]) {
+        MEGATRON_UNROLL for (int i = 0; i < kChunk<T>; ++i) {
           if (i >= count) continue;
           gradient += gw[i];
           product += gw[i] * normed[i];
@@ -158,10 +180,11 @@ struct NormInputGradient : Straight {
     } else {
       const C size = static_cast<C>(a.h), rstd = a.rstd[at.block], mean_product = shared.product.total() / size;
       const C mean_gradient = a.mean != nullptr ? shared.gradient.total() / size : C(0);
-      each(a, at, [&](std::int64_t first, int count, C(&gw)[kChunk<T>], const C(&normed)[kChunk<T>]) {
+      each<false>(a, at, shared, [&](std::int64_t first, int count, C(&gw)[kChunk<T>], const C(&normed)[kChunk<T>]) {
         C past[kChunk<T>] = {};
         if (a.residual_gradient != nullptr) load(a.residual_gradient + at.block * a.h + first, count, past);
-        for (int i = 0; i < kChunk<T>; ++i) gw[i] = (gw[i] - mean_gradient - normed[i] * mean_product) * rstd + past[i];
+        MEGATRON_UNROLL for (int i = 0; i < kChunk<T>; ++i) gw[i] =
+            (gw[i] - mean_gradient - normed[i] * mean_product) * rstd + past[i];
         store(a.dx + at.block * a.h + first, count, gw);
       });
     }

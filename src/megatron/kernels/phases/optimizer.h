@@ -1,6 +1,7 @@
 #pragma once
 #include <limits>
 
+#include "megatron/base/philox.h"
 #include "megatron/kernels/phases/kernel.h"
 
 namespace megatron::kernels::phases {
@@ -56,15 +57,17 @@ struct UpdateParameters : Straight {
     In grad = {};
     std::int64_t size = 0;
     C grad_scale = 1, weight_decay = 0, decay = 1;  ///< decay: factor of the parameter; weight_decay: added, of L2
+    const double* factor = nullptr;                 ///< in place of grad_scale; NaN: nothing changes
     C beta1 = 0, beta2 = 0, rest1 = 0, rest2 = 0;   ///< rest = 1 - beta
     C root_correction2 = 1, eps = 0, rate = 0;      ///< rate: of the direction
+    bool plain = false;  ///< Adam, all of it float32 but a copy in `model` of any type, at multiples of 16 bytes
     Rounding rounding = {};
   };
   using Shared = Nothing;
   using Local = Nothing;
 
-  static MEGATRON_BOTH C direction_of(const Args& a, std::int64_t i, C p) {
-    C g = read<C>(a.grad, i) * a.grad_scale;
+  static MEGATRON_BOTH C direction_of(const Args& a, std::int64_t i, C p, C scale) {
+    C g = read<C>(a.grad, i) * scale;
     if (a.weight_decay != C(0)) g = g + p * a.weight_decay;
     switch (a.rule) {
       case Rule::Adam: {
@@ -92,8 +95,62 @@ struct UpdateParameters : Straight {
     return C(0);
   }
 
+  /// Adam's step of four neighbours: the same numbers as one by one, with four times fewer loads.
+  static MEGATRON_BOTH void four(const Args& a, std::int64_t i, int count, C scale) {
+    C p[kEach], g[kEach], m[kEach], v[kEach];
+    auto* const param = static_cast<float*>(a.param.data) + i;
+    auto* const first = static_cast<float*>(a.first.data) + i;
+    auto* const second = static_cast<float*>(a.second.data) + i;
+    load(param, count, p);
+    load(static_cast<const float*>(a.grad.data) + i, count, g);
+    load(first, count, m);
+    load(second, count, v);
+    MEGATRON_UNROLL for (int n = 0; n < kEach; ++n) {
+      C gradient = g[n] * scale;
+      if (a.weight_decay != C(0)) gradient = gradient + p[n] * a.weight_decay;
+      m[n] = m[n] * a.beta1 + gradient * a.rest1;
+      v[n] = v[n] * a.beta2 + gradient * gradient * a.rest2;
+      p[n] = p[n] * a.decay - m[n] / (std::sqrt(v[n]) * a.root_correction2 + a.eps) * a.rate;
+    }
+    store(first, count, m);
+    store(second, count, v);
+    store(param, count, p);
+    if (a.model.data == nullptr) return;
+    if (a.model.type == DType::Bf16)
+      store_half(static_cast<Bf16*>(a.model.data) + i, count, p);
+    else if (a.model.type == DType::Fp16)
+      store_half(static_cast<Fp16*>(a.model.data) + i, count, p);
+    else
+      for (int n = 0; n < count; ++n) write(a.model, i + n, p[n]);
+  }
+  template <class T>
+  static MEGATRON_BOTH void store_half(T* to, int count, const C (&from)[kEach]) {
+#if defined(__CUDA_ARCH__)
+    if (count == kEach && reinterpret_cast<std::uintptr_t>(to) % 8 == 0) {
+      *reinterpret_cast<uint2*>(to) = make_uint2(narrow_two<T>(from[0], from[1]), narrow_two<T>(from[2], from[3]));
+      return;
+    }
+#endif
+    MEGATRON_UNROLL for (int n = 0; n < kEach; ++n) {
+      if (n < count) to[n] = narrow<T>(from[n]);
+    }
+  }
+
   template <int kPhase>
   static MEGATRON_BOTH void run(const Args& a, const At& at, Shared&, Local&) {
+    C scale = a.grad_scale;
+    if (a.factor != nullptr) {
+      const double factor = *a.factor;
+      if (factor != factor) return;
+      scale = static_cast<C>(factor);
+    }
+    if constexpr (sizeof(C) == sizeof(float)) {
+      if (a.plain) {
+        const std::int64_t i = task_of<UpdateParameters>(at) * kEach;
+        if (i < a.size) four(a, i, a.size - i < kEach ? static_cast<int>(a.size - i) : kEach, scale);
+        return;
+      }
+    }
     for (int n = 0; n < kEach; ++n) {
       const std::int64_t i = at.block * kThreads * kEach + n * kThreads + at.thread;
       if (i >= a.size) return;
@@ -102,7 +159,7 @@ struct UpdateParameters : Straight {
         store_rounded(a.model, i, p, a.rounding, 0);
         continue;
       }
-      const C direction = direction_of(a, i, p), moved = p * a.decay - direction;
+      const C direction = direction_of(a, i, p, scale), moved = p * a.decay - direction;
       store_rounded(a.param, i, moved, a.rounding, 0);
       if (a.model.data != nullptr) store_rounded(a.model, i, moved, a.rounding, 0);
     }

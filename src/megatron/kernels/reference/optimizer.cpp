@@ -5,8 +5,11 @@
 #include <ATen/ops/copysign.h>
 #include <ATen/ops/frexp.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/maximum.h>
 #include <ATen/ops/pow.h>
 #include <ATen/ops/where.h>
+#include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
 
 #include <algorithm>
 #include <cmath>
@@ -33,15 +36,17 @@ at::Tensor round_stochastically(const at::Tensor& x, at::ScalarType dtype, const
   return at::where(size.isfinite(), rounded, exact).to(dtype);
 }
 
-/// target = value, rounded as `o` says where target is of 16 bits.
+/// target = value, rounded as `o` says where target is of 16 bits; as it is where the update is left out.
 void store(const at::Tensor& target, const at::Tensor& value, const Update& o, Stored stored) {
-  const bool rounds = target.scalar_type() == at::kBFloat16 || target.scalar_type() == at::kHalf;
-  target.copy_(rounds && o.stochastic_rounding ? round_stochastically(value, target.scalar_type(), o, stored) : value);
+  const at::ScalarType type = target.scalar_type();
+  const bool rounds = type == at::kBFloat16 || type == at::kHalf;
+  const at::Tensor now = rounds && o.stochastic_rounding ? round_stochastically(value, type, o, stored) : value;
+  target.copy_(o.factor.defined() ? at::where(o.factor.isnan(), target, now.to(type)) : now);
 }
 
 /// The gradient that the update follows, in the precision of `param`.
 at::Tensor scaled_gradient(const at::Tensor& param, const at::Tensor& grad, const Update& o) {
-  const at::Tensor g = grad.to(compute_type(param)) * o.grad_scale;
+  const at::Tensor wide = grad.to(compute_type(param)), g = o.factor.defined() ? wide * o.factor : wide * o.grad_scale;
   return o.decoupled || o.weight_decay == 0 ? g : g + up(param) * o.weight_decay;
 }
 
@@ -90,15 +95,24 @@ void round_(const at::Tensor& model, const at::Tensor& param, const Update& o) {
   store(model, param, o, Stored::Parameter);
 }
 
-double sum_of_squares(const at::Tensor& x) {
+at::Tensor sum_of_squares(at::TensorList parts) {
   constexpr std::int64_t kBlock = std::int64_t{1} << 20;  // bounds the float64 copy
-  double sum = 0;
-  for (std::int64_t at = 0; at < x.numel(); at += kBlock) {
-    sum += x.narrow(0, at, std::min(kBlock, x.numel() - at)).to(at::kDouble).square().sum().item<double>();
+  at::Tensor all = at::zeros({}, parts.front().options().dtype(at::kDouble));
+  for (const at::Tensor& part : parts) {
+    const at::Tensor x = part.reshape({-1});
+    at::Tensor sum = at::zeros_like(all);
+    for (std::int64_t at = 0; at < x.numel(); at += kBlock)
+      sum += x.narrow(0, at, std::min(kBlock, x.numel() - at)).to(at::kDouble).square().sum();
+    all += sum;
   }
-  return sum;
+  return all;
 }
 
-double max_abs(const at::Tensor& x) { return x.numel() == 0 ? 0.0 : x.abs().max().item<double>(); }
+at::Tensor max_abs(at::TensorList parts) {
+  at::Tensor all = at::zeros({}, parts.front().options().dtype(at::kDouble));
+  for (const at::Tensor& x : parts)
+    if (x.numel() > 0) all = at::maximum(all, x.abs().max().to(at::kDouble));
+  return all;
+}
 
 }  // namespace megatron::kernels::reference

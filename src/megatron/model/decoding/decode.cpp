@@ -16,6 +16,7 @@
 #include "megatron/kernels/attention.h"
 #include "megatron/kernels/matmul.h"
 #include "megatron/model/attention.h"
+#include "megatron/model/decoding/token_graph.h"
 #include "megatron/model/decoding/token_step.h"
 #include "megatron/model/latent_attention.h"
 #include "megatron/model/stage_modules.h"
@@ -69,6 +70,7 @@ struct CachedGpt::Impl {
   comm::Group tp;
   at::TensorOptions tensor;  ///< dtype and device of the parameters
   StageModules modules;
+  ModelEnds ends;  ///< of a whole model on one rank
 
   Impl(TransformerOptions o, const plan::StagePart& p, const parallel::ParameterStore& parameters, comm::Group group)
       : options(o),
@@ -79,6 +81,7 @@ struct CachedGpt::Impl {
     if (!options.shape.causal || options.shape.encoder_decoder())
       throw std::logic_error("a cache of keys and values alone serves no encoder");
     if (options.sequence_parallel) throw std::logic_error("decoding is not sequence parallel: one token cannot divide");
+    if (part.embedding && part.output && tp.size() == 1) ends = ends_of(options.shape, parameters);
   }
 
   plan::CacheWidths widths(const Block& block) const {
@@ -275,6 +278,7 @@ CachedGpt::~CachedGpt() = default;
 CachedGpt::CachedGpt(CachedGpt&&) noexcept = default;
 
 const TransformerOptions& CachedGpt::options() const { return impl_->options; }
+at::Device CachedGpt::device() const { return impl_->tensor.device(); }
 
 KvCache CachedGpt::make_cache(std::int64_t batch, std::int64_t capacity) const {
   KvCache cache;
@@ -306,7 +310,7 @@ namespace {
 
 // Of one token, the operators that autograd would put around each view take as long as a tenth of the weights.
 template <class Compute>
-at::Tensor plainly(const Compute& compute) {
+auto plainly(const Compute& compute) {
   const at::AutoDispatchBelowADInplaceOrView no_autograd;
   return parallel::without_autograd(compute);
 }
@@ -342,6 +346,10 @@ at::Tensor CachedGpt::step(const at::Tensor& in, std::span<PagedCache* const> ca
     }
     return at::cat(parts, impl_->part.output ? 0 : 1);
   });
+}
+
+std::unique_ptr<TokenGraph> CachedGpt::token_graph(KvCache& cache) const {
+  return plainly([&] { return TokenGraph::of(impl_->options, impl_->modules, impl_->ends, cache); });
 }
 
 }  // namespace megatron::model

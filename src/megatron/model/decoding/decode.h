@@ -43,6 +43,8 @@ struct PagedCache {
   std::int64_t capacity() const;
 };
 
+class TokenGraph;  // token_graph.h
+
 /// A stage of a GPT, or the whole model as the one stage, decoding from the tokens it has seen: no dropout, no
 /// gradients, keys and values kept in a cache that is the caller's. Results do not depend on the stages nor on how the
 /// tokens come (all at once, one by one), up to summation order.
@@ -82,7 +84,13 @@ class CachedGpt {
   /// that it would get alone. Collective and throws as forward().
   at::Tensor step(const at::Tensor& in, std::span<PagedCache* const> caches) const;
 
+  /// What gives `cache`, which must outlive it and stay as it is, one token after the other in a graph; null where this
+  /// is not the whole model on one rank, on a device with kernels for that, or has what they do not compute
+  /// (token_graph.h).
+  std::unique_ptr<TokenGraph> token_graph(KvCache& cache) const;
+
   const TransformerOptions& options() const;
+  at::Device device() const;  ///< of the parameters, and of the tokens that a stage without layers is given too
   ~CachedGpt();
   CachedGpt(CachedGpt&&) noexcept;
 

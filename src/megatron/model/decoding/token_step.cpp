@@ -120,7 +120,7 @@ TokenSteps::TokenSteps(const StageModules& modules, const comm::Group& tp, const
     buffers_.resize(std::max(buffers_.size(), block.branches().size()));
     for (const BranchModules& branch : block.branches()) widest = std::max(widest, inputs(branch.out.weight()));
     const kernels::CacheStep step = step_of(block.attention());
-    const at::Tensor scratch = caches.empty() ? kernels::attention_scratch(step) : kernels::scratch_of_blocks(step);
+    const at::Tensor scratch = kernels::attention_scratch(step);
     if (!scratch_.defined() || scratch_.numel() < scratch.numel()) scratch_ = scratch;
   }
   wide_ = at::empty({b, widest}, at::kFloat);

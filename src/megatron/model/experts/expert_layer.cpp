@@ -1,6 +1,7 @@
 #include "megatron/model/experts/expert_layer.h"
 
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
 #include <ATen/ops/bincount.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
@@ -14,6 +15,7 @@
 #include <algorithm>
 #include <memory>
 #include <optional>
+#include <stdexcept>
 #include <utility>
 
 #include "megatron/base/error.h"
@@ -22,7 +24,8 @@
 #include "megatron/kernels/matmul.h"
 #include "megatron/parallel/backward.h"
 
-// T tokens [s * b], n rows of experts, h hidden, f features of this rank.
+// T tokens [s * b], R of them that this rank sends (all, or where experts are apart its part), n rows of experts, k
+// experts of a token, h hidden, f features of this rank.
 namespace megatron::model {
 namespace {
 
@@ -104,6 +107,7 @@ struct ExpertLayer::Counted {
 /// What backward needs of the inside.
 struct ExpertLayer::Inner {
   at::Tensor logits, experts, weights;  ///< [T, E], [T, k], [T, k]
+  double dropped = 0;                   ///< copies of these; counted where experts are apart alone
   at::Tensor gate;                      ///< [T] what the shared expert counts; undefined: 1
   std::optional<Routes> routes;
   at::Tensor u, shared_u;  ///< [n, fc1's rows], [T, fc1's rows]
@@ -113,14 +117,17 @@ struct ExpertLayer::Inner {
 ExpertLayer::ExpertLayer(const parallel::ParameterStore& parameters, const std::string& prefix,
                          const plan::Experts& experts, const Options& options, comm::Group tp, comm::Group ep)
     : spec_(experts), options_(options), tp_(std::move(tp)), ep_(std::move(ep)), counted_(std::make_shared<Counted>()) {
+  if (apart() && tp_.size() > 1 && !options_.sequence_parallel)
+    throw std::invalid_argument("ExpertLayer: slices of their own need sequence_parallel");
   counted_->counts.loads.assign(static_cast<std::size_t>(spec_.count), 0.0);
   const auto weight = [&](const std::string& name) { return parameters.get(concat(prefix, "mlp.", name, ".weight")); };
   router_ = weight("router");
   if (spec_.router.bias) bias_ = parameters.get(prefix + plan::Experts::kBias);
   if (spec_.router.linear_bias) router_bias_ = parameters.get(prefix + "mlp.router.bias");
   experts_.gated = shared_.gated = spec_.expert.gated;
-  const std::int64_t local = spec_.count / ep_.size();
-  for (std::int64_t e = ep_.rank() * local; e < (ep_.rank() + 1) * local; ++e) {
+  const int slices = std::max(1, options_.slices);
+  const std::int64_t local = spec_.count * slices / ep_.size(), begin = ep_.rank() / slices * local;
+  for (std::int64_t e = begin; e < begin + local; ++e) {
     experts_.fc1.push_back(weight(concat("experts.local_experts.", e, ".linear_fc1")));
     experts_.fc2.push_back(weight(concat("experts.local_experts.", e, ".linear_fc2")));
     if (!spec_.expert.bias) continue;
@@ -166,41 +173,106 @@ at::Tensor ExpertLayer::first(const at::Tensor& x, const Mlps& mlps, const Offse
   return std::move(out.u);
 }
 
-/// What the router's input is multiplied by, [T, h]; undefined: 1.
-at::Tensor ExpertLayer::jitter(const at::Tensor& x_th, std::int64_t batch, const RouterSite& site) const {
+/// What the router's input is multiplied by, [R, h]; undefined: 1.
+at::Tensor ExpertLayer::jitter(const at::Tensor& x_rh, std::int64_t batch, const RouterSite& site) const {
   if (!site.training || spec_.router.jitter == 0) return {};
-  return kernels::jitter_factors(site.jitter, spec_.router.jitter, x_th.size(0) / batch, batch, x_th.size(1),
-                                 wide_type(x_th), x_th.device())
-      .view(x_th.sizes());
+  const std::int64_t positions = x_rh.size(0) / batch;
+  kernels::Dropout from = site.jitter;
+  if (apart()) {
+    from.position_offset += tp_.rank() * positions;
+    from.jump_at -= tp_.rank() * positions;
+  }
+  return kernels::jitter_factors(from, spec_.router.jitter, positions, batch, x_rh.size(1), wide_type(x_rh),
+                                 x_rh.device())
+      .view(x_rh.sizes());
 }
 
-/// Those that are added to what the second products of all ranks of tp sum up to: on one of them.
+/// Those that are added to what the second products of all ranks that split an expert sum up to: on one of them.
 std::vector<ParameterPtr> ExpertLayer::biases_of_sum() const {
-  return tp_.rank() == 0 ? experts_.bias2 : std::vector<ParameterPtr>();
+  const int slice = apart() ? ep_.rank() % options_.slices : tp_.rank();
+  return slice == 0 ? experts_.bias2 : std::vector<ParameterPtr>();
 }
 
-/// The sequence whole, as rows [T, h].
-at::Tensor ExpertLayer::whole(const at::Tensor& part) const {
-  const auto all = options_.sequence_parallel ? tp_.all_gather(part.contiguous(), 0) : part;
-  return all.reshape({-1, all.size(-1)});
+/// Rows of a sequence: what this rank sends to experts, and what it gives the shared one.
+struct ExpertLayer::Rows {
+  at::Tensor routed;  ///< [R, h]
+  at::Tensor all;     ///< [T, h]; undefined where nobody reads it
+};
+
+ExpertLayer::Rows ExpertLayer::rows_of(const at::Tensor& part) const {
+  const auto flat = [](const at::Tensor& x) { return x.reshape({-1, x.size(-1)}); };
+  const auto whole = [&] { return flat(options_.sequence_parallel ? tp_.all_gather(part.contiguous(), 0) : part); };
+  if (apart()) return {flat(part), shared_.fc1.empty() ? at::Tensor() : whole()};
+  const auto all = whole();
+  return {all, all};
 }
 
-ExpertLayer::Inner ExpertLayer::inner(const at::Tensor& x_th, std::int64_t batch, const RouterSite& site,
-                                      parallel::Value activations) const {
-  Inner inner;
-  const auto factors = jitter(x_th, batch, site);
-  inner.logits = wide_product(factors.defined() ? x_th.to(factors.scalar_type()) * factors : x_th, router_);
+/// The sum over tp of rows [T, h], as the stream has it.
+at::Tensor ExpertLayer::summed(const at::Tensor& rows, std::int64_t batch) const {
+  const auto shaped = rows.view({-1, batch, rows.size(1)});
+  if (options_.sequence_parallel) return tp_.reduce_scatter(shaped, 0);
+  tp_.all_reduce(shaped);
+  return shaped;
+}
+
+/// Rows [R, h] that are this rank's own, plus its share of the sum over tp of `all_rows` [T, h] (undefined: nothing).
+at::Tensor ExpertLayer::joined(const at::Tensor& own_rows, const at::Tensor& all_rows, std::int64_t batch) const {
+  const auto shaped = own_rows.view({-1, batch, own_rows.size(1)});
+  if (all_rows.defined()) shaped.add_(summed(all_rows, batch));
+  return shaped;
+}
+
+/// Of all tokens [T, c] those that this rank sends, [R, c].
+at::Tensor ExpertLayer::own(const at::Tensor& of_all) const {
+  if (!apart()) return of_all;
+  const std::int64_t rows = of_all.size(0) / tp_.size();
+  return of_all.narrow(0, tp_.rank() * rows, rows);
+}
+
+/// Of experts [R, k] the places that their copies go to, numbered through the ranks of `ep`, [R, k * slices]: each rank
+/// has the slices of its experts one after the other.
+at::Tensor ExpertLayer::places(const at::Tensor& experts) const {
+  const std::int64_t slices = options_.slices, local = spec_.count * slices / ep_.size();
+  const auto of_first_slice = experts + experts.floor_divide(local) * ((slices - 1) * local);
+  return (of_first_slice.unsqueeze(-1) + at::arange(slices, experts.options()) * local)
+      .masked_fill(experts.lt(0).unsqueeze(-1), -1)
+      .flatten(1);
+}
+
+/// Numbers of copies, [R, k], for each of their places.
+at::Tensor ExpertLayer::of_places(const at::Tensor& numbers) const {
+  if (!apart()) return numbers;
+  return numbers.unsqueeze(-1).expand({numbers.size(0), numbers.size(1), options_.slices}).flatten(1);
+}
+
+/// Chooses experts for the rows x [R, h], where to send them, and what each expert counts.
+void ExpertLayer::route(Inner& inner, const at::Tensor& x_rh, std::int64_t batch, const RouterSite& site) const {
+  const auto factors = jitter(x_rh, batch, site);
+  inner.logits = wide_product(factors.defined() ? x_rh.to(factors.scalar_type()) * factors : x_rh, router_);
   if (router_bias_) inner.logits.add_(router_bias_->arrived().detach());
+  // A capacity is one of whole sequences, and so is the load that the auxiliary loss evens out.
+  if (apart()) inner.logits = tp_.all_gather(inner.logits, 0);
   inner.experts =
       chosen_experts(inner.logits, spec_.router, spec_.top_k, bias_ ? bias_->arrived().detach() : at::Tensor());
   inner.weights = expert_weights(inner.logits, inner.experts, spec_.router);
   const bool drops = spec_.capacity_factor > 0 && site.training;
-  inner.routes.emplace(drops ? kept_experts(inner.experts, inner.weights, spec_, batch) : inner.experts, spec_.count,
-                       ep_);
-  inner.u = first(inner.routes->to_experts(x_th), experts_, inner.routes->offsets(), activations, inner.y);
+  const auto kept = drops ? kept_experts(inner.experts, inner.weights, spec_, batch) : inner.experts;
+  if (!apart()) {
+    inner.routes.emplace(kept, spec_.count, ep_);
+    return;
+  }
+  if (drops) inner.dropped = static_cast<double>(kept.lt(0).sum().item<std::int64_t>());
+  inner.routes.emplace(places(own(kept)), spec_.count * options_.slices, ep_);
+}
+
+ExpertLayer::Inner ExpertLayer::inner(const Rows& x, std::int64_t batch, const RouterSite& site,
+                                      parallel::Value activations) const {
+  Inner inner;
+  route(inner, x.routed, batch, site);
+  inner.u = first(inner.routes->to_experts(x.routed), experts_, inner.routes->offsets(), activations, inner.y);
   if (shared_.fc1.empty()) return inner;
-  if (shared_gate_) inner.gate = at::sigmoid(wide_product(x_th, shared_gate_)).squeeze(1);
-  inner.shared_u = first(x_th, shared_, {0, x_th.size(0)}, activations, inner.shared_y);
+  if (shared_gate_) inner.gate = at::sigmoid(wide_product(x.all, shared_gate_)).squeeze(1);
+  inner.shared_u = first(x.all, shared_, {0, x.all.size(0)}, activations, inner.shared_y);
   return inner;
 }
 
@@ -212,17 +284,17 @@ struct ExpertLayer::WeightWork {
   Routes routes;
   at::Tensor du, y, shared_du, shared_y;  ///< y times what the rows count
 
-  void write(const at::Tensor& x_th, const at::Tensor& dout_th, const at::Tensor& dz) const {
-    write_gradients(layer.experts_.fc1, du, routes.to_experts(x_th), routes.offsets());
+  void write(const Rows& x, const Rows& dout, const at::Tensor& dz) const {
+    write_gradients(layer.experts_.fc1, du, routes.to_experts(x.routed), routes.offsets());
     write_gradients(layer.experts_.fc2, dz, y, routes.offsets());
     if (layer.shared_.fc1.empty()) return;
-    const Offsets all{0, x_th.size(0)};
-    write_gradients(layer.shared_.fc1, shared_du, x_th, all);
-    write_gradients(layer.shared_.fc2, dout_th, shared_y, all);
+    const Offsets all{0, x.all.size(0)};
+    write_gradients(layer.shared_.fc1, shared_du, x.all, all);
+    write_gradients(layer.shared_.fc2, dout.all, shared_y, all);
   }
   void operator()() const {
-    const auto dout_th = layer.whole(dout_part);
-    write(layer.whole(x_fn()), dout_th, routes.to_experts(dout_th));
+    const Rows dout = layer.rows_of(dout_part), x = layer.rows_of(x_fn());
+    write(x, dout, routes.to_experts(dout.routed));
   }
 };
 
@@ -234,13 +306,13 @@ class ExpertLayer::Backward {
 
   std::vector<at::Tensor> operator()(const std::vector<at::Tensor>& grads) {
     const auto dout_part = grads[0].contiguous();
-    const auto dout = layer_.whole(dout_part), x = layer_.whole(x_fn_());
+    const Rows dout = layer_.rows_of(dout_part), x = layer_.rows_of(x_fn_());
     Inner inner = kept_ ? std::move(*kept_) : layer_.inner(x, batch_, site_, parallel::Value::Unread);
     kept_.reset();
     count(inner);
     const Routes& routes = *inner.routes;
-    const auto dz = routes.to_experts(dout);
-    const auto weights = routes.copies_to_experts(inner.weights);
+    const auto dz = routes.to_experts(dout.routed);
+    const auto weights = routes.copies_to_experts(layer_.of_places(layer_.own(inner.weights)));
     auto through = gradient_of(inner.u, layer_.experts_, dz, weights, routes.offsets());
     inner.u.reset();
     if (!layer_.experts_.bias1.empty()) {
@@ -252,26 +324,25 @@ class ExpertLayer::Backward {
     const auto dx = routes.combined(
         kernels::grouped_input_gradient(through.du, groups_of(layer_.experts_.fc1, routes.offsets())), {});
     const auto dlogits = router_backward(inner, routes.copies_back(through.weights));
-    add_wide(dx, dlogits, layer_.router_, x, layer_.jitter(x, batch_, site_));
+    add_wide(dx, dlogits, layer_.router_, x.routed, layer_.jitter(x.routed, batch_, site_));
     if (layer_.router_bias_) write_bias_gradients({layer_.router_bias_}, dlogits, {}, {0, dlogits.size(0)});
     if (layer_.bias_) leave_alone(layer_.bias_);
     kernels::WeightedGradient shared;
+    at::Tensor dx_shared;
     if (!layer_.shared_.fc1.empty()) {
-      const Offsets all{0, x.size(0)};
-      shared = gradient_of(inner.shared_u, layer_.shared_, dout, inner.gate, all);
-      dx.add_(kernels::grouped_input_gradient(shared.du, groups_of(layer_.shared_.fc1, all)));
+      const Offsets all{0, x.all.size(0)};
+      shared = gradient_of(inner.shared_u, layer_.shared_, dout.all, inner.gate, all);
+      dx_shared = kernels::grouped_input_gradient(shared.du, groups_of(layer_.shared_.fc1, all));
+      if (!layer_.apart()) dx_shared = dx.add_(dx_shared);  // of the same rows
       if (layer_.shared_gate_)
-        add_wide(dx, (shared.weights * inner.gate * (1 - inner.gate)).unsqueeze(1), layer_.shared_gate_, x);
+        add_wide(dx_shared, (shared.weights * inner.gate * (1 - inner.gate)).unsqueeze(1), layer_.shared_gate_, x.all);
     }
     const WeightWork work{layer_, x_fn_, dout_part, routes, through.du, through.y, shared.du, shared.y};
     if (layer_.router_->deferring())
       layer_.router_->contribute(work);
     else
       work.write(x, dout, dz);
-    const auto shaped = dx.view({-1, batch_, dx.size(1)});
-    if (layer_.options_.sequence_parallel) return {layer_.tp_.reduce_scatter(shaped, 0)};
-    layer_.tp_.all_reduce(shaped);
-    return {shaped};
+    return {layer_.apart() ? layer_.joined(dx, dx_shared, batch_) : layer_.summed(dx, batch_)};
   }
 
  private:
@@ -285,16 +356,18 @@ class ExpertLayer::Backward {
   void count(const Inner& inner) const {
     RouterCounts& counts = layer_.counted_->counts;
     const std::vector<std::int64_t>& routed = inner.routes->loads();
-    if (layer_.spec_.capacity_factor == 0 || !site_.training) {
+    const bool apart = layer_.apart();  // then those are of this rank's tokens, and each rank of tp counts all
+    if (!apart && (layer_.spec_.capacity_factor == 0 || !site_.training)) {
       for (std::size_t e = 0; e < routed.size(); ++e) counts.loads[e] += static_cast<double>(routed[e]);
       return;
     }
     const auto chosen = at::bincount(inner.experts.view({-1}), {}, layer_.spec_.count).cpu();
-    for (std::size_t e = 0; e < routed.size(); ++e) {
+    for (std::size_t e = 0; e < counts.loads.size(); ++e) {
       const auto load = static_cast<double>(chosen.const_data_ptr<std::int64_t>()[e]);
       counts.loads[e] += load;
-      counts.dropped += load - static_cast<double>(routed[e]);
+      if (!apart) counts.dropped += load - static_cast<double>(routed[e]);
     }
+    counts.dropped += inner.dropped;
   }
 
   /// The choice has no gradient.
@@ -313,28 +386,31 @@ class ExpertLayer::Backward {
     return chosen_experts(inner.logits, alone, layer_.spec_.top_k, {});
   }
 
-  /// The gradient of the logits: that of the experts' weights, of which each tensor-parallel rank has a part, and on
-  /// the first one that of the auxiliary losses.
-  at::Tensor router_backward(const Inner& inner, const at::Tensor& dweights_tk) const {
+  /// The gradient of the logits of the rows that this rank sends, [R, E]: that which comes through what their experts
+  /// count, of `dplaces` for each place of a copy, and that of the auxiliary losses. Of ranks of tp that send the same
+  /// rows each has a part of the one, and the first has the other.
+  at::Tensor router_backward(const Inner& inner, const at::Tensor& dplaces) const {
     const c10::AutoGradMode on(true);
     const plan::Router& router = layer_.spec_.router;
+    const bool first = layer_.tp_.rank() == 0;
     parallel::GraphLeaf leaf(inner.logits);
     const auto logits = leaf.take();
-    auto sum = (expert_weights(logits, inner.experts, router) * dweights_tk).sum();
+    const auto experts = layer_.own(inner.experts);
+    const auto dweights = layer_.apart() ? dplaces.unflatten(1, {experts.size(1), -1}).sum(-1) : dplaces;
+    auto sum = (expert_weights(layer_.own(logits), experts, router) * dweights).sum();
     const bool losses = router.aux_loss != 0 || router.z_loss != 0;
-    if (losses && site_.sequence_weights_b.defined() && layer_.tp_.rank() == 0) {
+    if (losses && site_.sequence_weights_b.defined() && (first || layer_.apart())) {
       const auto by_sequence = [&](const at::Tensor& x) { return x.view({-1, batch_, x.size(-1)}); };
       const RouterLosses of =
           router_losses(by_sequence(logits), by_sequence(best_experts(inner)), router, site_.sequence);
       const auto each = of.balance * router.aux_loss + of.z * router.z_loss;
       const auto now =
           (at::stack({of.balance, of.z}).detach().to(at::kDouble) * site_.sequence_weights_b).sum(1) / site_.loss_scale;
-      at::Tensor& counted = layer_.counted_->losses;
-      counted = counted.defined() ? counted + now : now;
+      if (at::Tensor& counted = layer_.counted_->losses; first) counted = counted.defined() ? counted + now : now;
       sum = sum + (each * site_.sequence_weights_b.to(each.options())).sum();
     }
     parallel::GraphRoot(sum).backward(at::ones_like(sum));
-    return leaf.take_gradient();
+    return layer_.own(leaf.take_gradient()).contiguous();
   }
 
   /// Back through a product of x, each element of which was multiplied by its factor (undefined: 1).
@@ -356,22 +432,21 @@ at::Tensor ExpertLayer::forward(const at::Tensor& x, parallel::RecomputeFunction
                                 parallel::Value value) const {
   std::optional<Inner> kept;
   const auto out = parallel::without_autograd([&] {
-    const auto x_th = whole(x.detach());
-    kept = inner(x_th, x.size(1), site, value);
+    const Rows rows = rows_of(x.detach());
+    kept = inner(rows, x.size(1), site, value);
     if (value == parallel::Value::Unread) return at::empty(x.sizes(), x.options());
     const Routes& routes = *kept->routes;
     const auto sum = routes.combined(
         kernels::grouped_linear(std::exchange(kept->y, {}), groups_of(experts_.fc2, routes.offsets(), biases_of_sum())),
-        kept->weights);
+        of_places(own(kept->weights)));
+    at::Tensor shared;
     if (!shared_.fc2.empty()) {
       const auto z =
-          kernels::grouped_linear(std::exchange(kept->shared_y, {}), groups_of(shared_.fc2, {0, x_th.size(0)}));
-      sum.add_(kept->gate.defined() ? z * kept->gate.unsqueeze(1).to(z.scalar_type()) : z);
+          kernels::grouped_linear(std::exchange(kept->shared_y, {}), groups_of(shared_.fc2, {0, rows.all.size(0)}));
+      shared = kept->gate.defined() ? z * kept->gate.unsqueeze(1).to(z.scalar_type()) : z;
+      if (!apart()) sum.add_(shared);
     }
-    const auto shaped = sum.view({-1, x.size(1), x.size(2)});
-    if (options_.sequence_parallel) return tp_.reduce_scatter(shaped, 0);
-    tp_.all_reduce(shaped);
-    return shaped;
+    return apart() ? joined(sum, shared, x.size(1)) : summed(sum, x.size(1));
   });
   if (options_.recompute) kept.reset();
   if (!recompute_fn) recompute_fn = [same = x.detach()] { return same; };

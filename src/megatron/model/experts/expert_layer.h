@@ -39,9 +39,10 @@ struct RouterCounts {
   double balance = 0, z = 0;
 };
 
-/// A mixture of experts in place of an MLP, split by features over `tp`, its experts over `ep` (plan::Experts). Router
-/// and weights of experts are computed in float32 (float64 of float64). Every tensor-parallel rank routes the whole
-/// sequence; rows of one expert are multiplied together, those of all experts of a rank in one call.
+/// A mixture of experts in place of an MLP, split by features over `tp`, its experts over the ranks of `ep`
+/// (plan::Experts). Router and weights of experts are computed in float32 (float64 of float64). Every tensor-parallel
+/// rank routes the whole sequence; rows of one expert are multiplied together, those of all experts of a rank in one
+/// call.
 ///
 ///   x       [s, b, h], with sequence_parallel this rank's part of the sequence [s/t, b, h]
 ///   returns the same shape
@@ -49,12 +50,19 @@ struct RouterCounts {
 /// Communication over tp: that of an MLP (parallel/linear.h). Over ep: an all-gather of counts and two all-to-alls
 /// forward, of rows and results; backward five, of gradients of results and back, of weights and back, and of rows,
 /// which are not kept but sent again.
+///
+/// With Options::slices the experts are split by features over so many ranks of `ep`, whatever tp is, and each
+/// tensor-parallel rank sends the tokens of its own part of the sequence, each copy to all slices of its expert. Then
+/// what goes over tp is an all-gather of the router's logits forward, and what the shared expert needs.
 class ExpertLayer {
  public:
   struct Options {
     kernels::Activation activation = kernels::Activation::Silu;
     bool sequence_parallel = false;
     bool recompute = false;  ///< nothing is kept but x: Block::Options::recompute_mlp
+    /// Ranks of `ep`, neighbours, that have a slice each of the same experts. Needs sequence_parallel where tp is more
+    /// than one rank. 0: experts are split over `tp`, and each rank of `ep` has other ones.
+    int slices = 0;
   };
 
   /// Finds its parameters by the names of plan::Branch::linears() behind `prefix`, the layer's.
@@ -77,15 +85,23 @@ class ExpertLayer {
     bool gated = false;
   };
   struct Inner;
+  struct Rows;
   struct WeightWork;
   class Backward;
 
-  Inner inner(const at::Tensor& x_th, std::int64_t batch, const RouterSite& site, parallel::Value activations) const;
+  Inner inner(const Rows& x, std::int64_t batch, const RouterSite& site, parallel::Value activations) const;
+  void route(Inner& inner, const at::Tensor& x_rh, std::int64_t batch, const RouterSite& site) const;
   at::Tensor first(const at::Tensor& x, const Mlps& mlps, const std::vector<std::int64_t>& offsets,
                    parallel::Value activations, at::Tensor& y) const;
-  at::Tensor whole(const at::Tensor& part) const;
-  at::Tensor jitter(const at::Tensor& x_th, std::int64_t batch, const RouterSite& site) const;
+  Rows rows_of(const at::Tensor& part) const;
+  at::Tensor summed(const at::Tensor& rows, std::int64_t batch) const;
+  at::Tensor joined(const at::Tensor& own_rows, const at::Tensor& all_rows, std::int64_t batch) const;
+  at::Tensor own(const at::Tensor& of_all) const;
+  at::Tensor places(const at::Tensor& experts) const;
+  at::Tensor of_places(const at::Tensor& numbers) const;
+  at::Tensor jitter(const at::Tensor& x_rh, std::int64_t batch, const RouterSite& site) const;
   std::vector<parallel::ParameterPtr> biases_of_sum() const;
+  bool apart() const { return options_.slices > 0; }
 
   plan::Experts spec_;
   Options options_;

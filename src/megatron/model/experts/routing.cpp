@@ -182,7 +182,8 @@ at::Tensor Routes::copies_to_experts(const at::Tensor& numbers) const {
 
 /// What comes back for the rows that were sent.
 at::Tensor Routes::come_back(const at::Tensor& rows) const {
-  if (group_.size() == 1) return rows;
+  // Where nothing was sent a row of zeros, which nobody reads, for who looks up rows that are not there.
+  if (group_.size() == 1) return rows.size(0) > 0 ? rows : at::zeros({1, rows.size(1)}, rows.options());
   const auto padded = at::cat({rows, at::zeros({1, rows.size(1)}, rows.options())});
   return group_.all_to_all(padded.index_select(0, given_));
 }

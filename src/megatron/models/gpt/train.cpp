@@ -1,5 +1,5 @@
-#include "megatron/train/batches.h"
-#include "megatron/train/model_samples.h"
+#include "megatron/train/data/batches.h"
+#include "megatron/train/data/model_samples.h"
 
 namespace megatron::models::gpt {
 namespace {

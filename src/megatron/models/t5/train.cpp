@@ -1,7 +1,7 @@
 #include "megatron/data/samples/t5_dataset.h"
-#include "megatron/train/batches.h"
+#include "megatron/train/data/batches.h"
+#include "megatron/train/data/model_samples.h"
 #include "megatron/train/engine.h"
-#include "megatron/train/model_samples.h"
 
 namespace megatron::models::t5 {
 namespace {

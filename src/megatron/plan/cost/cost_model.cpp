@@ -8,6 +8,7 @@
 #include "megatron/plan/cost/counts.h"
 #include "megatron/plan/cost/layer_kinds.h"
 #include "megatron/plan/cost/memory.h"
+#include "megatron/plan/cost/products/linear_products.h"
 #include "megatron/plan/cost/rank_buffers.h"
 #include "megatron/plan/cost/recomputation.h"
 #include "megatron/plan/cost/sequence_exchange.h"
@@ -20,15 +21,16 @@ namespace {
 
 double as_double(std::int64_t value) { return static_cast<double>(value); }
 
-/// What one microbatch costs: forward, backward of inputs, backward of weights.
+/// What one microbatch costs: forward, backward of inputs, backward of weights. And what a step does once.
 struct Passes {
-  StepParts forward, backward_input, backward_weight;
+  StepParts forward, backward_input, backward_weight, of_step;
 
   double backward() const { return backward_input.sum() + backward_weight.sum(); }
   void add(const Passes& other, double times) {
     forward.add(other.forward, times);
     backward_input.add(other.backward_input, times);
     backward_weight.add(other.backward_weight, times);
+    of_step.add(other.of_step, times);
   }
 };
 
@@ -45,6 +47,8 @@ struct LayerWork {
   std::vector<Product> again_of_mlp;          ///< what recompute_modules mlp computes again
   double tokens = 0, queries = 0, inner = 0;  ///< widths, summed over branches
   double sent = 0;                            ///< copies of tokens that go to ranks with other experts
+  double sums = 2;                            ///< of the stream over tensor-parallel ranks
+  double gathered_bytes = 0;                  ///< over them, besides
 };
 
 /// Costs of one tensor-parallel rank's share of the model's pieces.
@@ -53,13 +57,16 @@ class Pieces {
   Pieces(const ResolvedRun& run, const Hardware& hardware)
       : run_(run),
         hardware_(hardware),
+        linears_(run, hardware),
         tp_(run.grid.size(Axis::Tp)),
+        etp_(expert_layout(run.config.parallel).etp),
         cp_(run.grid.sequence_shares()),
         tokens_(as_double(run.config.train.micro_batch_size * run.config.data.seq_length) / cp_),
         element_(as_double(element_bytes(run.config))),
         hidden_(as_double(run.shape.hidden)),
         tp_span_(span_of(run.grid, run.grid.peers(0, Axis::Tp), hardware.ranks_per_node)),
-        ep_span_(span_of(run.grid, roles_of(run).experts(0).ranks, hardware.ranks_per_node)),
+        exchange_span_(span_of(run.grid, (etp_ == tp_ ? roles_of(run).experts(0) : roles_of(run).expert_copy(0)).ranks,
+                               hardware.ranks_per_node)),
         cp_span_(span_of(run.grid, roles_of(run).sequence(0).ranks, hardware.ranks_per_node)) {
     if (cp_ > 1) exchange_ = sequence_exchange(run.config, run.shape);
   }
@@ -91,21 +98,22 @@ class Pieces {
     passes.forward.elementwise += memory_s(hardware_, moved.forward);
     StepParts& back = passes.backward_input;
     for (const Product& p : work.weights) {
-      back.matrices += seconds({p.count, p.m, p.k, p.n});
-      passes.backward_weight.matrices += seconds({p.count, p.n, p.k, p.m});
+      add(back, linears_.input_gradient(p));
+      add(passes.backward_weight, linears_.weight_gradient(p));
+      add(passes.of_step, linears_.of_step(p));
     }
     // dP = dY V^T, dV = P^T dY, dQ = dS K, dK = dS^T Q; scores that were not kept once more.
     for (const AttentionCore& core : work.cores) {
       back.attention += seen(core) * (seconds(core.scores) + 3 * seconds(core.context)) + passes_over(core, false);
       if (software.score_forward_passes == 0) back.attention += seen(core) * seconds(core.scores);
     }
-    back.elementwise = elementwise(work, software.stream_backward_passes, software.query_backward_passes,
-                                   software.inner_backward_passes) +
-                       memory_s(hardware_, moved.backward);
-    back.launches = software.backward_launches * software.launch_us * 1e-6;
-    back.tensor = 2 * all_reduce_s(hardware_, tp_span_, stream_bytes()) + 3 * exchange_s(work) +
+    back.elementwise += elementwise(work, software.stream_backward_passes, software.query_backward_passes,
+                                    software.inner_backward_passes) +
+                        memory_s(hardware_, moved.backward);
+    back.launches += software.backward_launches * software.launch_us * 1e-6;
+    back.tensor = work.sums * all_reduce_s(hardware_, tp_span_, stream_bytes()) + 3 * exchange_s(work) +
                   sequence_exchange_s(spec, backward_passes(), back.attention);
-    if (run_.config.parallel.sp) back.tensor += 2 * ring_pass_s(hardware_, tp_span_, stream_bytes());
+    if (run_.config.parallel.sp) back.tensor += work.sums * ring_pass_s(hardware_, tp_span_, stream_bytes());
     if (!partial) add_recomputed_modules(spec, work, back);
     return passes;
   }
@@ -113,12 +121,13 @@ class Pieces {
   StepParts layer_forward(const LayerWork& work) const {
     const SoftwareCosts& software = hardware_.software;
     StepParts parts;
-    for (const Product& p : work.weights) parts.matrices += seconds(p);
+    for (const Product& p : work.weights) add(parts, linears_.forward(p));
     parts.attention = attention_forward(work);
-    parts.elementwise =
+    parts.elementwise +=
         elementwise(work, software.stream_forward_passes, software.query_forward_passes, software.inner_forward_passes);
-    parts.launches = software.forward_launches * software.launch_us * 1e-6;
-    parts.tensor = 2 * all_reduce_s(hardware_, tp_span_, stream_bytes()) + 2 * exchange_s(work);
+    parts.launches += software.forward_launches * software.launch_us * 1e-6;
+    parts.tensor = work.sums * all_reduce_s(hardware_, tp_span_, stream_bytes()) + 2 * exchange_s(work);
+    if (work.gathered_bytes > 0) parts.tensor += ring_pass_s(hardware_, tp_span_, work.gathered_bytes);
     return parts;
   }
 
@@ -174,10 +183,16 @@ class Pieces {
     for (const AttentionCore& core : work.cores) flops += seen(core) * (core.scores.flops() + core.context.flops());
     return flops;
   }
+  double peak() const { return linears_.peak(); }
   double output_flops() const { return 2 * tokens_ * hidden_ * as_double(run_.shape.padded_vocab) / tp_; }
 
  private:
   double seconds(const Product& product) const { return product_s(hardware_, run_.config.train.dtype, product); }
+  void add(StepParts& parts, const LinearCost& cost) const {
+    parts.matrices += cost.products_s;
+    parts.elementwise += memory_s(hardware_, cost.moved_bytes);
+    parts.launches += cost.launches * hardware_.software.launch_us * 1e-6;
+  }
   double seen(const AttentionCore& core) const {
     return hardware_.software.whole_square ? computed_square() : core.share;
   }
@@ -191,13 +206,14 @@ class Pieces {
     double rows = as_double(tokens.sequences * (linear.reads_encoder ? tokens.encoder_length : tokens.length)) / cp_;
     double count = as_double(linear.alike);
     if (linear.expert >= 0) {  // this rank's experts get tokens of all ranks that share experts with it
-      rows *= linear.share * run_.config.parallel.ep;
+      rows *= linear.share * run_.config.parallel.ep * etp_ / tp_;
       count /= run_.config.parallel.ep;
     }
+    const double slices = linear.expert >= 0 ? etp_ : tp_;
     const auto outputs = as_double(linear.outputs), inputs = as_double(linear.inputs);
-    if (linear.split == Linear::Split::Inputs) return {count, rows, outputs, inputs / tp_};
+    if (linear.split == Linear::Split::Inputs) return {count, rows, outputs, inputs / slices};
     if (linear.split == Linear::Split::Whole) return {count, rows, outputs, inputs};
-    if (linear.split != Linear::Split::Groups) return {count, rows, outputs / tp_, inputs};
+    if (linear.split != Linear::Split::Groups) return {count, rows, outputs / slices, inputs};
     // Ranks that share a group have its key and value each.
     const SelfAttention& attention = layer.attention();
     const double groups = std::max(1.0, as_double(attention.groups) / tp_);
@@ -237,8 +253,12 @@ class Pieces {
     work.inner += as_double(mlp.first_rows()) / tp_;
   }
   void add_inside(LayerWork& work, const Experts& experts, const LayerTokens& tokens) const {
-    const double ep = run_.config.parallel.ep, top_k = as_double(experts.top_k);
-    if (ep > 1) work.sent += as_double(tokens.sequences * tokens.length) / cp_ * top_k;
+    const double top_k = as_double(experts.top_k), here = as_double(tokens.sequences * tokens.length) / cp_;
+    if (exchange_span_.ranks > 1) work.sent += here * top_k * etp_ / tp_;  // each copy to every slice of its expert
+    if (etp_ != tp_ && tp_ > 1) {  // each rank sends its own tokens, whose logits all of them see
+      if (experts.shared_width == 0) --work.sums;
+      work.gathered_bytes += here * as_double(experts.count) * std::max(element_, 4.0);
+    }
     work.inner += (top_k * as_double(experts.expert.first_rows()) + as_double(experts.shared().first_rows())) / tp_;
   }
 
@@ -258,7 +278,7 @@ class Pieces {
 
   /// Rows of the stream's width to the experts of other ranks, or back from them (model/experts/expert_layer.h).
   double exchange_s(const LayerWork& work) const {
-    return work.sent == 0 ? 0 : ring_pass_s(hardware_, ep_span_, work.sent * hidden_ * element_);
+    return work.sent == 0 ? 0 : ring_pass_s(hardware_, exchange_span_, work.sent * hidden_ * element_);
   }
 
   /// What ranks that share a sequence send one another in `passes` passes of a layer. In a ring it goes while attention
@@ -297,7 +317,7 @@ class Pieces {
           back.elementwise += memory_s(hardware_, moved_bytes(run_.config, spec.attention(), exchange_).forward);
       }
       if (module == "mlp") {
-        for (const Product& product : work.again_of_mlp) back.matrices += seconds(product);
+        for (const Product& product : work.again_of_mlp) add(back, linears_.forward(product));
         back.tensor += exchange_s(work);
       }
     }
@@ -305,8 +325,9 @@ class Pieces {
 
   const ResolvedRun& run_;
   const Hardware& hardware_;
-  double tp_, cp_, tokens_, element_, hidden_;
-  Span tp_span_, ep_span_, cp_span_;
+  LinearProducts linears_;
+  double tp_, etp_, cp_, tokens_, element_, hidden_;
+  Span tp_span_, exchange_span_, cp_span_;
   SequenceExchange exchange_ = SequenceExchange::AllGather;
 };
 
@@ -401,15 +422,16 @@ double computed_flops(const ResolvedRun& run, const Pieces& pieces, const std::v
 
 }  // namespace
 
-double product_s(const Hardware& hardware, const std::string& dtype, const Product& product) {
+double product_s(const Hardware& hardware, const std::string& dtype, const Product& product, double result_bytes) {
   if (product.flops() == 0) return 0;
   const double half = hardware.compute.product_half_size;
   const auto reached = [half](double size) { return size / (size + half); };
   const double rate = peak_flops(hardware, dtype) * hardware.compute.product_efficiency * reached(product.m) *
                       reached(product.n) * reached(product.k);
-  const double element = dtype == "fp64" ? 8 : dtype == "fp32" ? 4 : 2;
-  const double moved = product.m * product.n + product.m * product.k + product.n * product.k;
-  return std::max(product.flops() / rate, memory_s(hardware, product.count * moved * element));
+  const double element = dtype == "fp64" ? 8 : dtype == "fp32" ? 4 : dtype == kFp8 ? 1 : 2;
+  const double operands = (product.m * product.k + product.n * product.k) * element;
+  const double result = product.m * product.n * (result_bytes > 0 ? result_bytes : element);
+  return std::max(product.flops() / rate, memory_s(hardware, product.count * (operands + result)));
 }
 
 double memory_s(const Hardware& hardware, double bytes) {
@@ -510,7 +532,7 @@ StepCost step_cost(const ResolvedRun& run, const Hardware& hardware) {
   }
   set_messages(costs, run, hardware, pieces);
   const double makespan = schedule::simulate(program, costs).makespan;
-  StepParts busiest, slowest_update;
+  StepParts busiest, of_step, slowest_update;
   std::vector<std::pair<int, UpdatedBuffers>> known;  // ranks, each unlike the others
   for (int rank = 0; rank < run.placement.num_ranks(); ++rank) {
     Passes once;
@@ -522,12 +544,15 @@ StepCost step_cost(const ResolvedRun& run, const Hardware& hardware) {
     StepParts all;
     for (const StepParts* parts : {&once.forward, &once.backward_input, &once.backward_weight})
       all.add(*parts, as_double(run.microbatches_per_step));
-    if (all.sum() > busiest.sum()) busiest = all;
+    if (all.sum() > busiest.sum()) {
+      busiest = all;
+      of_step = once.of_step;
+    }
   }
   StepCost cost;
   cost.parts = busiest;
   cost.parts.pipeline = std::max(0.0, makespan - busiest.sum());
-  cost.parts.add(slowest_update);
+  cost.parts.add(of_step).add(slowest_update);
   cost.parts.data += tied_embedding_s(run, hardware);
   cost.parts.waiting = hardware.software.speed_spread * mean_of_largest(run.grid.world_size()) * cost.parts.sum();
   cost.step_s = cost.parts.sum();
@@ -536,7 +561,7 @@ StepCost step_cost(const ResolvedRun& run, const Hardware& hardware) {
   cost.model_flops = training_flops(run.shape, run.config.train.global_batch_size, run.config.data.seq_length,
                                     run.config.data.decoder_seq_length);
   cost.rank_tflops = cost.computed_flops / cost.step_s / ranks / 1e12;
-  cost.utilization = cost.model_flops / cost.step_s / ranks / peak_flops(hardware, run.config.train.dtype);
+  cost.utilization = cost.model_flops / cost.step_s / ranks / pieces.peak();
   return cost;
 }
 

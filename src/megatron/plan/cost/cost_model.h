@@ -18,8 +18,9 @@ struct Product {
 };
 
 /// The longer of two times: its arithmetic at peak x product_efficiency x the product of d / (d + product_half_size)
-/// over its three dimensions d; its operands and its result moved once through memory.
-double product_s(const Hardware& hardware, const std::string& dtype, const Product& product);
+/// over its three dimensions d; its operands and its result moved once through memory. `dtype`: train.dtype or kFp8.
+/// `result_bytes`: of a number of the result; 0: as of an operand's.
+double product_s(const Hardware& hardware, const std::string& dtype, const Product& product, double result_bytes = 0);
 
 /// Bytes through one rank's memory.
 double memory_s(const Hardware& hardware, double bytes);
@@ -77,7 +78,7 @@ struct StepCost {
   double computed_flops = 0;
   double model_flops = 0;  ///< training_flops() of the batch
   double rank_tflops = 0;  ///< computed_flops a second and rank, 10^12
-  double utilization = 0;  ///< model_flops a second and rank, as a share of the peak
+  double utilization = 0;  ///< model_flops a second and rank, as a share of the peak: LinearProducts::peak()
 };
 
 /// The passes of all stages of `run`, of a microbatch that recomputes all that train.recompute says; what its pipeline
@@ -86,7 +87,7 @@ MicrobatchCost microbatch_cost(const ResolvedRun& run, const Hardware& hardware)
 
 /// Predicts a step of `run` at its full batch. Layers as model/ computes them; of full recomputation the whole forward
 /// pass counts again. The pipeline is the run's own program, simulated. Throws ConfigError where the hardware does not
-/// compute in train.dtype.
+/// compute in train.dtype, or the run is for CUDA in 8 bits that it does not multiply.
 StepCost step_cost(const ResolvedRun& run, const Hardware& hardware);
 
 }  // namespace megatron::plan

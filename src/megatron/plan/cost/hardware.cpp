@@ -68,7 +68,8 @@ Hardware parse_hardware(const std::string& text, const std::string& name) {
   const double best = std::max({compute.fp64_tflops, compute.fp32_tflops, compute.bf16_tflops, compute.fp16_tflops});
   for (const auto& [key, value] :
        {std::pair("compute.fp64_tflops", compute.fp64_tflops), std::pair("compute.fp32_tflops", compute.fp32_tflops),
-        std::pair("compute.bf16_tflops", compute.bf16_tflops), std::pair("compute.fp16_tflops", compute.fp16_tflops)})
+        std::pair("compute.bf16_tflops", compute.bf16_tflops), std::pair("compute.fp16_tflops", compute.fp16_tflops),
+        std::pair("compute.fp8_tflops", compute.fp8_tflops)})
     if (value != 0) ranges.range(key, value, 1e-6, 1e6, "100");
   if (best == 0) ranges.range("compute.bf16_tflops", 0, 1e-6, 1e6, "100");
   ranges.share("compute.product_efficiency", compute.product_efficiency);
@@ -88,6 +89,7 @@ double peak_flops(const Hardware& hardware, const std::string& dtype) {
   const double tflops = dtype == "fp64"   ? compute.fp64_tflops
                         : dtype == "fp32" ? compute.fp32_tflops
                         : dtype == "bf16" ? compute.bf16_tflops
+                        : dtype == kFp8   ? compute.fp8_tflops
                                           : compute.fp16_tflops;
   if (tflops > 0) return tflops * 1e12;
   throw ConfigError(rule_got_fix(concat("the hardware ", hardware.name, " must compute in train.dtype."), dtype,

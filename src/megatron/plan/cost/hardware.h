@@ -7,7 +7,7 @@ namespace megatron::plan {
 
 /// What computes: one rank's accelerator, or its share of a processor.
 struct ComputeRates {
-  double fp64_tflops = 0, fp32_tflops = 0, bf16_tflops = 0, fp16_tflops = 0;
+  double fp64_tflops = 0, fp32_tflops = 0, bf16_tflops = 0, fp16_tflops = 0, fp8_tflops = 0;
   double product_efficiency = 1;
   double product_half_size = 0;
 
@@ -16,6 +16,8 @@ struct ComputeRates {
     v("fp32_tflops", fp32_tflops, "The same of float32.");
     v("bf16_tflops", bf16_tflops, "The same of bfloat16.");
     v("fp16_tflops", fp16_tflops, "The same of float16.");
+    v("fp8_tflops", fp8_tflops,
+      "The same of fp8 (E4M3 and E5M2), without sparsity; 0: it has none, and fp8.format is emulated.");
     v("product_efficiency", product_efficiency, "Share of the peak that a product of very large matrices reaches.");
     v("product_half_size", product_half_size,
       "Size of one of a product's three dimensions, the others being large, at which half of that is reached.");
@@ -111,6 +113,9 @@ struct Hardware {
 /// What a file of [compute], [memory], [node], [cluster], [software] says (configs/hardware/); `name`: what messages
 /// call it. All that is wrong with it, unknown keys and values that no machine has, is one ConfigError.
 Hardware parse_hardware(const std::string& text, const std::string& name);
+
+/// peak_flops() of 8-bit numbers.
+inline constexpr const char* kFp8 = "fp8";
 
 /// Peak of matrix products with train.dtype `dtype`, operations per second. Throws ConfigError where it offers none.
 double peak_flops(const Hardware& hardware, const std::string& dtype);

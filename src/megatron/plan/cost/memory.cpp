@@ -2,12 +2,15 @@
 
 #include <algorithm>
 #include <optional>
+#include <set>
+#include <string>
 
 #include "megatron/plan/cost/counts.h"
 #include "megatron/plan/cost/layer_kinds.h"
 #include "megatron/plan/cost/rank_buffers.h"
 #include "megatron/plan/cost/recomputation.h"
 #include "megatron/plan/parameters/adapters.h"
+#include "megatron/plan/parameters/fp8.h"
 #include "megatron/plan/pipeline_plan.h"
 
 namespace megatron::plan {
@@ -319,6 +322,11 @@ SplitCosts split_costs(const config::RunConfig& config, const ModelShape& shape,
   return result;
 }
 
+std::int64_t loss_chunk_tokens(const config::RunConfig& config) {
+  if (config.train.loss_chunk_tokens > 0) return config.train.loss_chunk_tokens;
+  return config.parallel.device == "cuda" ? 8192 : 1024;
+}
+
 bool packs_weights(const config::RunConfig& config, std::string_view processor) {
   const config::TrainConfig& train = config.train;
   if (config.parallel.device != "cpu") return false;
@@ -340,6 +348,14 @@ std::int64_t packed_weight_bytes(const config::TrainConfig& train, const std::ve
     elements += (shape[0] + kBlock - 1) / kBlock * kBlock * ((shape[1] + kBlock - 1) / kBlock * kBlock);
   }
   return elements * kCopies * numbers * kNumberBytes;
+}
+
+std::int64_t zeros_of_norms(const ModelShape& shape, const std::vector<ParameterSpec>& specs) {
+  if (shape.rms_norm || shape.norm_bias) return 0;
+  std::int64_t numbers = 0;
+  for (const ParameterSpec& spec : specs)
+    if (spec.shape.size() == 1 && spec.name.ends_with(".weight")) numbers += spec.local_size();  // a norm's
+  return numbers;
 }
 
 RankActivations::RankActivations(const schedule::Timeline& timeline, int pp_rank)
@@ -371,12 +387,26 @@ std::int64_t packed_in_turn_bytes(const config::TrainConfig& train, const std::v
   return most + owned;
 }
 
+/// `specs`, of which weights of layers that compute in 8 bits count as multiplied by nobody: none of them is packed.
+std::vector<ParameterSpec> without_fp8(const ResolvedRun& run, std::vector<ParameterSpec> specs) {
+  if (run.config.fp8.format == "none") return specs;
+  std::set<std::string> weights;
+  for (const std::string& layer : fp8_layers(run.shape)) weights.insert(layer + ".weight");
+  for (ParameterSpec& spec : specs) {
+    if (!weights.contains(spec.name)) continue;
+    spec.depth = 0;
+    spec.in_forward = false;
+  }
+  return specs;
+}
+
 /// What a rank holds whatever its schedule.
 MemoryPlan held_by(const ResolvedRun& run, int tp_rank, const std::vector<StagePart>& parts,
                    std::string_view processor) {
   const config::RunConfig& config = run.config;
-  const std::vector<ParameterSpec> specs =
-      trained_parameters(run.shape, config.parallel.tp, tp_rank, parts, {.ep = config.parallel.ep});
+  const auto [ep, etp] = expert_layout(config.parallel);
+  const std::vector<ParameterSpec> specs = trained_parameters(run.shape, config.parallel.tp, tp_rank, parts,
+                                                              {.ep = ep, .etp = etp, .etp_rank = tp_rank % etp});
   const BufferLayout layout = rank_layout(run, specs);
   const std::optional<GradientPool> pool = rank_gradient_pool(run, specs, layout);
   const std::optional<ParameterPool> values = rank_parameter_pool(run, specs, layout, parts);
@@ -386,12 +416,17 @@ MemoryPlan held_by(const ResolvedRun& run, int tp_rank, const std::vector<StageP
   memory.parameters = (values ? values->size + owned : elements) * element.value;
   memory.gradients = (pool ? pool->size + owned : elements) * element.gradient;
   memory.optimizer_state = optimizer_bytes(run, specs, layout);
+  if (const auto fp8 = fp8_recipe(config.fp8))
+    memory.optimizer_state += fp8_state_bytes(*fp8, static_cast<std::int64_t>(fp8_layers(run.shape).size()),
+                                              config.parallel.device == "cuda");
   const std::vector<ParameterSpec> frozen =
       run.shape.lora ? model_parameters(run.shape, config.parallel.tp, tp_rank, parts) : std::vector<ParameterSpec>();
-  memory.parameters += buffer_layout(frozen, 0).size * element.value;
+  memory.parameters +=
+      (buffer_layout(frozen, 0).size + zeros_of_norms(run.shape, run.shape.lora ? frozen : specs)) * element.value;
   if (packs_weights(config, processor))
-    memory.packed_weights = values ? packed_in_turn_bytes(config.train, specs, layout, *values)
-                                   : packed_weight_bytes(config.train, run.shape.lora ? frozen : specs);
+    memory.packed_weights = values
+                                ? packed_in_turn_bytes(config.train, without_fp8(run, specs), layout, *values)
+                                : packed_weight_bytes(config.train, run.shape.lora ? frozen : without_fp8(run, specs));
   return memory;
 }
 
@@ -405,7 +440,7 @@ MemoryPlan in_passes(MemoryPlan memory, const ResolvedRun& run, const std::vecto
                           recomputed_bytes(config, run.shape, part, activations.partial_stages.contains(part.stage)));
   memory.activations = static_cast<std::int64_t>(activations.peak_bytes) + recomputed;
   if (std::any_of(parts.begin(), parts.end(), [](const StagePart& part) { return part.output; }))
-    memory.logits = std::min(config.train.loss_chunk_tokens, tokens_of(config, run.shape.encoder_decoder())) *
+    memory.logits = std::min(loss_chunk_tokens(config), tokens_of(config, run.shape.encoder_decoder())) *
                     (run.shape.padded_vocab / config.parallel.tp) * element_bytes_of(config).value *
                     (run.shape.logit_soft_cap > 0 ? 2 : 1);  // and the slope of the cap
   return memory;

@@ -44,6 +44,10 @@ schedule::Costs stage_costs(const config::RunConfig& config, const ModelShape& s
 /// in a stage of ceil(num_layers / num_stages) layers.
 SplitCosts split_costs(const config::RunConfig& config, const ModelShape& shape, int num_stages);
 
+/// Tokens whose logits a rank holds at once: train.loss_chunk_tokens, or what it is where that is 0. A GPU wants more
+/// of them in a product than a cache holds.
+std::int64_t loss_chunk_tokens(const config::RunConfig& config);
+
 /// Whether a rank keeps copies of weights in the order of AMX or AVX512_BF16 (kernels/matmul.h): on the CPU, with bf16,
 /// or for AMX float32 and train.matmul_precision high. `processor`: the instruction set that train.kernels auto takes
 /// on the processors of the ranks, as kernels::instruction_set() gives it there; "" for one without either.
@@ -53,14 +57,17 @@ bool packs_weights(const config::RunConfig& config, std::string_view processor);
 /// gradient of the input, each in blocks of 32 x 32; an element is one bf16 number, of float32 two.
 std::int64_t packed_weight_bytes(const config::TrainConfig& train, const std::vector<ParameterSpec>& specs);
 
+/// Numbers of the zeros that a rank with these parameters has in place of biases: a LayerNorm without one adds them.
+std::int64_t zeros_of_norms(const ModelShape& shape, const std::vector<ParameterSpec>& specs);
+
 /// Bytes that one rank holds during a step, by kind. All but `activations` and `logits` are exact; those two are the
 /// tensors that forward keeps for backward, without the workspace of single operators. Not counted either, where
 /// gradients take turns and a schedule splits backward: gradients of norms and biases that wait for the weights'
 /// (parallel::Contribution), some ten rows of the hidden width a layer and microbatch that is put off.
 struct MemoryPlan {
-  std::int64_t parameters = 0;
+  std::int64_t parameters = 0;  ///< and zeros_of_norms()
   std::int64_t gradients = 0;
-  std::int64_t optimizer_state = 0;  ///< masters and moments of what the rank updates
+  std::int64_t optimizer_state = 0;  ///< masters and moments of what the rank updates; scales of fp8
   std::int64_t packed_weights = 0;   ///< where packs_weights()
   std::int64_t activations = 0;      ///< at their peak, by simulation of the schedule
   std::int64_t logits = 0;           ///< of the tokens whose logits are held at once, where the output layer is

@@ -1,6 +1,7 @@
 #include "megatron/plan/cost/rank_buffers.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "megatron/base/error.h"
 #include "megatron/base/progress.h"
@@ -115,16 +116,20 @@ std::string no_saving(const ResolvedRun& run, int pp_rank, const char* what, std
 }  // namespace
 
 std::vector<ParameterSpec> rank_parameters(const ResolvedRun& run, int tp_rank, int pp_rank) {
+  const auto [ep, etp] = expert_layout(run.config.parallel);
   return trained_parameters(run.shape, run.grid.size(Axis::Tp), tp_rank,
-                            parts_of_rank(run.parts, run.placement, pp_rank), {.ep = run.config.parallel.ep});
+                            parts_of_rank(run.parts, run.placement, pp_rank),
+                            {.ep = ep, .etp = etp, .etp_rank = tp_rank % etp});
 }
 
 BufferLayout rank_layout(const ResolvedRun& run, const std::vector<ParameterSpec>& specs) {
   const config::OptimizerConfig& optimizer = run.config.optimizer;
-  const int ranks = RankRoles(run.grid).gradients(0).size();
+  const RankRoles roles = roles_of(run);
+  const int ranks = roles.gradients(0).size();
   BufferPadding padding;
-  if (optimizer.use_distributed_optimizer) padding = sharded_padding(ranks);  // which those of experts divide
-  padding.experts_apart = run.config.parallel.ep > 1;
+  if (optimizer.use_distributed_optimizer)  // those of experts mostly divide the others
+    padding = sharded_padding(std::lcm(ranks, roles.gradients(0, Weights::Experts).size()));
+  padding.experts_apart = roles.experts_apart();
   if (!optimizer.use_distributed_optimizer) return buffer_layout(specs, bucket_elements(optimizer, ranks), padding);
   for (SharedCopies& shared : shared_copies(run.shape, run.parts, run.placement))
     padding.alone.push_back(std::move(shared.name));
@@ -147,7 +152,17 @@ bool same_sizes(const ResolvedRun& run, int a, int b) {
                             });
 }
 
-RankRoles roles_of(const ResolvedRun& run) { return RankRoles(run.grid, {.ep = run.config.parallel.ep}); }
+ExpertLayout expert_layout(const config::ParallelConfig& parallel) {
+  return {.ep = parallel.ep, .etp = parallel.etp > 0 ? parallel.etp : parallel.tp};
+}
+
+RankRoles roles_of(const ResolvedRun& run) { return RankRoles(run.grid, expert_layout(run.config.parallel)); }
+
+ExpertShare expert_share(const ResolvedRun& run, int rank) {
+  const RankRoles roles = roles_of(run);
+  const Peers experts = roles.experts(rank), slices = roles.tensor(rank, Weights::Experts);
+  return {.ep = experts.size(), .rank = experts.index, .etp = slices.size(), .etp_rank = slices.index};
+}
 
 Owners owners_of(const ResolvedRun& run, int rank) {
   const RankRoles roles = roles_of(run);
@@ -158,7 +173,10 @@ Owners owners_of(const ResolvedRun& run, int rank) {
   return {owner(Weights::Dense), owner(Weights::Experts)};
 }
 
-bool shares_state(const ResolvedRun& run) { return owners_of(run).dense.ranks > 1; }
+bool shares_state(const ResolvedRun& run) {
+  const Owners owners = owners_of(run);
+  return owners.dense.ranks > 1 || owners.experts.ranks > 1;
+}
 
 std::optional<GradientPool> rank_gradient_pool(const ResolvedRun& run, const std::vector<ParameterSpec>& specs,
                                                const BufferLayout& layout) {
@@ -221,10 +239,13 @@ std::int64_t optimizer_bytes(const ResolvedRun& run, const std::vector<Parameter
   const std::int64_t owned = owned_elements(layout, owners);
   if (element.matrix_state == element.state) return owned * (element.master + element.state);
   std::int64_t most = 0;
-  for (int owner = 0; owner < owners.dense.ranks; ++owner) {
+  // A stage's ranks in their order: so many follow one another that own the same of dense weights, and of experts'.
+  const int of_dense = run.grid.size(Axis::Tp), stage = owners.dense.ranks * of_dense,
+            of_experts = stage / owners.experts.ranks;
+  for (int rank = 0; rank < stage; rank += std::gcd(of_dense, of_experts)) {
     std::int64_t state = 0;
-    const Owner of_experts{owners.experts.ranks, owner * owners.experts.ranks / owners.dense.ranks};
-    for (const Shard& shard : shards(layout, {{owners.dense.ranks, owner}, of_experts}))
+    const Owner dense{owners.dense.ranks, rank / of_dense}, experts{owners.experts.ranks, rank / of_experts};
+    for (const Shard& shard : shards(layout, {dense, experts}))
       for (const ParameterRange& range : shard.parameters)
         state +=
             range.param.size() *

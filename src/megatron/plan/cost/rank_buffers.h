@@ -27,11 +27,17 @@ BufferLayout rank_layout(const ResolvedRun& run, const std::vector<ParameterSpec
 /// without going through them.
 bool same_sizes(const ResolvedRun& run, int a, int b);
 
-/// Who is what to whom, by the run's grid and parallel.ep.
+/// How experts lie on the ranks of a stage; etp is not 0.
+ExpertLayout expert_layout(const config::ParallelConfig& parallel);
+
+/// Who is what to whom, by the run's grid, parallel.ep and parallel.etp.
 RankRoles roles_of(const ResolvedRun& run);
 
-/// The place of `rank` among the ranks that share the update of each element between them: those of dp (of experts dp /
-/// ep) with the distributed optimizer, else one. Its number among them differs by rank alone.
+/// The experts that `rank` holds, and which slices of them.
+ExpertShare expert_share(const ResolvedRun& run, int rank);
+
+/// The place of `rank` among the ranks that share the update of each element between them: those of dp x cp (of experts
+/// tp x dp x cp / (ep x etp)) with the distributed optimizer, else one. Its number among them differs by rank alone.
 Owners owners_of(const ResolvedRun& run, int rank = 0);
 
 /// Whether several ranks share the update of any element.

@@ -20,7 +20,7 @@ struct GatheredElements {
 
 /// A rank's buffers, as far as exchanging and updating them takes time.
 struct UpdatedBuffers {
-  HeldElements dense = {}, experts = {};  ///< experts: where parallel.ep divides them
+  HeldElements dense = {}, experts = {};  ///< experts: where other ranks hold them than the rest
   double owned = 0;                       ///< elements that the rank updates
   bool reduces_microbatches = false;      ///< gradients take turns: each microbatch is reduced
   std::optional<GatheredElements> gathered = {};
@@ -28,9 +28,9 @@ struct UpdatedBuffers {
 UpdatedBuffers updated_buffers(const ResolvedRun& run, int pp_rank);
 
 /// `data` and `optimizer` of a step of a rank with such buffers, whose passes of one microbatch take `forward` and
-/// `backward` seconds. A ring over dp x cp for weights that all ranks of a stage hold, and one over dp x cp / ep for
-/// those of experts: where each rank has experts of its own nothing is sent. What overlaps with computation shows but
-/// for the last bucket.
+/// `backward` seconds. A ring over dp x cp for weights that all ranks of a stage hold, and one over the ranks that have
+/// the same slices of the same experts (RankRoles::gradients): where each rank has experts of its own nothing is sent.
+/// What overlaps with computation shows but for the last bucket.
 StepParts update_cost(const ResolvedRun& run, const Hardware& hardware, const UpdatedBuffers& buffers, double forward,
                       double backward);
 

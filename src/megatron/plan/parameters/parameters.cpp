@@ -17,9 +17,10 @@ std::int64_t product(const std::vector<std::int64_t>& shape) {
   return std::accumulate(shape.begin(), shape.end(), std::int64_t{1}, std::multiplies<>());
 }
 
-void check_divides(const char* what, std::int64_t size, int tp) {
-  if (size % tp == 0) return;
-  throw ConfigError(rule_got_fix(concat(what, " must divide by parallel.tp."), concat(size, ", tp=", tp)));
+void check_divides(const char* what, std::int64_t size, int ranks, const char* axis = "tp") {
+  if (size % ranks == 0) return;
+  throw ConfigError(
+      rule_got_fix(concat(what, " must divide by parallel.", axis, "."), concat(size, ", ", axis, "=", ranks)));
 }
 
 /// How a tensor-parallel rank has a share of something.
@@ -58,7 +59,9 @@ Pieces even_pieces(std::int64_t rows, int tp, int tp_rank) {
 /// Collects specs; `split` is the dimension split over the tensor-parallel group, -1 for none.
 class SpecBuilder {
  public:
-  SpecBuilder(int tp, int tp_rank, const ExpertShare& experts) : tp_(tp), tp_rank_(tp_rank), experts_(experts) {}
+  SpecBuilder(int tp, int tp_rank, const ExpertShare& experts) : tp_(tp), tp_rank_(tp_rank), experts_(experts) {
+    if (experts_.etp == 0) experts_ = {experts.ep, experts.rank, tp, tp_rank};
+  }
 
   void begin_stage(int stage) { stage_ = stage; }
   void at_depth(std::int64_t depth) { depth_ = depth; }
@@ -67,8 +70,8 @@ class SpecBuilder {
     ParameterSpec spec{
         .name = std::move(name), .shape = std::move(shape), .split_dim = split, .init = init, .init_std = std};
     if (split >= 0) {
-      const std::int64_t length = spec.shape[static_cast<std::size_t>(split)] / tp_;
-      spec.pieces = {{.offset = length * tp_rank_, .length = length}};
+      const std::int64_t length = spec.shape[static_cast<std::size_t>(split)] / slices();
+      spec.pieces = {{.offset = length * slice(), .length = length}};
     }
     spec.weight_decay = spec.shape.size() > 1;
     spec.stage = stage_;
@@ -129,6 +132,9 @@ class SpecBuilder {
   }
   int tp() const { return tp_; }
   int tp_rank() const { return tp_rank_; }
+  /// Ranks that split what follows, and this one's number among them.
+  int slices() const { return of_expert_ ? experts_.etp : tp_; }
+  int slice() const { return of_expert_ ? experts_.etp_rank : tp_rank_; }
   const ExpertShare& experts() const { return experts_; }
   /// What follows is of one expert, or of none.
   void of_expert(bool on) { of_expert_ = on; }
@@ -158,13 +164,13 @@ void add_layer(const LayerSpec& layer, SpecBuilder& build) {
       switch (linear.split) {
         case Linear::Split::Outputs:
         case Linear::Split::Pairs:
-          column(even_pieces(linear.outputs, tp, rank));
+          column(even_pieces(linear.outputs, build.slices(), build.slice()));
           break;
         case Linear::Split::Groups:
           column(group_pieces(linear, layer.attention(), tp, rank));
           break;
         case Linear::Split::Halves:
-          column(half_pieces(linear.outputs, tp, rank));
+          column(half_pieces(linear.outputs, build.slices(), build.slice()));
           break;
         case Linear::Split::Inputs:
           build.row_linear(name, linear.outputs, linear.inputs, layer.output_init_std, linear.bias);
@@ -401,7 +407,7 @@ std::int64_t pad_vocab(std::int64_t vocab, std::int64_t divisible_by, int tp) {
 
 namespace {
 
-void check_layers(const ModelShape& shape, const StagePart& part, int tp, int ep) {
+void check_layers(const ModelShape& shape, const StagePart& part, int tp, const ExpertShare& share) {
   if (part.output && shape.mtp_depths > 0) check_divides("model.hidden_size", shape.hidden, tp);
   const std::int64_t depths = part.output ? shape.mtp_depths : 0;
   for (std::int64_t l = part.first_layer; l < part.first_layer + part.num_layers + depths; ++l) {
@@ -412,11 +418,12 @@ void check_layers(const ModelShape& shape, const StagePart& part, int tp, int ep
       check_divides("model.ffn_hidden_size", layer.mlp().width, tp);
       continue;
     }
-    check_divides("model.moe_ffn_hidden_size", experts->expert.width, tp);
+    if (share.etp == 0)
+      check_divides("model.moe_ffn_hidden_size", experts->expert.width, tp);
+    else
+      check_divides("model.moe_ffn_hidden_size", experts->expert.width, share.etp, "etp");
     check_divides("model.moe_shared_expert_intermediate_size", experts->shared_width, tp);
-    if (experts->count % ep != 0)
-      throw ConfigError(
-          rule_got_fix("model.num_experts must divide by parallel.ep.", concat(experts->count, ", ep=", ep)));
+    check_divides("model.num_experts", experts->count, share.ep, "ep");
   }
 }
 
@@ -424,7 +431,7 @@ void check_layers(const ModelShape& shape, const StagePart& part, int tp, int ep
 
 std::vector<ParameterSpec> model_parameters(const ModelShape& shape, int tp, int tp_rank,
                                             const std::vector<StagePart>& parts, const ExpertShare& experts) {
-  for (const StagePart& part : parts) check_layers(shape, part, tp, experts.ep);
+  for (const StagePart& part : parts) check_layers(shape, part, tp, experts);
   check_divides("the padded vocabulary", shape.padded_vocab, tp);
   SpecBuilder build(tp, tp_rank, experts);
   Shared shared(shape, parts, build);

@@ -54,7 +54,8 @@ struct ParameterSpec {
   /// partial sum whether or not parallel.sp is on. Norms of queries and keys; routers, whose gradient comes through
   /// each rank's features of the experts.
   bool heads_partial = false;
-  /// Of one expert: other ranks of the expert-parallel group have others (RankRoles, Weights::Experts).
+  /// Of one expert: other ranks of the expert-parallel group have others, and slices are those of as many ranks as
+  /// split experts (RankRoles, Weights::Experts).
   bool of_expert = false;
 
   std::vector<std::int64_t> local_shape() const;
@@ -195,9 +196,10 @@ bool begins_decoder(const ModelShape& shape, const StagePart& part);
 /// Smallest multiple of `divisible_by` (and of tp) that is >= vocab. The model's results do not depend on it.
 std::int64_t pad_vocab(std::int64_t vocab, std::int64_t divisible_by, int tp);
 
-/// Which experts of each layer a rank holds: equal shares, in order.
+/// Which experts of each layer a rank holds: equal shares, in order; and of each which slice.
 struct ExpertShare {
   int ep = 1, rank = 0;
+  int etp = 0, etp_rank = 0;  ///< ranks that split each expert, and this one; 0: the tensor-parallel ones
 
   bool has(std::int64_t expert, std::int64_t count) const { return expert < 0 || expert / (count / ep) == rank; }
 };
@@ -205,7 +207,7 @@ struct ExpertShare {
 /// The parameters of a model that one rank holds, in forward order: those of `parts`, its stages in model order, sliced
 /// for `tp_rank` of `tp`; of experts its share. Names, shapes and the order of rows in linear_qkv (per group: its
 /// queries, key, value) are Megatron-Core's. Where tp is a multiple of the groups, tp / groups ranks share each: they
-/// have queries of their own and copies of its key and value. Throws ConfigError where tp does not fit a size.
+/// have queries of their own and copies of its key and value. Throws ConfigError where tp or etp does not fit a size.
 std::vector<ParameterSpec> model_parameters(const ModelShape& shape, int tp, int tp_rank,
                                             const std::vector<StagePart>& parts, const ExpertShare& experts = {});
 

@@ -52,6 +52,10 @@ Peers RankRoles::experts(int rank) const {
   return experts_ ? peers(*experts_, rank, {Axis::Cp}) : Peers{.ranks = {rank}};
 }
 
+Peers RankRoles::expert_copy(int rank) const {
+  return experts_ ? peers(*experts_, rank, {Axis::Tp, Axis::Cp}) : tensor(rank);
+}
+
 std::vector<std::vector<int>> RankRoles::groups(const Role& role) const {
   std::vector<std::vector<int>> result;
   std::vector<bool> seen(static_cast<std::size_t>(grid_.world_size()));

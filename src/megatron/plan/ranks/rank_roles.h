@@ -49,6 +49,13 @@ class RankRoles {
   Peers loss(int rank) const { return gradients(rank); }
   /// Ranks that hold the other experts of this rank's layers, and send one another tokens.
   Peers experts(int rank) const;
+  /// Ranks that hold one copy of all experts of this rank's layers together: those of experts(), and who has the other
+  /// slices of the same experts (Megatron-Core's expert_tensor_and_model_parallel group).
+  Peers expert_copy(int rank) const;
+  /// Whether experts are held by other ranks than other weights.
+  bool experts_apart() const { return experts_.has_value(); }
+  /// Whether an expert is split over another number of ranks than other weights are.
+  bool split_otherwise() const { return experts_ && experts_->size(Axis::Tp) != grid_.size(Axis::Tp); }
   /// Ranks that hold the other slices of this rank's weights.
   Peers tensor(int rank, Weights weights = Weights::Dense) const;
   /// Ranks that hold the other stages, in the order of the pipeline.

@@ -39,6 +39,12 @@ void BpeModel::index_merges() {
   merges_.resize(table_size(merges.size()));
   merge_shift_ = top_bits_shift(merges_.size());
   merged_.reserve(merges.size());
+  byte_pair_ranks_.assign(65536, kNoRank);
+  const auto byte_of = [&](std::int32_t id) {  // that the token stands for in pieces, or -1
+    const std::string& token = tokens[static_cast<std::size_t>(id)];
+    const auto byte = token.size() == 1 ? static_cast<unsigned char>(token[0]) : -1;
+    return byte >= 0 && byte_ids_[static_cast<std::size_t>(byte)] == id ? byte : -1;
+  };
   for (std::size_t i = 0; i < merges.size(); ++i) {
     const auto [left, right] = merges[i];
     const std::int32_t made = made_by_merge(i);
@@ -51,13 +57,11 @@ void BpeModel::index_merges() {
       slot = (slot + 1) & (merges_.size() - 1);
     }
     if (!vocabulary().equal_ranks || merged_.empty() || merged_.back() != made) merged_.push_back(made);
-    merges_[slot] = {left, right, static_cast<std::uint32_t>(merged_.size() - 1), made};
+    const auto rank = static_cast<std::uint32_t>(merged_.size() - 1);
+    merges_[slot] = {left, right, rank, made};
+    if (const int first = byte_of(left), second = byte_of(right); first >= 0 && second >= 0)
+      byte_pair_ranks_[static_cast<std::size_t>(first << 8 | second)] = rank;
   }
-  byte_pair_ranks_.resize(65536);
-  for (std::size_t first = 0; first < 256; ++first)
-    for (std::size_t second = 0; second < 256; ++second)
-      byte_pair_ranks_[first << 8 | second] =
-          byte_ids_[first] < 0 || byte_ids_[second] < 0 ? kNoRank : rank_of(byte_ids_[first], byte_ids_[second]);
 }
 
 void BpeModel::index_tokens_of_pieces() {

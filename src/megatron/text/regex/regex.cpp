@@ -4,6 +4,8 @@
 #include <pcre2.h>
 
 #include <algorithm>
+#include <list>
+#include <mutex>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -32,6 +34,12 @@ struct FreeWith {
 }  // namespace
 
 struct Regex::Code {
+  /// Compiled now, or found among the last: a tokenizer that is read again has the same expressions, and a decoder
+  /// needs its own for each text (decode.cpp), where compiling one takes milliseconds.
+  static std::shared_ptr<const Code> of(std::string_view pattern, const std::string& where);
+
+  Code(std::string_view expression, const std::string& whose);
+
   std::unique_ptr<pcre2_code, FreeWith<pcre2_code_free>> code;
   std::string where, pattern;
   std::vector<std::uint8_t> kinds;  // of each code point (regex_alphabet.h); empty: matched as it is
@@ -47,23 +55,21 @@ struct Regex::Matcher::State {
   State() { pcre2_jit_stack_assign(context.get(), nullptr, stack.get()); }
 };
 
-Regex::Regex(std::string_view pattern, const std::string& where) : code_(std::make_unique<Code>()) {
-  code_->where = where;
-  code_->pattern = pattern;
+Regex::Code::Code(std::string_view expression, const std::string& whose) : where(whose), pattern(expression) {
   if (pattern.size() > kMaxPattern)
     throw ConfigError(rule_got_fix(concat(where, ": an expression must have at most ", kMaxPattern, " bytes"),
                                    concat(pattern.size(), " bytes")));
-  const std::string translated = to_pcre2(pattern, where);
+  const std::string translated = to_pcre2(expression, where);
   const std::unique_ptr<pcre2_compile_context, FreeWith<pcre2_compile_context_free>> context(
       pcre2_compile_context_create(nullptr));
   pcre2_set_newline(context.get(), PCRE2_NEWLINE_LF);
   const auto compile = [&](const std::string& own, std::uint32_t options) {
     int error = 0;
     std::size_t offset = 0;
-    code_->code.reset(pcre2_compile(reinterpret_cast<PCRE2_SPTR>(own.data()), own.size(),
-                                    options | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C | PCRE2_USE_OFFSET_LIMIT,
-                                    &error, &offset, context.get()));
-    if (code_->code) return;
+    code.reset(pcre2_compile(reinterpret_cast<PCRE2_SPTR>(own.data()), own.size(),
+                             options | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C | PCRE2_USE_OFFSET_LIMIT, &error,
+                             &offset, context.get()));
+    if (code) return;
     PCRE2_UCHAR message[256] = {};
     pcre2_get_error_message(error, message, sizeof message);
     throw ConfigError(rule_got_fix(concat(where, ": must be a regular expression"),
@@ -72,12 +78,34 @@ Regex::Regex(std::string_view pattern, const std::string& where) : code_(std::ma
   compile(translated, PCRE2_UTF | PCRE2_UCP);
   if (std::optional<RegexAlphabet> alphabet = alphabet_of(translated)) {
     compile(alphabet->pattern, 0);
-    code_->kinds = std::move(alphabet->kinds);
+    kinds = std::move(alphabet->kinds);
   }
   pcre2_jit_compile(
-      code_->code.get(),
+      code.get(),
       PCRE2_JIT_COMPLETE | PCRE2_JIT_PARTIAL_HARD);  // where there is none, the interpreter matches the same
 }
+
+std::shared_ptr<const Regex::Code> Regex::Code::of(std::string_view pattern, const std::string& where) {
+  constexpr std::size_t kMostKept = 16;  // of a megabyte each
+  static std::mutex mutex;
+  static std::list<std::shared_ptr<const Code>> kept;  // what was asked for last is first
+  {
+    const std::lock_guard lock(mutex);
+    const auto found =
+        std::ranges::find_if(kept, [&](const auto& each) { return each->pattern == pattern && each->where == where; });
+    if (found != kept.end()) {
+      kept.splice(kept.begin(), kept, found);
+      return kept.front();
+    }
+  }
+  auto compiled = std::make_shared<const Code>(pattern, where);
+  const std::lock_guard lock(mutex);
+  kept.push_front(compiled);
+  if (kept.size() > kMostKept) kept.pop_back();
+  return compiled;
+}
+
+Regex::Regex(std::string_view pattern, const std::string& where) : code_(Code::of(pattern, where)) {}
 
 Regex::~Regex() = default;
 Regex::Regex(Regex&&) noexcept = default;

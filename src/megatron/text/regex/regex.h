@@ -13,7 +13,8 @@ namespace megatron::text {
 /// matches through its own Matcher.
 class Regex {
  public:
-  /// Throws ConfigError, beginning with `where`, for what is no expression or would mean something else to PCRE2.
+  /// Throws ConfigError, beginning with `where`, for what is no expression or would mean something else to PCRE2. One
+  /// of the last expressions is not compiled again.
   Regex(std::string_view pattern, const std::string& where);
   ~Regex();
   Regex(Regex&&) noexcept;
@@ -79,7 +80,7 @@ class Regex {
 
  private:
   struct Code;
-  std::unique_ptr<Code> code_;
+  std::shared_ptr<const Code> code_;
 };
 
 /// The expression that PCRE2 is given for `pattern`.

@@ -1,14 +1,17 @@
 #include "megatron/train/resume/resume.h"
 
 #include <algorithm>
+#include <charconv>
 #include <cstdint>
 #include <cstdio>
 #include <memory>
+#include <optional>
 #include <stdexcept>
 #include <string_view>
 #include <utility>
 
 #include "megatron/base/error.h"
+#include "megatron/base/progress.h"
 #include "megatron/base/text/printable.h"
 #include "megatron/checkpoint/files/folder.h"
 #include "megatron/checkpoint/save/messages.h"
@@ -18,6 +21,7 @@
 #include "megatron/plan/parameters/adapters.h"
 #include "megatron/train/inputs.h"
 #include "megatron/train/resume/magnitudes.h"
+#include "megatron/train/resume/memory_copies.h"
 
 namespace megatron::train {
 namespace {
@@ -75,6 +79,38 @@ struct Decision {
   }
 };
 
+constexpr char kInMemory = '\x01';  // begins what stands for an iteration in memory among the candidates
+
+/// The iteration in memory that a candidate stands for; nothing for a folder.
+std::optional<std::int64_t> iteration_in_memory(const std::string& candidate) {
+  if (!candidate.starts_with(kInMemory)) return std::nullopt;
+  return std::stoll(candidate.substr(1));
+}
+
+/// The iteration that the name of a run's checkpoint says, or -1.
+std::int64_t iteration_on_disk(const std::string& candidate) {
+  constexpr std::string_view kPrefix = "iter_", kAside = ".old-";
+  std::string name = fs::path(candidate).filename();
+  if (name.starts_with(kAside)) name.erase(0, kAside.size());
+  std::int64_t iteration = -1;
+  if (name.starts_with(kPrefix)) std::from_chars(name.data() + kPrefix.size(), name.data() + name.size(), iteration);
+  return iteration;
+}
+
+/// `decision` with iterations in memory, the newest first: they are the run's own, and the newest of all comes first.
+/// What the run would begin with, had it no checkpoints, then no longer counts.
+Decision with_memory(Decision decision, const std::vector<std::int64_t>& iterations, bool has_own) {
+  if (iterations.empty()) return decision;
+  if (!has_own) decision = {.kind = Decision::Kind::Checkpoint, .folder = "the memory of nodes", .candidates = {}};
+  auto next = decision.candidates.begin();
+  for (const std::int64_t iteration : iterations) {
+    next = std::find_if(next, decision.candidates.end(),
+                        [&](const std::string& candidate) { return iteration_on_disk(candidate) < iteration; });
+    next = decision.candidates.insert(next, kInMemory + std::to_string(iteration)) + 1;
+  }
+  return decision;
+}
+
 Decision decide(const config::RunConfig& config) {
   const auto folder = checkpoint_to_load(config);
   if (!folder) return {};
@@ -106,8 +142,8 @@ std::string view_of(const fs::path& folder) {
 /// Begins the run on every rank alike: rank 0 decides from what, and each attempt is everyone's or nobody's.
 class Attempts {
  public:
-  Attempts(const plan::ResolvedRun& run, Engine& engine)
-      : run_(run), engine_(engine), messages_(engine.context.world(), engine.context.device()) {}
+  Attempts(const plan::ResolvedRun& run, Engine& engine, MemoryCopies* memory)
+      : run_(run), engine_(engine), memory_(memory), messages_(engine.context.world(), engine.context.device()) {}
 
   Start start() {
     load_base();
@@ -124,7 +160,10 @@ class Attempts {
   Decision decision_of_rank_0() const {
     Decision decision;
     throw_if_any(agree(attempt([&] {
-      if (rank() == 0) decision = decide(run_.config);
+      if (rank() != 0) return;
+      decision = decide(run_.config);
+      if (memory_ != nullptr)
+        decision = with_memory(std::move(decision), memory_->iterations(), has_own_checkpoint(run_.config));
     })));
     return Decision::of_text(from_rank_0(decision.to_text()));
   }
@@ -156,9 +195,13 @@ class Attempts {
 
   Start resume(const Decision& decision) {
     std::string problems;
-    for (const fs::path candidate : decision.candidates) {
-      Start start{.from = candidate};
-      const Finding found = agree(attempt_in(candidate, [&](const fs::path& folder) { load(folder, start); }));
+    for (const std::string& named : decision.candidates) {
+      const auto in_memory = iteration_in_memory(named);
+      const fs::path candidate = in_memory ? memory_->place(*in_memory) : fs::path(named);
+      Start start{.from = candidate, .in_memory = in_memory.has_value()};
+      const Finding found = in_memory
+                                ? load_from_memory(*in_memory, start)
+                                : agree(attempt_in(candidate, [&](const fs::path& folder) { load(folder, start); }));
       if (found.trouble == Trouble::None) {
         start.messages.insert(start.messages.begin(), fallen_back_.begin(), fallen_back_.end());
         if (!fallen_back_.empty()) tell(concat("WARNING: falling back to the older checkpoint ", candidate.string()));
@@ -166,8 +209,14 @@ class Attempts {
           start.messages.insert(start.messages.begin(),
                                 concat("WARNING: fell back to the older checkpoint ", candidate.string()));
         round_as_trained(engine_);
-        keep_mark(candidate, false, "");
+        if (!in_memory) keep_mark(candidate, false, "");
         return start;
+      }
+      if (in_memory) {  // whatever it is: the next may do, and is the user's to mend
+        fallen_back_.push_back(concat("WARNING: a checkpoint in memory is left out: ", found.text));
+        tell(fallen_back_.back());
+        problems += (problems.empty() ? "" : "\n") + found.text;
+        continue;
       }
       if (found.trouble > Trouble::Damaged) throw_if_any(found);
       const bool damaged = found.trouble == Trouble::Damaged;
@@ -177,9 +226,30 @@ class Attempts {
       tell(fallen_back_.back());
       problems += (problems.empty() ? "" : "\n") + found.text;
     }
+    const bool only_memory =
+        !decision.candidates.empty() && std::ranges::all_of(decision.candidates, [](const std::string& candidate) {
+          return iteration_in_memory(candidate).has_value();
+        });
     throw ConfigError(rule_got_fix(
         concat(decision.folder, ": a run resumes from a whole checkpoint of this version; none is."), problems,
-        "restore one from elsewhere; or start over in another folder: --train.out, --checkpoint.save"));
+        only_memory ? concat("start anew: rm -r ", memory_->place(0).parent_path().string(), " on each node")
+                    : "restore one from elsewhere; or start over in another folder: --train.out, --checkpoint.save"));
+  }
+
+  /// Loads what nodes keep of an iteration. Collective.
+  Finding load_from_memory(std::int64_t iteration, Start& start) const {
+    fs::path folder;
+    Finding found = agree(attempt([&] { folder = memory_->open(iteration); }));
+    if (found.trouble == Trouble::None)
+      found = agree(attempt_in(folder, [&](const fs::path& opened) {
+        checkpoint::check_structure(opened);
+        start.messages = check_checkpoint(opened, run_);
+        start.state = load_run(opened, engine_, /*with_optimizer=*/true, start.messages);
+      }));
+    memory_->close();
+    const auto fetched = static_cast<double>(memory_->fetched_bytes());
+    if (fetched > 0) start.messages.push_back(human_bytes(fetched) + " of it came from the memory of other nodes");
+    return found;
   }
 
   /// Rank 0 notes what came of loading one of the run's own checkpoints; folders of others it only reads. The ranks
@@ -263,14 +333,17 @@ class Attempts {
 
   const plan::ResolvedRun& run_;
   Engine& engine_;
+  MemoryCopies* memory_;
   checkpoint::Messages messages_;
   std::vector<std::string> fallen_back_;
 };
 
 }  // namespace
 
-Start start_run(const plan::ResolvedRun& run, Engine& engine) {
-  Start start = Attempts(run, engine).start();
+Start start_run(const plan::ResolvedRun& run, Engine& engine, MemoryCopies* memory) {
+  Start start = Attempts(run, engine, memory).start();
+  if (memory != nullptr && !start.in_memory) memory->clear();
+  if (memory != nullptr) memory->remove_others();
   engine.shared.check_copies();
   return start;
 }

@@ -134,13 +134,41 @@ std::vector<ShardedTensor> values_to_load(const Engine& engine) {
   return tensors;
 }
 
-/// What load_run() fills: the parameters, their masters, and the optimizer's state.
-std::vector<ShardedTensor> tensors_to_load(const Engine& engine, bool with_state) {
-  std::vector<ShardedTensor> tensors = values_to_load(engine);
-  for (const optim::StateSlice& slice : engine.optimizer.state()) {
-    if (is_master(engine, slice) || (!slice.kind.empty() && with_state)) add_slice(engine, slice, tensors);
+constexpr const char *kFp8Scales = "optimizer.fp8.scale", *kFp8History = "optimizer.fp8.amax_history";
+
+/// All of it on every rank, which share the writing.
+ShardedTensor whole_tensor(const char* name, const at::Tensor& data) {
+  const std::vector<std::int64_t> shape = data.sizes().vec();
+  return {.name = name, .global_shape = shape, .offset = std::vector<std::int64_t>(shape.size(), 0), .data = data};
+}
+
+/// Fills the scales of layers that compute in fp8, of magnitudes kept longer or shorter than the run keeps them the
+/// last ones, by `read`. A checkpoint of another precision has none.
+template <class Read>
+void load_fp8(const checkpoint::Manifest& manifest, const Read& read, const std::filesystem::path& folder,
+              Engine& engine, std::vector<std::string>& messages) {
+  if (!engine.fp8) return;
+  parallel::Fp8Scaling& fp8 = *engine.fp8;
+  fp8.reset();
+  const auto saved = manifest.tensors.find(kFp8History);
+  if (saved == manifest.tensors.end() || !manifest.tensors.contains(kFp8Scales)) {
+    messages.emplace_back("warning: scales of fp8 begin as 1: the checkpoint does not have them");
+    return;
   }
-  return tensors;
+  const std::vector<std::int64_t>& shape = saved->second.shape;
+  const std::int64_t steps = std::min(shape.empty() ? 0 : shape[0], fp8.recipe().history);
+  ShardedTensor history = whole_tensor(kFp8History, fp8.history().narrow(0, 0, steps));
+  if (!shape.empty()) history.global_shape[0] = shape[0];
+  read({whole_tensor(kFp8Scales, fp8.scales()), history});
+  const auto within = [](const at::Tensor& x, double low, double high) {
+    return x.ge(low).logical_and_(x.le(high)).all().item<bool>();
+  };
+  if (!within(fp8.scales(), 0x1p-126, 0x1p126) || !within(fp8.history(), 0, std::numeric_limits<float>::max()))
+    throw ConfigError(
+        rule_got_fix(concat("The checkpoint in ", folder.string(),
+                            " must hold scales of fp8 from 2^-126 to 2^126 and finite magnitudes from 0 on."),
+                     "others", fix_of_counters(folder)));
+  fp8.restored();
 }
 
 void add_scaler(const Engine& engine, checkpoint::Metadata& metadata) {
@@ -191,9 +219,25 @@ bool takes_state(const Engine& engine, const checkpoint::Manifest& manifest, boo
 
 }  // namespace
 
+std::vector<ShardedTensor> tensors_to_load(const Engine& engine, bool with_state) {
+  std::vector<ShardedTensor> tensors = values_to_load(engine);
+  for (const optim::StateSlice& slice : engine.optimizer.state()) {
+    if (is_master(engine, slice) || (!slice.kind.empty() && with_state)) add_slice(engine, slice, tensors);
+  }
+  return tensors;
+}
+
+std::vector<std::string> tensors_read_whole(const Engine& engine) {
+  return engine.fp8 ? std::vector<std::string>{kFp8Scales, kFp8History} : std::vector<std::string>{};
+}
+
 std::vector<ShardedTensor> sharded_tensors(const Engine& engine) {
   std::vector<ShardedTensor> tensors;
   for (const optim::StateSlice& slice : engine.optimizer.state()) add_slice(engine, slice, tensors);
+  if (engine.fp8) {  // behind the others: where the first is the ranks talk of saving
+    tensors.push_back(whole_tensor(kFp8Scales, engine.fp8->scales()));
+    tensors.push_back(whole_tensor(kFp8History, engine.fp8->history()));
+  }
   return tensors;
 }
 
@@ -243,6 +287,7 @@ RunState load_with(const checkpoint::Manifest& manifest, const Read& read, const
   // Bias corrections belong to the moments: those that are reset begin at step 0.
   engine.optimizer.set_steps(with_state ? number<std::int64_t>(manifest.metadata, "optimizer_steps", 0, folder) : 0);
   load_scaler(manifest.metadata, folder, engine, messages);
+  load_fp8(manifest, read, folder, engine, messages);
   return state;
 }
 

@@ -26,8 +26,13 @@ struct RunState {
 
 /// What this rank saves: weights, from the masters where there are some, and optimizer state, named and shaped as in
 /// the whole model. The rows that pad the vocabulary are left out: they take no part in the model, and their number
-/// depends on the layout. The tensors change in the optimizer's step alone.
+/// depends on the layout. The tensors change behind TrainStep::before_update() alone.
 std::vector<checkpoint::ShardedTensor> sharded_tensors(const Engine& engine);
+
+/// What load_run() fills: the parameters, their masters, and `with_state` the optimizer's state.
+std::vector<checkpoint::ShardedTensor> tensors_to_load(const Engine& engine, bool with_state);
+/// Names of what it reads besides, whole and on every rank, where the checkpoint has it.
+std::vector<std::string> tensors_read_whole(const Engine& engine);
 
 /// The counters and the recipe that a checkpoint keeps beside its tensors. `recipe`: the resolved configuration as
 /// TOML.

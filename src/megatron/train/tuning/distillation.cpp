@@ -111,7 +111,7 @@ ForwardStep distillation_step(const plan::ResolvedRun& run, Engine& engine) {
     }
     model::LossSum sum;
     sum.sum = (each * mask).sum();
-    sum.count = mask.sum(at::kDouble).item<double>();
+    sum.count = host_part(batch).loss_mask_bs.sum(at::kDouble).item<double>();
     return sum;
   };
   return {.loss = loss, .collected = {}};

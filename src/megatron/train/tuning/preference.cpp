@@ -154,12 +154,13 @@ ForwardStep preference_step(const config::DpoConfig& dpo) {
     const at::Tensor p = log_probabilities(stage, std::move(x), batch, training),
                      ratio = p - batch.reference_b.to(p.scalar_type());
     const at::Tensor margin = (of_pairs(ratio, 0) - of_pairs(ratio, 1)) * beta;
-    const at::Tensor counts = of_pairs(batch.loss_mask_bs.sum(1), 0).gt(0).to(p.scalar_type());
+    const auto counting = [](const model::Batch& of) { return of_pairs(of.loss_mask_bs.sum(1), 0).gt(0); };
+    const at::Tensor counts = counting(batch).to(p.scalar_type());
     at::Tensor losses = -at::log_sigmoid(margin);
     if (smoothing > 0) losses = losses * (1 - smoothing) - at::log_sigmoid(-margin) * smoothing;
     model::LossSum sum;
     sum.sum = (losses * counts).sum();
-    sum.count = counts.sum().item<double>();
+    sum.count = static_cast<double>(counting(host_part(batch)).sum().item<std::int64_t>());
     sum.figures = figures_of(p.detach(), ratio.detach() * beta, counts);
     return sum;
   };

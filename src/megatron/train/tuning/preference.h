@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "megatron/config/tuning_config.h"
-#include "megatron/train/batches.h"
+#include "megatron/train/data/batches.h"
 #include "megatron/train/engine.h"
 
 // Direct preference optimization (Rafailov et al. 2023, equation 7): microbatches are pairs of texts, a chosen and a

@@ -214,6 +214,17 @@ void add_rank(std::vector<plan::ParameterSpec> specs, const plan::ModelShape& sh
   buckets.finish();
 }
 
+/// The parameters of `stage` on one rank of those that the optimizer counts by tp, its `slice`. Experts are cut by etp
+/// and all else by tp. Of what the optimizer does not update the first rank's cut is given, which nobody reads: the
+/// size of an expert need not divide by tp, nor that of the rest by etp.
+std::vector<plan::ParameterSpec> stage_parameters(const plan::ModelShape& shape, const BufferLayout& layout,
+                                                  const BufferedOptimizer& optimizer, int slice,
+                                                  const plan::StagePart& stage) {
+  if (layout.ep == 1) return plan::model_parameters(shape, layout.tp, slice, {stage});
+  return plan::model_parameters(shape, layout.tp, optimizer.dense ? slice : 0, {stage},
+                                {.etp = layout.etp, .etp_rank = optimizer.experts ? slice : 0});
+}
+
 /// The places of what an optimizer has. Its ranks are counted by tp within ep within pp.
 void add_optimizer(const DcpFolder& folder, const plan::ModelShape& shape, const BufferLayout& layout,
                    const BufferedOptimizer& optimizer, const std::string& theirs, BufferedPlaces& places) {
@@ -222,7 +233,7 @@ void add_optimizer(const DcpFolder& folder, const plan::ModelShape& shape, const
     const std::size_t pp = stage % buffers.size();
     bool used = true;  // a stage of which the optimizer has nothing has no buffer
     for (int tp = 0; tp < optimizer.tp && used; ++tp) {
-      auto shares = shares_of(plan::model_parameters(shape, optimizer.tp, tp, {layout.stages[stage]}), optimizer,
+      auto shares = shares_of(stage_parameters(shape, layout, optimizer, tp, layout.stages[stage]), optimizer,
                               shape.experts ? shape.experts->count : 0);
       used = !shares.front().empty();
       for (std::size_t ep = 0; ep < shares.size() && used; ++ep) {

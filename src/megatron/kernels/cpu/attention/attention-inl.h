@@ -53,10 +53,10 @@ inline KeyRange visible_of_rows(const AttentionProblem& p, std::size_t b, std::s
   return {std::min(all.begin, all.end), all.end};
 }
 
-/// The same, its begin rounded down to a key block.
+/// The same, its begin rounded down to a panel of keys: the products begin at one.
 inline KeyRange visible_of_block(const AttentionProblem& p, std::size_t b, std::size_t q0, std::size_t q1) {
   const KeyRange all = visible_of_rows(p, b, q0, q1);
-  return {all.begin / kKeyBlock * kKeyBlock, all.end};
+  return {all.begin / kPanel * kPanel, all.end};
 }
 
 /// Turns one row of scores of keys [0, count) into exp(scale s - max), zero outside `seen`, and updates `running`.

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <span>
 
 #include "megatron/kernels/cpu/elementwise/element.h"
 
@@ -116,9 +117,22 @@ void pack_keys_and_values(const AttentionProblem& problem, const Head& head, flo
 void attention_forward(const AttentionProblem& problem, const Head& head, std::size_t block, const float* packed,
                        const MutableHeads& out, float* logsumexp_bns, float* scratch);
 
-/// Attention of at most kFewQueries queries, without dropout, over the threads. `memory`: few_queries_floats(), aligned
-/// to 64 bytes.
-void attention_of_few(const AttentionProblem& problem, const MutableHeads& out, float* logsumexp_bns, float* memory);
+/// Attention of at most kFewQueries queries, without dropout.
+struct FewQueries : AttentionProblem {
+  MutableHeads out;
+  float* logsumexp_bns;
+};
+/// A group's queries over one of the blocks of kFewKeys keys that a problem is cut into.
+struct FewQueriesPiece {
+  const AttentionProblem* problem;
+  Head group;
+  std::size_t block;
+  std::size_t first_key() const { return block * kFewKeys; }
+  std::size_t end_key() const { return std::min(problem->keys, first_key() + kFewKeys); }
+};
+/// Computes problems that differ in batch, keys and where things lie, over the threads. `memory`: few_queries_floats()
+/// of one that has the batch of all and the most keys, aligned to 64 bytes.
+void attention_of_few(std::span<const FewQueries> problems, float* memory);
 std::size_t few_queries_floats(const AttentionProblem& problem);
 
 /// Floats of the gradients of keys and values by one head of a group that several share.

@@ -18,6 +18,7 @@ namespace hn = hwy::HWY_NAMESPACE;
 using Floats = hn::ScalableTag<float>;
 using Ints = hn::RebindToSigned<Floats>;
 using F = hn::Vec<Floats>;
+constexpr std::size_t kLanes = HWY_MAX_BYTES >= 64 ? 16 : 8;  // of float, with AVX512 and AVX2
 
 /// e^x to 2e-7, x <= 88 (more is taken for 88); exactly 0 below -87.3, where the result would be denormal. NaN stays
 /// NaN.

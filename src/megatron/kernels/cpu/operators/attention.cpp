@@ -7,7 +7,6 @@
 #include <bit>
 #include <cmath>
 #include <stdexcept>
-#include <utility>
 
 #include "megatron/base/philox.h"
 #include "megatron/kernels/cpu/attention/attention.h"
@@ -53,15 +52,42 @@ struct Prepared {
   at::Tensor first_key, key_lengths, sample_ids, bias, sinks;
 };
 
-Prepared prepare(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const AttentionOptions& options) {
+/// Keys and values.
+struct Seen {
+  cpu::Heads k, v;
+  std::int64_t keys, groups;
+};
+
+Seen side_by_side(const at::Tensor& k, const at::Tensor& v) {
+  const std::int64_t groups = k.size(2);
+  return {heads_of(k, groups), heads_of(v, groups), k.size(0), groups};
+}
+
+/// Those of one sequence in its blocks of pools [blocks, rows, g, d]. Without views, which take as long as a page of
+/// keys.
+Seen in_blocks_of(const at::Tensor& k, const at::Tensor& v, const at::Tensor& blocks, std::int64_t keys) {
+  const auto heads = [&](const at::Tensor& x) {
+    const std::int64_t bytes = x.element_size();
+    return cpu::Heads{.data = static_cast<const std::byte*>(x.const_data_ptr()),
+                      .position = x.stride(1) * bytes,
+                      .batch = 0,
+                      .group = x.stride(2) * bytes,
+                      .member = 0,
+                      .blocks = blocks.const_data_ptr<std::int64_t>(),
+                      .block = x.stride(0) * bytes,
+                      .block_shift = static_cast<unsigned>(std::countr_zero(static_cast<std::size_t>(x.size(1))))};
+  };
+  return {heads(k), heads(v), keys, k.size(2)};
+}
+
+Prepared prepare(const at::Tensor& q, const Seen& seen, const AttentionOptions& options) {
   Prepared prepared{};
   cpu::AttentionProblem& p = prepared.problem;
   const auto extent = [](const at::Tensor& x, int dim) { return static_cast<std::size_t>(x.size(dim)); };
-  const std::int64_t groups = k.size(2);
   p.queries = extent(q, 0);
-  p.keys = extent(k, 0);
+  p.keys = static_cast<std::size_t>(seen.keys);
   p.batch = extent(q, 1);
-  p.groups = static_cast<std::size_t>(groups);
+  p.groups = static_cast<std::size_t>(seen.groups);
   p.size = extent(q, -1);
   p.sharing = static_cast<std::size_t>(q.numel()) / (p.queries * p.batch * p.groups * p.size);
   p.type = *cpu::element_of(q);
@@ -69,9 +95,9 @@ Prepared prepare(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, 
   p.soft_cap = static_cast<float>(options.soft_cap);
   p.causal = options.causal;
   p.ahead = static_cast<std::size_t>(options.ahead);
-  p.q = heads_of(q, groups);
-  p.k = heads_of(k, groups);
-  p.v = heads_of(v, groups);
+  p.q = heads_of(q, seen.groups);
+  p.k = seen.k;
+  p.v = seen.v;
   if (options.first_key.defined()) {
     prepared.first_key = options.first_key.to(at::kInt).contiguous();
     p.first_key = prepared.first_key.const_data_ptr<std::int32_t>();
@@ -124,7 +150,8 @@ struct Scratch {
 
 void forward_few(const cpu::AttentionProblem& p, const cpu::MutableHeads& out, float* logsumexp) {
   const Scratch memory(cpu::few_queries_floats(p), 1);
-  cpu::attention_of_few(p, out, logsumexp, memory.part(0));
+  const cpu::FewQueries queries{p, out, logsumexp};
+  cpu::attention_of_few({&queries, 1}, memory.part(0));
 }
 
 /// Calls pack(group, index) for each group, then compute(head, block of queries, index of its group, thread).
@@ -177,7 +204,7 @@ AttentionOutput forward_prepared(const at::Tensor& q, const cpu::AttentionProble
 
 AttentionOutput forward_fast(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                              const AttentionOptions& options) {
-  return forward_prepared(q, prepare(q, k, v, options).problem);
+  return forward_prepared(q, prepare(q, side_by_side(k, v), options).problem);
 }
 
 /// Whether the kernels read keys or values [blocks, rows, g, d] in their blocks.
@@ -188,22 +215,13 @@ bool reads_blocks(const at::Tensor& x) {
 
 AttentionOutput forward_in_blocks(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                   const at::Tensor& blocks, std::int64_t keys, const AttentionOptions& options) {
-  const auto first = [](const at::Tensor& x) { return x.narrow(0, 0, 1).transpose(0, 1); };  // as a sequence of its own
-  Prepared prepared = prepare(q, first(k), first(v), options);
-  cpu::AttentionProblem& p = prepared.problem;
-  p.keys = static_cast<std::size_t>(keys);
-  for (auto [heads, x] : {std::pair(&p.k, &k), std::pair(&p.v, &v)}) {
-    heads->blocks = blocks.const_data_ptr<std::int64_t>();
-    heads->block = x->stride(0) * x->element_size();
-    heads->block_shift = static_cast<unsigned>(std::countr_zero(static_cast<std::size_t>(x->size(1))));
-  }
-  return forward_prepared(q, p);
+  return forward_prepared(q, prepare(q, in_blocks_of(k, v, blocks, keys), options).problem);
 }
 
 void backward_fast(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                    const AttentionOutput& forward, const AttentionOptions& options, const at::Tensor& dq,
                    const at::Tensor& dk, const at::Tensor& dv, const at::Tensor& dbias) {
-  Prepared prepared = prepare(q, k, v, options);
+  Prepared prepared = prepare(q, side_by_side(k, v), options);
   cpu::AttentionProblem& p = prepared.problem;
   at::Tensor of_biases;  // by sample
   if (options.bias.defined()) {

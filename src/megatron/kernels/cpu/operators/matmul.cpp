@@ -199,7 +199,8 @@ void few_rows_linear(const at::Tensor& y, const at::Tensor& x, const at::Tensor&
     x_wide = to;
   }
   const std::int64_t row_bytes = std::max<std::int64_t>(depth * w.element_size(), 1);
-  const std::int64_t step = (kWeightBytes / row_bytes + 4) / 4 * 4;
+  const auto together = static_cast<std::int64_t>(cpu::kFewRowsStep);
+  const std::int64_t step = (kWeightBytes / row_bytes / together + 1) * together;
   const cpu::Product whole{static_cast<std::size_t>(rows),
                            static_cast<std::size_t>(columns),
                            static_cast<std::size_t>(depth),

@@ -1,8 +1,11 @@
 #include "megatron/kernels/optimizer.h"
 
+#include <ATen/ops/scalar_tensor.h>
+
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <optional>
 #include <vector>
 
 #include "megatron/kernels/cpu/isa.h"
@@ -114,8 +117,15 @@ void update_by_chunk(const Columns& x, const Update& o, const Step& step) {
   if (x.model.defined()) written_to(x.model);
 }
 
-cpu::UpdateCoefficients coefficients_of(const Update& o) {
-  return {.grad_scale = static_cast<float>(o.grad_scale),
+/// What multiplies the gradient; nothing where the update is left out.
+std::optional<double> factor_of(const Update& o) {
+  if (!o.factor.defined()) return o.grad_scale;
+  const double factor = *o.factor.const_data_ptr<double>();
+  return std::isnan(factor) ? std::nullopt : std::optional(factor);
+}
+
+cpu::UpdateCoefficients coefficients_of(const Update& o, double scale) {
+  return {.grad_scale = static_cast<float>(scale),
           .l2 = o.decoupled ? 0.0f : static_cast<float>(o.weight_decay),
           .decay = o.decoupled ? static_cast<float>(1 - o.learning_rate * o.weight_decay) : 1.0f};
 }
@@ -135,7 +145,26 @@ std::vector<T> by_block(const at::Tensor& x, T (*run)(const float*, std::size_t)
   return results;
 }
 
-float larger_or_nan(float a, float b) { return std::isnan(a) || a > b ? a : b; }
+template <class T>
+T larger_or_nan(T a, T b) {
+  return std::isnan(a) || a > b ? a : b;
+}
+
+double squares_in(const at::Tensor& x) {
+  if (!cpu::fast_as(x.scalar_type(), x)) return *reference::sum_of_squares(x).const_data_ptr<double>();
+  const auto add = [](double a, double b) { return a + b; };
+  double sum = 0;
+  for (const double part : by_block<double>(x, cpu::sum_of_squares_run, add)) sum += part;
+  return sum;
+}
+
+double largest_in(const at::Tensor& x) {
+  if (!cpu::fast_as(x.scalar_type(), x)) return *reference::max_abs(x).const_data_ptr<double>();
+  float largest = 0;
+  for (const float part : by_block<float>(x, cpu::max_abs_run, larger_or_nan<float>))
+    largest = larger_or_nan(largest, part);
+  return static_cast<double>(largest);
+}
 
 }  // namespace
 
@@ -146,9 +175,11 @@ void adam_(const at::Tensor& param, const at::Tensor& model, const at::Tensor& g
   if (!fast_update(o, param, model, grad, exp_avg, exp_avg_sq)) {
     return reference::adam_(param, model, grad, exp_avg, exp_avg_sq, adam, o);
   }
+  const std::optional<double> scale = factor_of(o);
+  if (!scale) return;
   const double correction1 = 1 - std::pow(adam.beta1, static_cast<double>(o.step));
   const double correction2 = 1 - std::pow(adam.beta2, static_cast<double>(o.step));
-  const cpu::AdamCoefficients coefficients{.update = coefficients_of(o),
+  const cpu::AdamCoefficients coefficients{.update = coefficients_of(o, *scale),
                                            .beta1 = static_cast<float>(adam.beta1),
                                            .one_minus_beta1 = static_cast<float>(1 - adam.beta1),
                                            .beta2 = static_cast<float>(adam.beta2),
@@ -167,7 +198,9 @@ void sgd_(const at::Tensor& param, const at::Tensor& model, const at::Tensor& gr
   if (!fast_update(o, param, model, grad, momentum_buffer)) {
     return reference::sgd_(param, model, grad, momentum_buffer, momentum, o);
   }
-  const cpu::SgdCoefficients coefficients{.update = coefficients_of(o),
+  const std::optional<double> scale = factor_of(o);
+  if (!scale) return;
+  const cpu::SgdCoefficients coefficients{.update = coefficients_of(o, *scale),
                                           .momentum = static_cast<float>(momentum),
                                           .learning_rate = static_cast<float>(o.learning_rate)};
   update_by_chunk({param, model, grad, momentum_buffer, {}}, o,
@@ -181,7 +214,9 @@ void lion_(const at::Tensor& param, const at::Tensor& model, const at::Tensor& g
   if (!fast_update(o, param, model, grad, exp_avg)) {
     return reference::lion_(param, model, grad, exp_avg, lion, o);
   }
-  const cpu::LionCoefficients coefficients{.update = coefficients_of(o),
+  const std::optional<double> scale = factor_of(o);
+  if (!scale) return;
+  const cpu::LionCoefficients coefficients{.update = coefficients_of(o, *scale),
                                            .beta1 = static_cast<float>(lion.beta1),
                                            .one_minus_beta1 = static_cast<float>(1 - lion.beta1),
                                            .beta2 = static_cast<float>(lion.beta2),
@@ -205,19 +240,16 @@ void round_(const at::Tensor& model, const at::Tensor& param, const Update& o) {
   written_to(model);
 }
 
-double sum_of_squares(const at::Tensor& x) {
-  if (!cpu::fast_as(x.scalar_type(), x)) return reference::sum_of_squares(x);
-  const auto add = [](double a, double b) { return a + b; };
+at::Tensor sum_of_squares(at::TensorList parts) {
   double sum = 0;
-  for (const double part : by_block<double>(x, cpu::sum_of_squares_run, add)) sum += part;
-  return sum;
+  for (const at::Tensor& x : parts) sum += squares_in(x);
+  return at::scalar_tensor(sum, at::kDouble);
 }
 
-double max_abs(const at::Tensor& x) {
-  if (!cpu::fast_as(x.scalar_type(), x)) return reference::max_abs(x);
-  float largest = 0;
-  for (const float part : by_block<float>(x, cpu::max_abs_run, larger_or_nan)) largest = larger_or_nan(largest, part);
-  return static_cast<double>(largest);
+at::Tensor max_abs(at::TensorList parts) {
+  double largest = 0;
+  for (const at::Tensor& x : parts) largest = larger_or_nan(largest, largest_in(x));
+  return at::scalar_tensor(largest, at::kDouble);
 }
 
 }  // namespace cpu

@@ -54,6 +54,8 @@ void product_block(const Product& product, const Epilogue& epilogue, float* scra
 void write_sums(const float* sums, std::size_t stride, std::size_t rows, std::size_t columns, const MutableMatrix& c,
                 bool accumulate);
 
+/// The columns of few_rows_product() are best a multiple of it.
+inline constexpr std::size_t kFewRowsStep = 12;
 /// c = a b where a has few rows and b is a transposed row-major matrix: each row of b^T is read once, from memory, and
 /// widened in registers. `a` float32 as arrange_few_rows() leaves it; rows of float32 for float32 b may lie where they
 /// are.

@@ -1,4 +1,5 @@
-// Small matrix products whose operands are in cache: C = A B or C += A B for the blocks of attention.
+// Small matrix products whose operands are in cache: C = A B or C += A B for the blocks of attention. B may be stored
+// in halves.
 #if defined(MEGATRON_KERNELS_CPU_PRODUCT_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef MEGATRON_KERNELS_CPU_PRODUCT_INL_H_
 #undef MEGATRON_KERNELS_CPU_PRODUCT_INL_H_
@@ -6,7 +7,7 @@
 #define MEGATRON_KERNELS_CPU_PRODUCT_INL_H_
 #endif
 
-#include "megatron/kernels/cpu/elementwise/math-inl.h"
+#include "megatron/kernels/cpu/products/half-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace megatron::kernels::cpu::HWY_NAMESPACE {
@@ -30,9 +31,10 @@ struct Row {
     first = hn::Zero(Floats());
     rest.clear();
   }
-  HWY_INLINE void load(const float* p) {
-    first = hn::LoadU(Floats(), p);
-    rest.load(p + hn::Lanes(Floats()));
+  template <class T>
+  HWY_INLINE void read(const T* p) {
+    first = load(p, kLanes);
+    rest.read(p + kLanes);
   }
   HWY_INLINE void add(const float* p) {
     first = hn::Add(first, hn::LoadU(Floats(), p));
@@ -50,7 +52,8 @@ struct Row {
 template <>
 struct Row<0> {
   HWY_INLINE void clear() {}
-  HWY_INLINE void load(const float*) {}
+  template <class T>
+  HWY_INLINE void read(const T*) {}
   HWY_INLINE void add(const float*) {}
   HWY_INLINE void store(float*) const {}
   HWY_INLINE void multiply_add(F, const Row&) {}
@@ -87,39 +90,50 @@ struct Tile<0, kVectors> {
   HWY_INLINE void multiply_add(const float*, std::size_t, const Row<kVectors>&) {}
 };
 
-template <std::size_t kRows, std::size_t kVectors>
-HWY_INLINE void product_tile(const Left& a, const float* HWY_RESTRICT b, std::size_t b_stride, float* HWY_RESTRICT c,
+template <std::size_t kRows, std::size_t kVectors, class T>
+HWY_INLINE void product_tile(const Left& a, const T* HWY_RESTRICT b, std::size_t b_stride, float* HWY_RESTRICT c,
                              std::size_t c_stride, std::size_t depth, bool accumulate) {
   Tile<kRows, kVectors> sum;
   sum.clear();
   const float* left = a.data;
   for (std::size_t k = 0; k < depth; ++k, left += a.k_stride, b += b_stride) {
     Row<kVectors> right;
-    right.load(b);
+    right.read(b);
     sum.multiply_add(left, a.row_stride, right);
   }
   if (accumulate) sum.add(c, c_stride);  // last: one chain of sums over a long depth would round each term to the whole
   sum.store(c, c_stride);
 }
 
+/// At most kRows rows of one column tile, all at once.
+template <std::size_t kRows, std::size_t kVectors, class T>
+HWY_INLINE void product_rest(const Left& a, const T* b, std::size_t b_stride, float* c, std::size_t c_stride,
+                             std::size_t rows, std::size_t depth, bool accumulate) {
+  if constexpr (kRows > 0) {
+    if (rows == kRows) return product_tile<kRows, kVectors>(a, b, b_stride, c, c_stride, depth, accumulate);
+    product_rest<kRows - 1, kVectors>(a, b, b_stride, c, c_stride, rows, depth, accumulate);
+  }
+}
+
 /// All rows of one column tile.
-template <std::size_t kVectors>
-HWY_INLINE void product_columns(Left a, const float* b, std::size_t b_stride, float* c, std::size_t c_stride,
+template <std::size_t kVectors, class T>
+HWY_INLINE void product_columns(Left a, const T* b, std::size_t b_stride, float* c, std::size_t c_stride,
                                 std::size_t rows, std::size_t depth, bool accumulate) {
   for (; rows >= kTileRows; rows -= kTileRows, a.data += kTileRows * a.row_stride, c += kTileRows * c_stride) {
     product_tile<kTileRows, kVectors>(a, b, b_stride, c, c_stride, depth, accumulate);
   }
-  for (; rows >= 2; rows -= 2, a.data += 2 * a.row_stride, c += 2 * c_stride) {
-    product_tile<2, kVectors>(a, b, b_stride, c, c_stride, depth, accumulate);
-  }
-  if (rows == 1) product_tile<1, kVectors>(a, b, b_stride, c, c_stride, depth, accumulate);
+  product_rest<kTileRows - 1, kVectors>(a, b, b_stride, c, c_stride, rows, depth, accumulate);
 }
 
 /// C [rows, columns] = or += A [rows, depth] B [depth, columns]; `columns` is a multiple of 16.
-inline void product(const Left& a, const float* b, std::size_t b_stride, float* c, std::size_t c_stride,
-                    std::size_t rows, std::size_t depth, std::size_t columns, bool accumulate) {
+template <class T>
+void product(const Left& a, const T* b, std::size_t b_stride, float* c, std::size_t c_stride, std::size_t rows,
+             std::size_t depth, std::size_t columns, bool accumulate) {
   const std::size_t lanes = hn::Lanes(Floats()), tile = kTileVectors * lanes;
   std::size_t j = 0;
+  if (rows <= kTileRows / 2)  // half as many rows leave registers for tiles twice as wide
+    for (; j + 2 * tile <= columns; j += 2 * tile)
+      product_rest<kTileRows / 2, 2 * kTileVectors>(a, b + j, b_stride, c + j, c_stride, rows, depth, accumulate);
   for (; j + tile <= columns; j += tile) {
     product_columns<kTileVectors>(a, b + j, b_stride, c + j, c_stride, rows, depth, accumulate);
   }

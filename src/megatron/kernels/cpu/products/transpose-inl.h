@@ -11,8 +11,6 @@
 HWY_BEFORE_NAMESPACE();
 namespace megatron::kernels::cpu::HWY_NAMESPACE {
 
-constexpr std::size_t kLanes = HWY_MAX_BYTES >= 64 ? 16 : 8;  // of float, with AVX512 and AVX2
-
 /// rows[i] and rows[i + kDistance] exchange what lies off the diagonal of their 2 x 2 parts of kDistance lanes each.
 template <std::size_t kDistance, class V>
 HWY_INLINE void exchange(V& first, V& second) {

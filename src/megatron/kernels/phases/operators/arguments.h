@@ -8,7 +8,8 @@
 #include <vector>
 
 #include "megatron/kernels/operators.h"
-#include "megatron/kernels/phases/numbers.h"
+#include "megatron/kernels/phases/chunk.h"
+#include "megatron/kernels/phases/mask.h"
 #include "megatron/kernels/reference.h"
 
 // What operators made of phases do with tensors. A Driver has launch<Kernel>(args, blocks): on the stream of the GPU,

@@ -68,22 +68,28 @@ struct ElementwiseOperators {
       args.first = first_position;
       args.interleaved = table.interleaved;
       args.inverse = inverse;
-      Driver::template launch<Kernel>(args, blocks_for<Kernel>(Kernel::tasks(args)));
+      const std::int64_t threads = Kernel::prepare(args);
+      Driver::template launch<Kernel>(args, blocks_for<Kernel>(threads));
     });
   }
 
-  // The device's product, and then the activation's kernel.
+  // The device's product, which adds the bias, and then the activation's kernel.
   static ActivatedOutput linear_activation(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias,
                                            Activation form, bool gated, PackedWeight* packed) {
-    at::Tensor u = kernels::linear(x, w, packed);
-    at::Tensor y = gated ? bias_gated_activation(u, bias, form) : bias_activation(u, bias, form);
+    at::Tensor u = kernels::linear(x, w, packed, bias);
+    at::Tensor y = gated ? gated_activation(u, form) : activation(u, form);
     return {std::move(u), std::move(y)};
   }
   static ActivatedOutput linear_activation_gradient(const at::Tensor& dz, const at::Tensor& w, const at::Tensor& u,
                                                     Activation form, bool gated, bool again, PackedWeight* packed) {
     const at::Tensor dy = kernels::linear_input_gradient(dz, w, packed);
-    ActivatedOutput out{gated ? gated_activation_backward(dy, u, form) : activation_backward(dy, u, form), {}};
-    if (again) out.y = gated ? gated_activation(u, form) : activation(u, form);
+    if (!again || !takes(u, dy)) {
+      ActivatedOutput out{gated ? gated_activation_backward(dy, u, form) : activation_backward(dy, u, form), {}};
+      if (again) out.y = gated ? gated_activation(u, form) : activation(u, form);
+      return out;
+    }
+    ActivatedOutput out{gated ? at::empty_like(u) : dy, at::empty_like(dy)};
+    activate(u, {}, dy, out.u, form, gated, out.y);
     return out;
   }
 
@@ -99,7 +105,8 @@ struct ElementwiseOperators {
                                          .n = tokens.numel(),
                                          .v = weight.size(0),
                                          .h = weight.size(1),
-                                         .begin = begin},
+                                         .begin = begin,
+                                         .chunks = Divisor(chunks_of<T>(weight.size(1)))},
                                         blocks_for<Embed<T>>(tokens.numel() * chunks_of<T>(weight.size(1))));
     });
     return result;
@@ -151,7 +158,7 @@ struct ElementwiseOperators {
     return y;
   }
   static void activate(const at::Tensor& u, const at::Tensor& bias, const at::Tensor& dy, const at::Tensor& to,
-                       Activation form, bool gated) {
+                       Activation form, bool gated, const at::Tensor& again = {}) {
     const std::int64_t width = u.size(-1), rows = u.numel() / width, f = gated ? width / 2 : width;
     with_type(u.scalar_type(), [&](auto type) {
       using T = decltype(type);
@@ -161,8 +168,10 @@ struct ElementwiseOperators {
                                        .bias = const_pointer<T>(bias),
                                        .dy = const_pointer<T>(dy),
                                        .out = pointer<T>(to),
+                                       .again = pointer<T>(again),
                                        .rows = rows,
                                        .f = f,
+                                       .chunks = Divisor(chunks_of<T>(f)),
                                        .gated = gated,
                                        .form = form_of(form),
                                        .clamp = static_cast<C>(form.clamp),

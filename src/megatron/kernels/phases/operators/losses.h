@@ -52,6 +52,7 @@ struct LossOperators {
            .v = v,
            .columns = real_columns(logits, range),
            .begin = range.begin,
+           .chunks = Divisor(chunks_of<T>(v)),
            .smoothing = static_cast<C>(label_smoothing),
            .uniform = static_cast<C>(label_smoothing / static_cast<double>(std::max<std::int64_t>(range.vocab, 1)))},
           blocks_for<Kernel>(n * chunks_of<T>(v)));

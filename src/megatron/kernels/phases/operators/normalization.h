@@ -99,8 +99,9 @@ struct NormOperators {
       Driver::template launch<Kernel>({.out = pointer<T>(mask),
                                        .rows = rows,
                                        .h = h,
-                                       .batch = batch,
                                        .rows_of_sample = rows_of_sample,
+                                       .chunks = Divisor(chunks_of<T>(h)),
+                                       .group = Divisor(rows_of_sample > 0 ? rows_of_sample : batch),
                                        .mask = launched.mask},
                                       blocks_for<Kernel>(rows * chunks_of<T>(h)));
     });
@@ -119,7 +120,8 @@ struct NormOperators {
                                        .out = pointer<T>(sum),
                                        .rows = rows,
                                        .h = h,
-                                       .batch = batch_of(x),
+                                       .chunks = Divisor(chunks_of<T>(h)),
+                                       .batch = Divisor(batch_of(x)),
                                        .mask = mask.mask},
                                       blocks_for<Kernel>(rows * chunks_of<T>(h)));
     });
@@ -145,7 +147,7 @@ struct NormOperators {
                                            .mean = pointer<C>(result.mean),
                                            .rstd = pointer<C>(result.rstd),
                                            .h = h,
-                                           .batch = batch_of(x),
+                                           .batch = Divisor(batch_of(x)),
                                            .eps = static_cast<C>(eps),
                                            .rms = rms,
                                            .mask = mask},
@@ -217,7 +219,7 @@ struct NormOperators {
                                                .groups = sums.size(0),
                                                .h = sums.size(1),
                                                .add = beta != 0},
-                                              blocks_for<FinishColumnSums>(sums.size(1)));
+                                              FinishColumnSums::blocks(sums.size(1)));
   }
 };
 

@@ -1,6 +1,5 @@
 #pragma once
-#include <ATen/ops/item.h>
-
+#include <algorithm>
 #include <cmath>
 
 #include "megatron/kernels/phases/operators/arguments.h"
@@ -48,10 +47,12 @@ struct UpdateOperators {
     step(param, model, {}, {}, {}, update, [](auto& a) { a.rule = Rule::Round; });
   }
 
-  static double sum_of_squares(const at::Tensor& x) {
-    return takes(x) ? reduced(x, false) : reference::sum_of_squares(x.flatten());
+  static at::Tensor sum_of_squares(at::TensorList parts) {
+    return all_taken(parts) ? reduced(parts, false) : reference::sum_of_squares(parts);
   }
-  static double max_abs(const at::Tensor& x) { return takes(x) ? reduced(x, true) : reference::max_abs(x); }
+  static at::Tensor max_abs(at::TensorList parts) {
+    return all_taken(parts) ? reduced(parts, true) : reference::max_abs(parts);
+  }
 
  private:
   template <class... Tensors>
@@ -82,6 +83,7 @@ struct UpdateOperators {
       a.grad = in(grad);
       a.size = param.numel();
       a.grad_scale = static_cast<C>(update.grad_scale);
+      a.factor = const_pointer<double>(update.factor);
       a.weight_decay = static_cast<C>(update.decoupled ? 0 : update.weight_decay);
       a.decay = static_cast<C>(update.decoupled ? 1 - update.learning_rate * update.weight_decay : 1);
       a.rate = static_cast<C>(update.learning_rate);
@@ -92,6 +94,11 @@ struct UpdateOperators {
                     .run = update.numbers.run,
                     .stride = update.numbers.stride};
       set(a);
+      const auto single = [](const at::Tensor& x) {
+        return x.scalar_type() == at::kFloat && reinterpret_cast<std::uintptr_t>(x.const_data_ptr()) % 16 == 0;
+      };
+      a.plain = a.rule == Rule::Adam && !update.stochastic_rounding && single(param) && single(grad) && single(first) &&
+                single(second);
       Driver::template launch<Kernel>(
           a, (a.size + Kernel::kThreads * Kernel::kEach - 1) / (Kernel::kThreads * Kernel::kEach));
     };
@@ -101,14 +108,25 @@ struct UpdateOperators {
       launch(float());
   }
 
-  static double reduced(const at::Tensor& x, bool max) {
-    return with_type(x.scalar_type(), [&](auto type) {
+  static bool all_taken(at::TensorList parts) {
+    return std::ranges::all_of(parts, [&](const at::Tensor& x) { return takes(x, parts.front()); });
+  }
+  static at::Tensor reduced(at::TensorList of, bool max) {
+    return with_type(of.front().scalar_type(), [&](auto type) {
       using T = decltype(type);
-      const std::int64_t blocks = Reduce<T>::blocks(x.numel());
-      at::Tensor parts = at::empty({blocks}, x.options().dtype(at::kDouble));
-      Driver::template launch<Reduce<T>>(
-          {.x = const_pointer<T>(x), .out = pointer<double>(parts), .size = x.numel(), .max = max, .squares = !max},
-          blocks);
+      std::int64_t blocks = 0, done = 0;
+      for (const at::Tensor& x : of) blocks += Reduce<T>::blocks(x.numel());
+      at::Tensor parts = at::empty({blocks}, of.front().options().dtype(at::kDouble));
+      for (const at::Tensor& x : of) {
+        const std::int64_t own = Reduce<T>::blocks(x.numel());
+        Driver::template launch<Reduce<T>>({.x = const_pointer<T>(x),
+                                            .out = pointer<double>(parts.narrow(0, done, own)),
+                                            .size = x.numel(),
+                                            .max = max,
+                                            .squares = !max},
+                                           own);
+        done += own;
+      }
       while (parts.numel() > 1) {  // twice for a million times a quarter of a billion
         const std::int64_t fewer = Reduce<double>::blocks(parts.numel());
         const at::Tensor next = at::empty({fewer}, parts.options());
@@ -120,7 +138,7 @@ struct UpdateOperators {
                                                 fewer);
         parts = next;
       }
-      return parts.item().toDouble();
+      return parts.squeeze(0);
     });
   }
 };

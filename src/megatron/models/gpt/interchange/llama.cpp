@@ -22,7 +22,8 @@ void read_layers_without_positions(JsonFields& fields, ModelConfig& model) {
   if (!list.is_array() || list.size() < static_cast<std::size_t>(model.num_layers))
     fields.refuse("no_rope_layers", "a list with 1 for each layer that has positions and 0 for the others");
   const json layers(list.begin(), list.begin() + model.num_layers);
-  model.no_rope_freq = period_of(fields, "no_rope_layers", layers, 0, 1);
+  const std::int64_t period = period_of(fields, "no_rope_layers", layers, 0, 1);
+  if (period > 0 || model.no_rope_freq <= model.num_layers) model.no_rope_freq = period;  // else the list is too short
 }
 
 /// What the names of transformers' classes begin with.

@@ -1,0 +1,18 @@
+#include "megatron/kernels/cuda/driver.cuh"
+#include "megatron/kernels/phases/flash/forward.h"
+#include "megatron/kernels/phases/flash/key_gradient.h"
+#include "megatron/kernels/phases/flash/query_gradient.h"
+
+#define OF_BOTH_TYPES(name)                                     \
+  MEGATRON_DEVICE_KERNEL(name<megatron::kernels::phases::Bf16>) \
+  MEGATRON_DEVICE_KERNEL(name<megatron::kernels::phases::Fp16>)
+#define OF_BOTH_TYPES_AND_SIZES(name)                                \
+  MEGATRON_DEVICE_KERNEL(name<megatron::kernels::phases::Bf16, 64>)  \
+  MEGATRON_DEVICE_KERNEL(name<megatron::kernels::phases::Bf16, 128>) \
+  MEGATRON_DEVICE_KERNEL(name<megatron::kernels::phases::Fp16, 64>)  \
+  MEGATRON_DEVICE_KERNEL(name<megatron::kernels::phases::Fp16, 128>)
+
+OF_BOTH_TYPES_AND_SIZES(FlashForward)
+OF_BOTH_TYPES(FlashDelta)
+OF_BOTH_TYPES_AND_SIZES(FlashQueryGradient)
+OF_BOTH_TYPES_AND_SIZES(FlashKeyGradient)

@@ -1,0 +1,57 @@
+#pragma once
+#include <optional>
+
+#include "megatron/config/run_config.h"
+#include "megatron/plan/cost/cost_model.h"
+#include "megatron/plan/parameters/fp8.h"
+
+// The time of linear layers' products with their weights, in train.dtype or, with fp8.format, in 8 bits.
+namespace megatron::plan {
+
+/// Products, and what is done for them besides.
+struct LinearCost {
+  double products_s = 0;
+  double moved_bytes = 0;  ///< read and written besides: operands are looked at, scaled, cut off, rounded, turned
+  double launches = 0;     ///< operations for that
+};
+
+/// Of the linear layers of a run's transformer layers, as parallel/fp8.cpp computes them. A product is that of the
+/// forward pass: count, m rows of k inputs, n outputs.
+class LinearProducts {
+ public:
+  /// With fp8.format on hardware without fp8_tflops products of train.dtype emulate those in 8 bits; ConfigError where
+  /// parallel.device is cuda, on which such a run is refused.
+  LinearProducts(const ResolvedRun& run, const Hardware& hardware);
+
+  /// y = x w^T.
+  LinearCost forward(const Product& product) const;
+  /// dx = dy w, with what is found out of dy for dw too.
+  LinearCost input_gradient(const Product& product) const;
+  /// dw = dy^T x, added to the step's sum.
+  LinearCost weight_gradient(const Product& product) const;
+  /// Once per step: the largest magnitude of w.
+  LinearCost of_step(const Product& product) const;
+  /// Operations per second, by which utilization is judged: of 8-bit numbers where units multiply them.
+  double peak() const;
+
+ private:
+  /// Whether matrix units multiply 8-bit numbers of these sizes, of which each must divide by 16.
+  bool on_units(const Product& product) const;
+  /// The product alone, in 8 bits where on_units(), with so many bytes for a number of the result.
+  LinearCost multiplied(const Product& product, double result_bytes) const;
+  /// x or dy, of which the largest magnitude is found, times the weight.
+  LinearCost by_weight(const Product& product, bool turned) const;
+  /// Adds what makes `numbers` of an operand 8-bit numbers, `turned` for units that want rows for columns, or on none
+  /// numbers of train.dtype again.
+  void add_rounding(LinearCost& cost, double numbers, bool units, bool turned) const;
+  void add_magnitude(LinearCost& cost, double numbers) const;
+
+  const Hardware& hardware_;
+  std::string dtype_;
+  double element_, gradient_;  ///< bytes of a number, and of one of a gradient
+  double first_microbatches_;  ///< the share of a step's that write gradients; the others add to them
+  std::optional<Fp8Recipe> fp8_;
+  bool has_units_ = false;  ///< for fp8_
+};
+
+}  // namespace megatron::plan

@@ -1,0 +1,58 @@
+#pragma once
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "megatron/config/train_config.h"
+#include "megatron/plan/parameters/parameters.h"
+
+// Training in 8 bits (Micikevicius et al. 2022): which numbers linear layers multiply, and by what they are scaled. An
+// operand x is multiplied as the 8-bit number nearest to scale * x; the scale of a step follows from the largest
+// magnitudes ("amax") of the steps before, over all microbatches and ranks: it is the same in every layout
+// (docs/decisions/0135-scales-of-the-step-before.md).
+namespace megatron::plan {
+
+enum class Fp8Type : std::uint8_t {
+  E4M3,  ///< 4 bits of exponent, 3 of mantissa: to 448, in steps of 2^-9 around 0
+  E5M2   ///< 5 and 2: to 57344, in steps of 2^-16
+};
+
+/// The largest finite number.
+constexpr double largest_of(Fp8Type type) { return type == Fp8Type::E4M3 ? 448 : 57344; }
+
+/// What the three products of a linear layer read: y = x w^T, dx = dy w, dw = dy^T x.
+enum class Fp8Operand : std::uint8_t { Input, Weight, OutputGradient };
+inline constexpr std::int64_t kFp8Operands = 3;
+
+struct Fp8Recipe {
+  Fp8Type gradients = Fp8Type::E5M2;  ///< of output gradients; inputs and weights are E4M3
+  std::int64_t margin = 0;            ///< scales are 2^margin smaller than what fits
+  std::int64_t history = 1;           ///< steps of which magnitudes are kept
+  bool largest_of_history = false;    ///< a scale follows from the largest of them; else from the last one
+  bool weight_gradients = true;       ///< dw is a product of 8-bit numbers too
+
+  Fp8Type type(Fp8Operand operand) const { return operand == Fp8Operand::OutputGradient ? gradients : Fp8Type::E4M3; }
+};
+
+/// What the options ask for; nothing: no layer computes in 8 bits.
+std::optional<Fp8Recipe> fp8_recipe(const config::Fp8Config& fp8);
+
+/// The scale of numbers whose largest magnitude is `amax`: 2^(floor(log2(largest_of(type) / amax)) - margin), as
+/// Transformer Engine's first recipe has it, within 2^-126 … 2^126. `previous` where amax is 0 or not finite. A power
+/// of two, so that scaling rounds nothing, and what is multiplied are numbers of the model's type.
+double fp8_scale(double amax, Fp8Type type, std::int64_t margin, double previous);
+
+/// Names of the linear layers that compute in 8 bits, of the whole model in the order of its layers, those of depths of
+/// multi-token prediction behind: "decoder.layers.0.self_attention.linear_qkv". All of each transformer layer; no
+/// embedding, output layer, head or norm.
+std::vector<std::string> fp8_layers(const ModelShape& shape);
+
+/// Bytes of the scales and magnitudes of `layers` linear layers that every rank keeps where it computes: on a GPU the
+/// inverse scales and the magnitudes of the step under way; the others stay in the host's memory (parallel/fp8.h).
+std::int64_t fp8_state_bytes(const Fp8Recipe& recipe, std::int64_t layers, bool on_gpu);
+
+/// Throws ConfigError where a GPU of this compute capability multiplies no 8-bit numbers: below 8.9.
+void require_fp8_units(int major, int minor);
+
+}  // namespace megatron::plan

@@ -1,0 +1,53 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "megatron/base/error.h"
+#include "megatron/config/megatron/arguments.h"
+#include "megatron/config/megatron/translate.h"
+
+// Megatron-LM's checkpoints that are not kept for good.
+namespace megatron::config {
+namespace {
+
+using testing::HasSubstr;
+
+constexpr const char* kSaving =
+    "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 32 --max-position-embeddings 32 "
+    "--micro-batch-size 4 --train-iters 100 --lr 1e-4 --save a --save-interval 1000 ";
+
+MegatronTranslation translation_of(const std::string& words) {
+  return translate_megatron_arguments("pretrain_gpt", shell_words(words, "test"), {.world_size = 1});
+}
+CheckpointConfig checkpoints_of(const std::string& words) { return translation_of(words).config.checkpoint; }
+std::string refusal_of(const std::string& words) {
+  try {
+    translation_of(words);
+  } catch (const ConfigError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST(MegatronCheckpoints, KeepCheckpointsThatTheNextReplaces) {
+  const std::string saved = kSaving, memory = saved + "--non-persistent-save-interval 10 --non-persistent-ckpt-type ";
+  const CheckpointConfig local = checkpoints_of(memory + "local --non-persistent-local-ckpt-dir /ssd --replication");
+  EXPECT_EQ(local.memory_interval, 10);
+  EXPECT_EQ(local.memory_folder, "/ssd");
+  EXPECT_TRUE(local.memory_neighbours);
+  const CheckpointConfig in_memory = checkpoints_of(memory + "in_memory");
+  EXPECT_EQ(in_memory.memory_folder, "/dev/shm");
+  EXPECT_FALSE(in_memory.memory_neighbours);
+  EXPECT_EQ(checkpoints_of(memory + "global --non-persistent-global-ckpt-dir /nfs").memory_folder, "/nfs");
+  EXPECT_THAT(refusal_of(memory + "global"), HasSubstr("--non-persistent-global-ckpt-dir FOLDER"));
+  EXPECT_THAT(refusal_of(saved + "--non-persistent-save-interval 0"), HasSubstr("must be above 0"));
+  const std::string unsaved = saved.substr(0, saved.find("--save a"));
+  EXPECT_EQ(checkpoints_of(unsaved + "--non-persistent-save-interval 10").memory_interval, 0) << "without --save";
+  const auto alone = translation_of(saved + "--non-persistent-local-ckpt-dir /ssd --replication");
+  EXPECT_EQ(alone.config.checkpoint.memory_interval, 0);
+  EXPECT_EQ(alone.ignored.size(), 2u);
+}
+
+}  // namespace
+}  // namespace megatron::config

@@ -1,0 +1,279 @@
+#include "megatron/parallel/fp8.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/randn.h>
+#include <ATen/ops/zeros.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <utility>
+#include <vector>
+
+#include "megatron/comm/threads/local_backend.h"
+#include "megatron/parallel/linear.h"
+#include "tests/testing/tensors.h"
+
+namespace megatron::parallel {
+namespace {
+
+using megatron::testing::make_parameter;
+using plan::Fp8Operand;
+using plan::Fp8Type;
+
+constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+
+/// What the 256 bytes stand for, from the definitions of Micikevicius et al. 2022, table 1.
+std::vector<double> numbers_of(Fp8Type type) {
+  const bool fine = type == Fp8Type::E4M3;
+  const int mantissa_bits = fine ? 3 : 2, bias = fine ? 7 : 15, exponents = fine ? 16 : 32;
+  std::vector<double> numbers;
+  for (int byte = 0; byte < 256; ++byte) {
+    const int mantissa = byte & ((1 << mantissa_bits) - 1), exponent = byte >> mantissa_bits & (exponents - 1);
+    const double sign = byte >= 128 ? -1 : 1, fraction = std::ldexp(mantissa, -mantissa_bits);
+    double number = exponent == 0 ? std::ldexp(fraction, 1 - bias) : std::ldexp(1 + fraction, exponent - bias);
+    if (fine && exponent == 15 && mantissa == 7) number = kNaN;
+    if (!fine && exponent == 31) number = mantissa == 0 ? std::numeric_limits<double>::infinity() : kNaN;
+    numbers.push_back(sign * number);
+  }
+  return numbers;
+}
+
+/// The finite ones from 0 on, ascending: by their bytes.
+std::vector<double> magnitudes_of(Fp8Type type) {
+  std::vector<double> numbers = numbers_of(type);
+  numbers.resize(128);
+  std::erase_if(numbers, [](double number) { return !std::isfinite(number); });
+  return numbers;
+}
+
+/// The nearest of these, ties to the even byte, the largest for what is beyond: by looking at each.
+double nearest(const std::vector<double>& magnitudes, double x) {
+  const double magnitude = std::min(std::abs(x), magnitudes.back());
+  std::size_t best = 0;
+  for (std::size_t i = 1; i < magnitudes.size(); ++i) {
+    const double apart = std::abs(magnitude - magnitudes[i]), before = std::abs(magnitude - magnitudes[best]);
+    if (apart < before || (apart == before && i % 2 == 0)) best = i;
+  }
+  return std::copysign(magnitudes[best], x);
+}
+
+at::Tensor tensor_of(const std::vector<double>& numbers) {
+  at::Tensor x = at::zeros({static_cast<std::int64_t>(numbers.size())}, at::kDouble);
+  std::copy(numbers.begin(), numbers.end(), x.mutable_data_ptr<double>());
+  return x;
+}
+
+std::vector<double> list_of(const at::Tensor& x) {
+  const at::Tensor wide = x.to(at::kDouble).contiguous();
+  return {wide.const_data_ptr<double>(), wide.const_data_ptr<double>() + wide.numel()};
+}
+
+class Types : public ::testing::TestWithParam<Fp8Type> {};
+INSTANTIATE_TEST_SUITE_P(Fp8, Types, ::testing::Values(Fp8Type::E4M3, Fp8Type::E5M2),
+                         [](const auto& test) { return test.param == Fp8Type::E4M3 ? "e4m3" : "e5m2"; });
+
+TEST_P(Types, HaveTheirNumbersInATen) {
+  const auto type = GetParam() == Fp8Type::E4M3 ? at::kFloat8_e4m3fn : at::kFloat8_e5m2;
+  const std::vector<double> want = numbers_of(GetParam());
+  const std::vector<double> got = list_of(at::arange(256, at::kByte).view(type).to(at::kFloat));
+  ASSERT_EQ(got.size(), 256u);
+  for (std::size_t byte = 0; byte < 256; ++byte) {
+    if (std::isnan(want[byte])) {
+      EXPECT_TRUE(std::isnan(got[byte])) << byte;
+    } else {
+      EXPECT_EQ(got[byte], want[byte]) << byte;
+    }
+  }
+  EXPECT_EQ(magnitudes_of(GetParam()).back(), plan::largest_of(GetParam()));
+}
+
+// Every number, what is halfway to the next, and what is one unit of float32 before and behind that; then beyond the
+// largest, where nothing becomes infinite or NaN.
+TEST_P(Types, RoundToTheNearestAndHalfwayToEven) {
+  const std::vector<double> magnitudes = magnitudes_of(GetParam());
+  std::vector<double> x = {1e-30, plan::largest_of(GetParam()) * 1.01, 1e30, std::numeric_limits<double>::infinity()};
+  for (std::size_t i = 0; i + 1 < magnitudes.size(); ++i) {
+    const auto half = static_cast<float>((magnitudes[i] + magnitudes[i + 1]) / 2);
+    for (const double number :
+         {magnitudes[i], double{half}, double{std::nextafter(half, 0.0F)}, double{std::nextafter(half, 1e9F)}})
+      x.push_back(number);
+  }
+  const std::size_t count = x.size();
+  for (std::size_t i = 0; i < count; ++i) x.push_back(-x[i]);
+  for (const auto dtype : {at::kFloat, at::kDouble}) {
+    const std::vector<double> got = list_of(fp8_quantized(tensor_of(x).to(dtype), GetParam(), 1));
+    for (std::size_t i = 0; i < x.size(); ++i) EXPECT_EQ(got[i], nearest(magnitudes, x[i])) << x[i];
+  }
+  EXPECT_TRUE(std::isnan(fp8_quantized(at::full({1}, kNaN), GetParam(), 1).to(at::kFloat).item<float>()));
+}
+
+// What is multiplied is a number of the model's type: scales lose nothing, in fp16 neither.
+TEST_P(Types, AreScaledWithoutRoundingInEveryTypeOfAModel) {
+  const std::vector<double> magnitudes = magnitudes_of(GetParam());
+  for (const auto dtype : {at::kBFloat16, at::kHalf, at::kFloat, at::kDouble})
+    for (const double largest : {1e-3, 1.0, 300.0}) {
+      const at::Tensor x = at::randn({2000}, at::kFloat).mul(largest / 4).to(dtype);
+      const double amax = x.abs().max().item<double>(), scale = plan::fp8_scale(amax, GetParam(), 0, 1);
+      const at::Tensor rounded = fp8_rounded(x, GetParam(), scale);
+      EXPECT_EQ(rounded.scalar_type(), dtype);
+      const std::vector<double> from = list_of(x), got = list_of(rounded);
+      for (std::size_t i = 0; i < from.size(); ++i)
+        ASSERT_EQ(got[i], nearest(magnitudes, from[i] * scale) / scale) << from[i] << " of " << dtype;
+    }
+}
+
+// A layer of 8 -> 12 with scales other than 1, by sums of the numbers that the definitions give.
+struct Reference {
+  at::Tensor x = at::randn({4, 2, 8}, at::kDouble), w = at::randn({12, 8}, at::kDouble),
+             b = at::randn({12}, at::kDouble), dy = at::randn({4, 2, 12}, at::kDouble);
+  plan::Fp8Recipe recipe;
+
+  at::Tensor rounded(const at::Tensor& t, Fp8Operand operand, double scale) const {
+    std::vector<double> numbers = list_of(t);
+    const std::vector<double> magnitudes = magnitudes_of(recipe.type(operand));
+    for (double& number : numbers) number = nearest(magnitudes, number * scale) / scale;
+    return tensor_of(numbers).view(t.sizes());
+  }
+};
+
+/// Scales that follow from what the first step has multiplied.
+std::shared_ptr<Fp8Scaling> scaling_for(const Reference& reference) {
+  auto scaling = std::make_shared<Fp8Scaling>(reference.recipe, std::vector<std::string>{"other", "layer"}, at::kCPU);
+  scaling->see(1, Fp8Operand::Input, reference.x);
+  scaling->see(1, Fp8Operand::Weight, reference.w);
+  scaling->see(1, Fp8Operand::OutputGradient, reference.dy);
+  scaling->update(scaling->magnitudes());
+  return scaling;
+}
+
+double largest_in(const at::Tensor& x) { return x.abs().max().item<double>(); }
+
+class Fp8Tp : public ::testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Sizes, Fp8Tp, ::testing::Values(1, 2));
+
+TEST_P(Fp8Tp, ColumnAndRowParallelLayersMultiplyTheRoundedNumbers) {
+  for (const bool weight_gradients : {true, false}) {
+    Reference reference;
+    reference.recipe.weight_gradients = weight_gradients;
+    const double sx = plan::fp8_scale(static_cast<float>(largest_in(reference.x)), Fp8Type::E4M3, 0, 1),
+                 sw = plan::fp8_scale(static_cast<float>(largest_in(reference.w)), Fp8Type::E4M3, 0, 1),
+                 sd = plan::fp8_scale(static_cast<float>(largest_in(reference.dy)), Fp8Type::E5M2, 0, 1);
+    const auto x = reference.rounded(reference.x, Fp8Operand::Input, sx),
+               w = reference.rounded(reference.w, Fp8Operand::Weight, sw),
+               dy = reference.rounded(reference.dy, Fp8Operand::OutputGradient, sd);
+    const auto y = x.matmul(w.t()) + reference.b, dx = dy.matmul(w);
+    const auto rows = [](const at::Tensor& t) { return t.reshape({-1, t.size(-1)}); };
+    const auto dw = weight_gradients ? rows(dy).t().matmul(rows(x)) : rows(reference.dy).t().matmul(rows(reference.x));
+    const auto db = rows(reference.dy).sum(0);
+    comm::run_ranks(GetParam(), [&](comm::Group tp) {
+      const auto own = [&](const at::Tensor& t, int dim) {
+        const std::int64_t size = t.size(dim) / tp.size();
+        return t.narrow(dim, size * tp.rank(), size).contiguous();
+      };
+      const auto fp8 = [&] { return std::make_shared<const Fp8Products>(scaling_for(reference), "layer"); };
+      for (const bool split : {false, true}) {  // along the sequence
+        const auto positions = [&](const at::Tensor& t) { return split ? own(t, 0) : t; };
+        const auto w_column = make_parameter("w", reference.w, 0, tp.size(), tp.rank());
+        const auto b_column = make_parameter("b", reference.b, 0, tp.size(), tp.rank());
+        ColumnParallelLinear column(w_column, b_column, tp, {.sequence_parallel = split});
+        column.compute_in(fp8());
+        const auto whole = positions(reference.x).clone().requires_grad_(true);
+        const auto out = column.forward(whole);
+        EXPECT_NEAR_TENSOR(out, own(y, 2), 1e-14);
+        out.backward(own(reference.dy, 2));
+        EXPECT_NEAR_TENSOR(whole.grad(), positions(dx), 1e-14);
+        EXPECT_NEAR_TENSOR(w_column->grad, own(dw, 0), 1e-14);
+        EXPECT_NEAR_TENSOR(b_column->grad, own(db, 0), 1e-14);
+
+        const auto w_row = make_parameter("w", reference.w, 1, tp.size(), tp.rank());
+        const auto b_row = make_parameter("b", reference.b, -1, tp.size(), tp.rank());
+        RowParallelLinear row(w_row, b_row, tp, {.sequence_parallel = split});
+        row.compute_in(fp8());
+        const auto features = own(reference.x, 2).clone().requires_grad_(true);
+        const auto sum = row.forward(features);
+        EXPECT_NEAR_TENSOR(sum, positions(y), 1e-14);
+        sum.backward(positions(reference.dy));
+        EXPECT_NEAR_TENSOR(features.grad(), own(dx, 2), 1e-14);
+        EXPECT_NEAR_TENSOR(w_row->grad, own(dw, 1), 1e-14);
+      }
+    });
+  }
+}
+
+// fc1, an activation and fc2: what the fused kernels compute otherwise, with what is kept or computed again.
+TEST(Fp8Products, GoThroughAnActivation) {
+  Reference reference;
+  const auto w2 = at::randn({8, 12}, at::kDouble), dz = at::randn({4, 2, 8}, at::kDouble);
+  const auto first = make_parameter("fc1", reference.w, 0, 1, 0), second = make_parameter("fc2", w2, 1, 1, 0);
+  const auto first_bias = make_parameter("b", reference.b, 0, 1, 0);
+  ColumnParallelLinear fc1(first, first_bias, {});
+  RowParallelLinear fc2(second, nullptr, {});
+  auto scaling = std::make_shared<Fp8Scaling>(reference.recipe, std::vector<std::string>{"fc1", "fc2"}, at::kCPU);
+  fc1.compute_in(std::make_shared<const Fp8Products>(scaling, "fc1"));
+  fc2.compute_in(std::make_shared<const Fp8Products>(scaling, "fc2"));
+  const InnerActivation relu{.form = kernels::Activation::Relu};
+  const auto leaf = reference.x.clone().requires_grad_(true);
+  const auto z = fc2.forward(fc1.forward(leaf, relu, {}), relu, {});
+  z.backward(dz);
+  // With scales of 1.
+  const auto x = reference.rounded(reference.x, Fp8Operand::Input, 1),
+             w = reference.rounded(reference.w, Fp8Operand::Weight, 1),
+             v = reference.rounded(w2, Fp8Operand::Weight, 1);
+  const auto u = x.matmul(w.t()) + reference.b, y = reference.rounded(u.clamp_min(0), Fp8Operand::Input, 1);
+  const auto d = reference.rounded(dz, Fp8Operand::OutputGradient, 1), du = d.matmul(v) * u.gt(0);
+  const auto e = reference.rounded(du, Fp8Operand::OutputGradient, 1);
+  const auto rows = [](const at::Tensor& t) { return t.reshape({-1, t.size(-1)}); };
+  EXPECT_NEAR_TENSOR(z, y.matmul(v.t()), 1e-14);
+  EXPECT_NEAR_TENSOR(second->grad, rows(d).t().matmul(rows(y)), 1e-14);
+  EXPECT_NEAR_TENSOR(first->grad, rows(e).t().matmul(rows(x)), 1e-14);
+  EXPECT_NEAR_TENSOR(first_bias->grad, rows(du).sum(0), 1e-14) << "a bias's gradient is of what was not rounded";
+  EXPECT_NEAR_TENSOR(leaf.grad(), e.matmul(w), 1e-14);
+  EXPECT_EQ(scaling->magnitudes()[1][2].item<float>(), static_cast<float>(largest_in(dz)));
+  EXPECT_EQ(scaling->magnitudes()[0][0].item<float>(), static_cast<float>(largest_in(reference.x)));
+}
+
+TEST(Fp8Scaling, FollowsTheLargestOfEachStep) {
+  for (const bool largest : {false, true}) {
+    plan::Fp8Recipe recipe;
+    recipe.history = 3;
+    recipe.largest_of_history = largest;
+    Fp8Scaling scaling(recipe, {"layer"}, at::kCPU);
+    EXPECT_EQ(scaling.scale(0, Fp8Operand::Input), 1);
+    const auto step = [&](const std::vector<double>& seen) {
+      scaling.forget_magnitudes();
+      for (const double magnitude : seen)  // microbatches, in any order
+        scaling.see(0, Fp8Operand::Input, tensor_of({magnitude, -magnitude / 2}));
+      scaling.update(scaling.magnitudes());
+      return scaling.scale(0, Fp8Operand::Input);
+    };
+    EXPECT_EQ(step({1, 7, -2}), 64);
+    EXPECT_EQ(step({1}), largest ? 64 : 256);
+    EXPECT_EQ(step({}), largest ? 64 : 256) << "a step that multiplied nothing leaves the scale";
+    EXPECT_EQ(step({1}), 256) << "the 7 of three steps before is forgotten";
+    EXPECT_EQ(scaling.history().size(0), 3);
+    EXPECT_EQ(scaling.history()[0][0][0].item<float>(), 1);
+    EXPECT_EQ(scaling.history()[1][0][0].item<float>(), 0);
+    EXPECT_EQ(scaling.scale(0, Fp8Operand::OutputGradient), 1);
+  }
+}
+
+TEST(Fp8Scaling, SeesNumbersThatAreNotFinite) {
+  Fp8Scaling scaling({}, {"layer"}, at::kCPU);
+  for (const double number : {kNaN, std::numeric_limits<double>::infinity()}) {
+    scaling.forget_magnitudes();
+    scaling.see(0, Fp8Operand::OutputGradient, tensor_of({1, number, 2}));
+    EXPECT_TRUE(std::isinf(scaling.magnitudes()[0][2].item<float>())) << number;
+    scaling.see(0, Fp8Operand::OutputGradient, tensor_of({3}));
+    EXPECT_TRUE(std::isinf(scaling.magnitudes()[0][2].item<float>())) << number;
+  }
+  scaling.forget_magnitudes();
+  EXPECT_EQ(scaling.magnitudes().sum().item<float>(), 0);
+  EXPECT_THROW(scaling.number_of("another"), std::out_of_range);
+}
+
+}  // namespace
+}  // namespace megatron::parallel

@@ -1,0 +1,170 @@
+#include "megatron/plan/parameters/fp8.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "megatron/base/error.h"
+#include "megatron/plan/cost/memory.h"
+#include "megatron/plan/rules.h"
+#include "tests/plan/refusal.h"
+
+// Training in 8 bits: the scales, the layers, and what it excludes.
+namespace megatron::plan {
+namespace {
+
+using config::RunConfig;
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+RunConfig fp8_run(const std::string& format = "hybrid") {
+  RunConfig config;
+  config.model.num_layers = 2;
+  config.model.vocab_size = 1000;
+  config.fp8.format = format;
+  return config;
+}
+
+// As Transformer Engine's first recipe computes it: exp = floor(log2(fp8_max / amax)) - margin, scale = 2^|exp|, and
+// its inverse where exp is below 0.
+double published_scale(double amax, double fp8_max, int margin) {
+  const double exponent = std::floor(std::log2(fp8_max / amax)) - margin;
+  const double scale = std::round(std::pow(2.0, std::abs(exponent)));
+  return exponent < 0 ? 1 / scale : scale;
+}
+
+TEST(Fp8Scale, IsThePublishedOne) {
+  for (const auto& [type, most] : {std::pair{Fp8Type::E4M3, 448.0}, {Fp8Type::E5M2, 57344.0}})
+    for (const int margin : {0, 1, 3})
+      for (double amax = 3e-8; amax < 1e9; amax *= 1.37)
+        EXPECT_EQ(fp8_scale(amax, type, margin, 1), published_scale(amax, most, margin)) << amax;
+}
+
+TEST(Fp8Scale, BringsTheLargestJustBelowTheLargestNumber) {
+  EXPECT_EQ(fp8_scale(448, Fp8Type::E4M3, 0, 1), 1);
+  EXPECT_EQ(fp8_scale(std::nextafter(448, 449), Fp8Type::E4M3, 0, 1), 0.5);
+  EXPECT_EQ(fp8_scale(7, Fp8Type::E4M3, 0, 1), 64);
+  EXPECT_EQ(fp8_scale(57344, Fp8Type::E5M2, 0, 1), 1);
+  EXPECT_EQ(fp8_scale(57344, Fp8Type::E5M2, 2, 1), 0.25);
+  for (float amax = 1e-6F; amax < 1e6F; amax *= 1.01F) {
+    const double scaled = fp8_scale(amax, Fp8Type::E4M3, 0, 1) * amax;
+    EXPECT_LE(scaled, 448);
+    EXPECT_GT(scaled, 224);
+  }
+}
+
+TEST(Fp8Scale, StaysWhereNothingSaysAnother) {
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  for (const double amax : {0.0, -1.0, kInfinity, std::nan("")}) EXPECT_EQ(fp8_scale(amax, Fp8Type::E4M3, 0, 8), 8);
+  EXPECT_EQ(fp8_scale(1e-300, Fp8Type::E4M3, 0, 1), 0x1p126);
+  EXPECT_EQ(fp8_scale(std::numeric_limits<double>::denorm_min(), Fp8Type::E5M2, 0, 1), 0x1p126);
+  EXPECT_EQ(fp8_scale(1e300, Fp8Type::E4M3, 0, 1), 0x1p-126);
+}
+
+TEST(Fp8Recipe, FollowsFromTheOptions) {
+  EXPECT_FALSE(fp8_recipe(config::Fp8Config()));
+  config::Fp8Config options;
+  options.format = "hybrid";
+  Fp8Recipe recipe = fp8_recipe(options).value();
+  EXPECT_EQ(recipe.type(Fp8Operand::Input), Fp8Type::E4M3);
+  EXPECT_EQ(recipe.type(Fp8Operand::Weight), Fp8Type::E4M3);
+  EXPECT_EQ(recipe.type(Fp8Operand::OutputGradient), Fp8Type::E5M2);
+  EXPECT_FALSE(recipe.largest_of_history);
+  EXPECT_TRUE(recipe.weight_gradients);
+  options = {.format = "e4m3", .margin = 1, .amax_history_len = 9, .amax_compute_algo = "max", .wgrad = false};
+  recipe = fp8_recipe(options).value();
+  EXPECT_EQ(recipe.type(Fp8Operand::OutputGradient), Fp8Type::E4M3);
+  EXPECT_EQ(recipe.margin, 1);
+  EXPECT_EQ(recipe.history, 9);
+  EXPECT_TRUE(recipe.largest_of_history);
+  EXPECT_FALSE(recipe.weight_gradients);
+}
+
+TEST(Fp8Layers, AreThoseOfTransformerLayers) {
+  EXPECT_THAT(fp8_layers(resolve(fp8_run()).shape),
+              ElementsAre("decoder.layers.0.self_attention.linear_qkv", "decoder.layers.0.self_attention.linear_proj",
+                          "decoder.layers.0.mlp.linear_fc1", "decoder.layers.0.mlp.linear_fc2",
+                          "decoder.layers.1.self_attention.linear_qkv", "decoder.layers.1.self_attention.linear_proj",
+                          "decoder.layers.1.mlp.linear_fc1", "decoder.layers.1.mlp.linear_fc2"));
+  RunConfig t5 = fp8_run();
+  t5.model.architecture = "t5";
+  t5.model.num_layers = 1;
+  t5.data.decoder_seq_length = 32;
+  const std::vector<std::string> both = fp8_layers(resolve(t5).shape);
+  EXPECT_EQ(both.size(), 4u + 7u) << "cross attention has three";
+  RunConfig depths = fp8_run();
+  depths.model.position_embedding_type = "rope";
+  depths.model.mtp_num_layers = 1;
+  EXPECT_EQ(fp8_layers(resolve(depths).shape).back(), "mtp.layers.0.transformer_layer.mlp.linear_fc2");
+}
+
+TEST(Fp8Rules, RefuseWhatScalesWouldFollowTheLayoutWith) {
+  EXPECT_EQ(refusal_of(fp8_run(), [](RunConfig&) {}), "no error");
+  const std::vector<std::pair<const char*, std::function<void(RunConfig&)>>> all = {
+      {"fp8.format must be one of", [](RunConfig& c) { c.fp8.format = "e5m2"; }},
+      {"fp8.recipe must be delayed", [](RunConfig& c) { c.fp8.recipe = "tensorwise"; }},
+      {"fp8.amax_compute_algo must be one of", [](RunConfig& c) { c.fp8.amax_compute_algo = "mean"; }},
+      {"fp8.margin must be from", [](RunConfig& c) { c.fp8.margin = -1; }},
+      {"fp8.amax_history_len must be from", [](RunConfig& c) { c.fp8.amax_history_len = 0; }},
+      {"excludes model.num_experts",
+       [](RunConfig& c) {
+         c.model.num_experts = 4;
+         c.model.gated_linear_unit = true;
+         c.model.add_bias_linear = false;
+       }},
+      {"excludes lora.rank", [](RunConfig& c) { c.lora.rank = 4; }},
+      {"excludes dpo.beta",
+       [](RunConfig& c) {
+         c.dpo.beta = 0.1;
+         c.train.micro_batch_size = 2;
+       }},
+      {"parallel.tp must be at most model.num_query_groups", [](RunConfig& c) {
+         c.model.num_query_groups = 1;
+         c.parallel.tp = c.parallel.world_size = 2;
+       }}};
+  for (const auto& [rule, change] : all) EXPECT_THAT(refusal_of(fp8_run(), change), HasSubstr(rule)) << rule;
+  RunConfig latents = fp8_run();
+  latents.model.multi_latent_attention = latents.model.qk_layernorm = latents.model.rotary_interleaved = true;
+  latents.model.position_embedding_type = "rope";
+  latents.model.normalization = "RMSNorm";
+  latents.model.add_bias_linear = false;
+  EXPECT_THAT(refusal_of(latents, [](RunConfig&) {}), HasSubstr("excludes model.multi_latent_attention"));
+}
+
+TEST(Fp8Units, AreThoseOfAdaAndLater) {
+  for (const auto& [major, minor] : {std::pair{7, 5}, {8, 0}, {8, 6}, {8, 7}}) {
+    try {
+      require_fp8_units(major, minor);
+      ADD_FAILURE() << major << '.' << minor;
+    } catch (const ConfigError& error) {
+      EXPECT_THAT(error.what(), HasSubstr(concat("compute capability ", major, ".", minor)));
+      EXPECT_THAT(error.what(), HasSubstr("fix:  --fp8-format none"));
+    }
+  }
+  for (const auto& [major, minor] : {std::pair{8, 9}, {9, 0}, {10, 0}, {12, 0}})
+    EXPECT_NO_THROW(require_fp8_units(major, minor)) << major << '.' << minor;
+}
+
+TEST(MemoryPlan, CountsTheScalesAndNoPackedCopiesOfLayersInEightBits) {
+  RunConfig config = fp8_run("none");
+  config.train.dtype = "bf16";
+  config.fp8.amax_history_len = 16;
+  const MemoryPlan plain = memory_plan(resolve(config), 0, 0, 0, "avx512_bf16");
+  config.fp8.format = "hybrid";
+  const MemoryPlan with = memory_plan(resolve(config), 0, 0, 0, "avx512_bf16");
+  // Of 8 layers three operands: 16 steps of magnitudes, the step's own, the scale and its inverse.
+  EXPECT_EQ(with.optimizer_state - plain.optimizer_state, 4 * 8 * 3 * (16 + 3));
+  EXPECT_EQ(with.parameters, plain.parameters);
+  // The output layer's, of 1000 tokens padded to 1024.
+  EXPECT_EQ(with.packed_weights, 2 * 2 * 1024 * config.model.hidden_size);
+  EXPECT_GT(plain.packed_weights, with.packed_weights);
+}
+
+}  // namespace
+}  // namespace megatron::plan

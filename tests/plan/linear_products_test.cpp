@@ -1,0 +1,147 @@
+#include "megatron/plan/cost/products/linear_products.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "megatron/base/error.h"
+#include "megatron/plan/report.h"
+#include "tests/plan/load_hardware.h"
+#include "tests/testing/folders.h"
+
+// What steps in 8 bits cost.
+namespace megatron::plan {
+namespace {
+
+using testing::HasSubstr;
+
+/// Products of bf16 at 10^12 operations a second and of 8 bits at twice that; the rest takes no time.
+Hardware with_units() {
+  Hardware hardware;
+  hardware.name = "test";
+  hardware.compute.bf16_tflops = 1;
+  hardware.compute.fp8_tflops = 2;
+  hardware.memory.bandwidth_gb_s = hardware.node.bandwidth_gb_s = hardware.cluster.bandwidth_gb_s = 1e12;
+  hardware.software.whole_square = true;
+  return hardware;
+}
+
+config::RunConfig in_8_bits(const std::string& format = "hybrid", const std::string& device = "cpu") {
+  config::RunConfig config;
+  config.model.num_layers = 2;
+  config.model.hidden_size = 64;
+  config.model.num_attention_heads = 4;
+  config.model.vocab_size = 256;
+  config.data.seq_length = 32;
+  config.train.micro_batch_size = 2;
+  config.train.global_batch_size = 8;
+  config.train.dtype = "bf16";
+  config.parallel.device = device;
+  config.fp8.format = format;
+  return config;
+}
+
+StepParts parts_of(const config::RunConfig& config, const Hardware& hardware) {
+  return step_cost(resolve(config), hardware).parts;
+}
+
+TEST(Fp8Cost, OfProductsIsThatOfTheirPeak) {
+  for (const char* device : {"cpu", "cuda"}) {
+    const StepParts bf16 = parts_of(in_8_bits("none", device), with_units());
+    const StepParts fp8 = parts_of(in_8_bits("hybrid", device), with_units());
+    EXPECT_NEAR(fp8.matrices, bf16.matrices / 2, 1e-9 * bf16.matrices);
+    EXPECT_DOUBLE_EQ(fp8.attention, bf16.attention);
+    EXPECT_DOUBLE_EQ(fp8.output, bf16.output) << "is not computed in 8 bits";
+  }
+  const StepCost cost = step_cost(resolve(in_8_bits()), with_units());
+  EXPECT_DOUBLE_EQ(cost.utilization, cost.model_flops / cost.step_s / 2e12);
+  config::RunConfig config = in_8_bits();
+  config.fp8.wgrad = false;  // a third of the products
+  const double bf16 = parts_of(in_8_bits("none"), with_units()).matrices;
+  EXPECT_NEAR(parts_of(config, with_units()).matrices, bf16 * (1 / 3.0 + 2 / 3.0 / 2), 1e-9 * bf16);
+}
+
+TEST(Fp8Cost, OfSizesThat16DoesNotDivideIsThatOfTheType) {
+  config::RunConfig config = in_8_bits();
+  config.data.seq_length = 20;  // 40 rows
+  const double fp8 = parts_of(config, with_units()).matrices;
+  config.fp8.format = "none";
+  EXPECT_DOUBLE_EQ(fp8, parts_of(config, with_units()).matrices);
+}
+
+TEST(Fp8Cost, OfHardwareWithoutIsThatOfTheTypeOrRefused) {
+  Hardware hardware = with_units();
+  hardware.compute.fp8_tflops = 0;
+  hardware.memory.bandwidth_gb_s = 1;
+  const StepParts emulated = parts_of(in_8_bits(), hardware), bf16 = parts_of(in_8_bits("none"), hardware);
+  EXPECT_DOUBLE_EQ(emulated.matrices, bf16.matrices);
+  EXPECT_GT(emulated.elementwise, 2 * bf16.elementwise);
+  try {
+    parts_of(in_8_bits("hybrid", "cuda"), hardware);
+    FAIL();
+  } catch (const ConfigError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("the hardware test must multiply 8-bit numbers for fp8.format"));
+    EXPECT_THAT(error.what(), HasSubstr("fix:  --fp8-format none"));
+  }
+}
+
+// x [16, 64], w [32, 64], four microbatches: of a number of bf16 2 bytes are looked at; mul and clamp_ read and write
+// 2, the conversion reads 2 and writes 1; turning it round reads and writes 1.
+TEST(Fp8Cost, CountsWhatIsDoneToOperands) {
+  const ResolvedRun run = resolve(in_8_bits());
+  const Hardware hardware = with_units();
+  const LinearProducts linear(run, hardware);
+  const Product product{1, 16, 32, 64};
+  const double x = 16 * 64, w = 32 * 64, y = 16 * 32;
+  const LinearCost forward = linear.forward(product);
+  EXPECT_EQ(forward.moved_bytes, x * (2 + 11) + w * 11);
+  EXPECT_EQ(forward.launches, 6 + 3 + 3);
+  EXPECT_DOUBLE_EQ(forward.products_s, product.flops() / 2e12);
+  const LinearCost input = linear.input_gradient(product);
+  EXPECT_EQ(input.moved_bytes, y * (2 + 11) + w * 13);
+  EXPECT_EQ(input.launches, 6 + 3 + 4);
+  const LinearCost weight = linear.weight_gradient(product);
+  // float32 of the units is copied once, and added three times: both read and written for beta, then read and written.
+  EXPECT_EQ(weight.moved_bytes, (x + y) * 13 + w * (8 + 3 * 20) / 4);
+  EXPECT_EQ(weight.launches, 4 + 4 + (1 + 3 * 2) / 4.0);
+  EXPECT_EQ(linear.of_step(product).moved_bytes, w * 2);
+}
+
+TEST(Fp8Cost, IsLessThanThatOfBf16OnH100) {
+  config::RunConfig config = in_8_bits("none", "cuda");
+  config.model.hidden_size = 8192;
+  config.model.num_attention_heads = 64;
+  config.data.seq_length = 4096;
+  const Hardware h100 = load_hardware(tests_folder() + "/../configs/hardware/dgx-h100.toml");
+  const StepCost bf16 = step_cost(resolve(config), h100);
+  config.fp8.format = "hybrid";
+  const StepCost fp8 = step_cost(resolve(config), h100);
+  EXPECT_LT(fp8.step_s, bf16.step_s);
+  EXPECT_GT(fp8.step_s, 0.5 * bf16.step_s);
+  EXPECT_GT(fp8.parts.elementwise, bf16.parts.elementwise);
+  EXPECT_EQ(fp8.computed_flops, bf16.computed_flops);
+  config.model.hidden_size = 512;  // casts take longer than what products save
+  config.model.num_attention_heads = 8;
+  const double small = step_cost(resolve(config), h100).step_s;
+  config.fp8.format = "none";
+  EXPECT_GT(small, step_cost(resolve(config), h100).step_s);
+}
+
+TEST(Fp8State, IsInTheReportAndOnAGpuWithoutWhatTheHostKeeps) {
+  config::RunConfig config = in_8_bits();
+  EXPECT_FALSE(report(resolve(in_8_bits("none"))).contains("fp8"));
+  config.fp8.amax_history_len = 16;
+  const auto on_cpu = report(resolve(config))["fp8"];
+  EXPECT_EQ(on_cpu["format"], "hybrid");
+  EXPECT_EQ(on_cpu["linear_layers"], 8);
+  EXPECT_EQ(on_cpu["state_bytes"], 4 * 8 * 3 * (16 + 3));
+  EXPECT_THAT(report_text(resolve(config)),
+              HasSubstr("fp8 hybrid: products of 8 linear layers; their scales and magnitudes of 16 steps are"));
+  config.parallel.device = "cuda";
+  EXPECT_EQ(report(resolve(config))["fp8"]["state_bytes"], 4 * 8 * 3 * 2);
+}
+
+}  // namespace
+}  // namespace megatron::plan

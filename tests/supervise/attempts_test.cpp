@@ -1,0 +1,239 @@
+#include "megatron/supervise/attempts.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <fstream>
+#include <functional>
+#include <future>
+#include <thread>
+
+#include "megatron/base/error.h"
+#include "tests/testing/temporary_folder.h"
+
+namespace megatron::supervise {
+namespace {
+
+ChildEnd with_code(int code) { return {.code = code, .last_errors = ""}; }
+
+ChildEnd killed(int signal, bool hung = false) {
+  return {.code = 128 + signal, .signal = signal, .hung = hung, .last_errors = ""};
+}
+
+TEST(Attempts, EndWellWhereAllRanksDo) {
+  EXPECT_EQ(end_of({with_code(0), with_code(0)}, {}).code, 0);
+  const ChildEnd saved = end_of({with_code(3), with_code(0), with_code(3)}, {});
+  EXPECT_EQ(saved.code, 3);
+  EXPECT_EQ(saved.rank, -1);
+  EXPECT_FALSE(saved.stopped);
+}
+
+TEST(Attempts, AreToldOfByTheRankThatFailed) {
+  const ChildEnd one = end_of({with_code(1), killed(SIGKILL), with_code(1), with_code(0)}, {});
+  EXPECT_EQ(one.rank, 1);
+  EXPECT_EQ(one.signal, SIGKILL);
+  EXPECT_EQ(one.code, 137);
+  EXPECT_EQ(end_of({with_code(1), with_code(2)}, {}).code, 2) << "what is wrong is said by one rank";
+  EXPECT_EQ(end_of({with_code(17), with_code(1)}, {}).code, 17);
+  EXPECT_EQ(end_of({with_code(1), with_code(1)}, {}).rank, 0);
+}
+
+// A rank that was ended because it did not end by itself does not tell why.
+TEST(Attempts, AreToldOfByALateRankWhereThereIsNoOther) {
+  const ChildEnd first = end_of({killed(SIGKILL, true), with_code(1), killed(SIGKILL, true)}, {0, 2});
+  EXPECT_EQ(first.rank, 1);
+  EXPECT_EQ(first.code, 1);
+  EXPECT_FALSE(first.hung);
+  const ChildEnd late = end_of({with_code(0), killed(SIGKILL, true)}, {1});
+  EXPECT_EQ(late.rank, 1);
+  EXPECT_TRUE(late.hung);
+  const ChildEnd hung = end_of({killed(SIGKILL, true), with_code(1), killed(SIGKILL, true)}, {2});
+  EXPECT_EQ(hung.rank, 0) << "its heartbeat has told";
+  EXPECT_TRUE(hung.hung);
+}
+
+TEST(Attempts, AreStoppedWhereOneRankIs) {
+  ChildEnd asked = with_code(3);
+  asked.stopped = true;
+  EXPECT_TRUE(end_of({with_code(3), asked}, {}).stopped);
+  EXPECT_TRUE(end_of({asked, killed(SIGKILL)}, {}).stopped);
+}
+
+TEST(Attempts, EndsTravelAsMessages) {
+  ChildEnd end = killed(SIGTERM, true);
+  end.last_errors = "first\nlast \x01\n";
+  const auto back = end_in(end_message(7, end));
+  ASSERT_TRUE(back);
+  EXPECT_EQ(back->first, 7);
+  EXPECT_EQ(back->second.code, end.code);
+  EXPECT_EQ(back->second.signal, SIGTERM);
+  EXPECT_TRUE(back->second.hung);
+  EXPECT_FALSE(back->second.stopped);
+  EXPECT_EQ(back->second.last_errors, end.last_errors);
+  end.last_errors = std::string(1 << 20, 'x') + "last";
+  const std::string large = end_message(7, end);
+  EXPECT_LT(large.size(), std::size_t{1} << 15);
+  EXPECT_TRUE(end_in(large)->second.last_errors.ends_with("xlast"));
+  for (const char* other : {"", "ended", "ended 1 2 3 4", "ended 1 2 3 4 5", "ended a 2 3 4 5\n", "start 1 2 3 4 5\n"})
+    EXPECT_FALSE(end_in(other)) << other;
+}
+
+/// Supervisors of two ranks in one process: one in this thread, the other played by another.
+class TwoRanks : public ::testing::Test {
+ protected:
+  static MeetingPlace place(int rank) {
+    LaunchedRank launched;
+    launched.rank = rank;
+    launched.world_size = 2;
+    launched.port = 30000 + getpid() % 10000;
+    launched.secret = "a secret that is long enough";
+    return meeting_place(launched);
+  }
+
+  /// A rank that ends with this code once let_end() has been called, and takes a SIGTERM as an order to save.
+  ProgramStart rank(int code) const {
+    const std::string script = concat("trap '' TERM; : >", begun_.string(), "; until [ -e ", file_.string(),
+                                      " ]; do sleep 0.01; done; echo $MEGATRON_ATTEMPT >&2; exit ", code);
+    return {.path = "/bin/sh", .words = {"sh", "-c", script}};
+  }
+  void let_end() const { std::ofstream{file_}; }
+
+  /// What rank 0's supervisor says next.
+  static std::string next(Wire& wire) {
+    while (wire.is_open()) {
+      if (auto message = wire.take()) return *message;
+      std::this_thread::yield();
+    }
+    return "gone";
+  }
+  static std::unique_ptr<Wire> come() {
+    return come_to(place(1), 60, [](double) {
+      std::this_thread::yield();
+      return false;
+    });
+  }
+  /// Until the other has come.
+  static void gather(Meeting& meeting) {
+    while (!meeting.absent().empty()) meeting.listen(1000);
+  }
+  /// What the other says next.
+  static std::string heard(Meeting& meeting) {
+    while (true) {
+      const auto said = meeting.listen(1000);
+      if (!said.empty()) return said.front().second;
+    }
+  }
+
+  const RankLimits limits_{.join_s = 60, .hang_s = 60, .dump_s = 0};
+  const HeldSignals signals_;
+  const TemporaryFolder folder_;
+  const std::filesystem::path file_ = folder_.path() / "end", begun_ = folder_.path() / "begun";
+};
+
+bool never_stuck() { return false; }
+
+TEST_F(TwoRanks, AttemptsAreTheSameForBoth) {
+  Attempts attempts(place(0), signals_, limits_);
+  auto other = std::async(std::launch::async, [&] {
+    const auto wire = come();
+    std::vector<std::string> said = {next(*wire)};
+    wire->send(end_message(0, killed(SIGKILL)));
+    said.push_back(next(*wire));
+    let_end();
+    said.push_back(next(*wire));
+    wire->send(end_message(0, with_code(7)));  // of an attempt that is over
+    wire->send(end_message(1, with_code(0)));
+    said.push_back(next(*wire));
+    return said;
+  });
+  const ChildEnd first = attempts.run(rank(1), 0, never_stuck);
+  EXPECT_EQ(first.rank, 1);
+  EXPECT_EQ(first.signal, SIGKILL);
+  EXPECT_FALSE(first.hung);
+  const ChildEnd second = attempts.run(rank(0), 1, never_stuck);
+  EXPECT_EQ(second.code, 0);
+  EXPECT_EQ(second.rank, -1);
+  attempts.finish(0);
+  EXPECT_THAT(other.get(), ::testing::ElementsAre("start 0", "stop 0", "start 1", "finish 0"));
+}
+
+// A rank that has ended, and its supervisor is asked to end, leaves the others the time that they need to save.
+TEST_F(TwoRanks, ASignalAfterTheFirstHasEndedStopsNobody) {
+  Attempts attempts(place(0), signals_, limits_);
+  let_end();
+  auto other = std::async(std::launch::async, [&] {
+    const auto wire = come();
+    EXPECT_EQ(next(*wire), "start 0");
+    while (!std::filesystem::exists(begun_)) std::this_thread::yield();
+    kill(getpid(), SIGTERM);
+    wire->send(end_message(0, with_code(3)));
+    EXPECT_EQ(next(*wire), "finish 3");
+  });
+  const ChildEnd end = attempts.run(rank(0), 0, never_stuck);
+  EXPECT_TRUE(end.stopped);
+  EXPECT_EQ(end.code, 3);
+  attempts.finish(end.code);
+  other.get();
+}
+
+TEST_F(TwoRanks, ASignalAfterTheOtherHasEndedIsTold) {
+  auto first = std::async(std::launch::async, [&] {
+    Meeting meeting(place(0));
+    gather(meeting);
+    meeting.tell("start 0");
+    let_end();
+    std::vector<std::string> said = {heard(meeting)};
+    kill(getpid(), SIGTERM);
+    said.push_back(heard(meeting));
+    meeting.tell("finish 3");
+    return said;
+  });
+  EXPECT_EQ(follow(place(1), rank(0), signals_, limits_), 3);
+  EXPECT_THAT(first.get(), ::testing::ElementsAre("ended 0 0 0 0 0\n0\n", "ended 0 0 0 1 0\n0\n"));
+}
+
+TEST_F(TwoRanks, TheFirstMissesTheOther) {
+  Attempts attempts(place(0), signals_, limits_);
+  auto other = std::async(std::launch::async, [&] {
+    EXPECT_EQ(next(*come()), "start 0");
+    let_end();
+  });
+  EXPECT_THAT(
+      [&] { attempts.run(rank(0), 0, never_stuck); },
+      ::testing::ThrowsMessage<std::runtime_error>(::testing::HasSubstr("got:  rank 1: its supervisor is gone")));
+  other.get();
+}
+
+TEST_F(TwoRanks, TheOtherDoesWhatTheFirstSays) {
+  auto first = std::async(std::launch::async, [&] {
+    Meeting meeting(place(0));
+    gather(meeting);
+    meeting.tell("start 0");
+    let_end();
+    std::vector<std::string> said = {heard(meeting)};
+    meeting.tell("start 1");
+    said.push_back(heard(meeting));
+    meeting.tell("finish 3");
+    return said;
+  });
+  EXPECT_EQ(follow(place(1), rank(7), signals_, limits_), 3);
+  EXPECT_THAT(first.get(), ::testing::ElementsAre("ended 0 7 0 0 0\n0\n", "ended 1 7 0 0 0\n1\n"));
+}
+
+TEST_F(TwoRanks, TheOtherMissesTheFirst) {
+  auto first = std::async(std::launch::async, [&] {
+    auto meeting = std::make_unique<Meeting>(place(0));
+    gather(*meeting);
+    meeting->tell("start 0");
+    meeting.reset();
+    let_end();
+  });
+  EXPECT_THAT([&] { follow(place(1), rank(0), signals_, limits_); },
+              ::testing::ThrowsMessage<std::runtime_error>(::testing::HasSubstr("got:  that of rank 0 is gone")));
+  first.get();
+}
+
+}  // namespace
+}  // namespace megatron::supervise
