@@ -73,7 +73,7 @@ def benchmarks():
     yield Benchmark("layouts", ["layouts_predicted.py"], 1500, 60)
     yield program("high-precision", 200, 60)
     yield program("gpu-step", 120, 60)
-    yield program("kernels-in-turns", 200, 60)
+    yield program("kernels-in-turns", 215, 60)
     yield program("micro", 600, 60)
     yield Benchmark("commits", ["commit_vs_commit.py"], 3000, 900)
     plays = "text/tinyshakespeare.input.txt"  # the next two print Markdown
