@@ -363,26 +363,26 @@ TEST(SharedSequences, KeepTheBytesOfThePlanWhichAreTheirShare) {
 }
 
 /// Whole experts on two tensor-parallel ranks, and halves on four: a rank has as many numbers of them as it would have
-/// of experts that are split as other weights.
-TEST(ExpertSlices, KeepTheBytesOfThePlan) {
-  counter().install();
+/// of experts that are split as other weights. Without sequence parallelism they get the rows of the ranks together.
+TEST_P(ActivationBytes, OfSlicesOfExpertsAreThoseOfThePlan) {
+  const bool sp = GetParam().second;
+  if (GetParam().first == 1) return;
   const plan::StagePart part{.num_layers = 3, .embedding = false, .output = false};
   const Kind& kind = kKinds[2];
   for (const std::size_t mode : {0, 3, 5})
     for (const auto& [t, slices] : {std::pair{2, 1}, {4, 2}}) {
       SCOPED_TRACE(concat(kModes[mode].name, ", tp ", t, ", etp ", slices));
-      TransformerOptions options = options_of(kind, kModes[mode], true);
+      TransformerOptions options = options_of(kind, kModes[mode], sp);
       options.shape.experts = plan::Experts{
           .expert = {.width = 96, .gated = true}, .count = 4, .top_k = 2, .shared_width = mode == 0 ? 64 : 0};
       options.expert_slices = slices;
-      const auto config = config_of(kind, kModes[mode], t, true);
+      const auto config = config_of(kind, kModes[mode], t, sp);
       const Kept kept = measure(options, kind.dtype, t, part);
       const auto planned = static_cast<double>(plan::stage_activation_bytes(config, options.shape, part));
       EXPECT_NEAR(static_cast<double>(kept.for_backward) / planned, 1, 0.05) << kept.for_backward << ", " << planned;
       const double weights = planned_weight_bytes(config, options.shape, part, false);
       EXPECT_NEAR(static_cast<double>(kept.for_weights) / weights, 1, 0.05) << kept.for_weights << ", " << weights;
     }
-  counter().remove();
 }
 
 /// Layers of one model that differ in everything that a description can say.

@@ -72,6 +72,12 @@ inline std::vector<Layout> expert_slice_layouts() {
   const std::string few = " model.moe_expert_capacity_factor=0.2 model.moe_token_drop_policy=position";
   add(3, {.tp = 4, .sp = true, .with = whole + few});
   add(4, {.tp = 2, .cp = 2, .sp = true, .ep = 4, .with = whole});
+  // Without sequence parallelism each rank of tp has all tokens: of experts on these ranks, in one copy or several, and
+  // on those of other samples too.
+  add(2, {.tp = 2, .ep = 2, .with = whole});
+  add(3, {.tp = 4, .pp = 2, .schedule = "zb-h1", .ep = 2, .with = whole});
+  add(4, {.tp = 4, .sharded = true, .with = halves});
+  add(3, {.tp = 2, .dp = 2, .recompute = "full", .sharded = true, .ep = 4, .with = whole + few});
   add(4, {.tp = 2, .dp = 2, .sp = true, .with = quarters});
   return all;
 }

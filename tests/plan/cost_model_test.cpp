@@ -317,6 +317,29 @@ TEST(StepCost, SendsEachRanksTokensToWholeExperts) {
   }
 }
 
+// Without sequence parallelism both ranks have all tokens: they send none, and add up what their experts give, as
+// slices of experts do. Experts on ranks of other samples get tokens from these.
+TEST(StepCost, SendsNoTokensToExpertsOfRanksThatHaveThem) {
+  Hardware hardware = products_alone();
+  hardware.node.bandwidth_gb_s = 1;
+  config::RunConfig config = small(2, 1);
+  config.model.add_bias_linear = false;
+  config.model.num_experts = 4;
+  config.model.moe_ffn_hidden_size = 32;
+  const StepParts split = cost_of(config, hardware).parts;
+  config.parallel.etp = 1;
+  for (const int ep : {1, 2}) {
+    config.parallel.ep = ep;
+    const StepParts whole = cost_of(config, hardware).parts;
+    EXPECT_NEAR(whole.tensor, split.tensor, 1e-12) << ep;
+    EXPECT_NEAR(whole.matrices, split.matrices, 1e-9 * split.matrices) << ep;
+  }
+  config.parallel.ep = 4;
+  config.parallel.world_size = 4;
+  config.train.global_batch_size = 4;
+  EXPECT_GT(cost_of(config, hardware).parts.tensor, 1.1 * split.tensor);
+}
+
 TEST(MicrobatchCost, IsAStepWithoutItsEnd) {
   Hardware hardware = products_alone();
   hardware.node.bandwidth_gb_s = 1;

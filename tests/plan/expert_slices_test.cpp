@@ -53,7 +53,6 @@ TEST(ExpertSlices, AreRefusedWhereTheyDoNotFit) {
   for (const auto& [ep, etp] : kLayouts)
     EXPECT_EQ(refusal_of(sliced_mixture(ep, etp), [](RunConfig&) {}), "no error") << ep << " " << etp;
   const std::vector<std::pair<const char*, std::function<void(RunConfig&)>>> all = {
-      {"parallel.etp other than parallel.tp needs parallel.sp", [](RunConfig& c) { c.parallel.sp = false; }},
       {"parallel.ep x parallel.etp must divide the ranks of a pipeline stage",
        [](RunConfig& c) { c.parallel.etp = 3; }},
       {"parallel.ep x parallel.etp must divide the ranks of a pipeline stage", [](RunConfig& c) { c.parallel.pp = 4; }},
@@ -69,11 +68,10 @@ TEST(ExpertSlices, AreRefusedWhereTheyDoNotFit) {
        }},
       {"parallel.etp must be from 0", [](RunConfig& c) { c.parallel.etp = -1; }}};
   for (const auto& [rule, change] : all) EXPECT_THAT(refusal_of(sliced_mixture(4, 1), change), HasSubstr(rule));
-  EXPECT_THAT(refusal_of(sliced_mixture(4, 1), [](RunConfig& c) { c.parallel.sp = false; }), HasSubstr("fix:  --sp"));
   // Whole experts have any width.
   EXPECT_EQ(refusal_of(sliced_mixture(4, 1), [](RunConfig& c) { c.model.moe_ffn_hidden_size = 47; }), "no error");
-  EXPECT_EQ(refusal_of(sliced_mixture(4, 2), [](RunConfig& c) { c.parallel.sp = false; }), "no error")
-      << "as many as tp";
+  for (const auto& [ep, etp] : kLayouts)
+    EXPECT_EQ(refusal_of(sliced_mixture(ep, etp), [](RunConfig& c) { c.parallel.sp = false; }), "no error");
 }
 
 /// By parameter and first index of a slice: the ranks of the stage that hold it.

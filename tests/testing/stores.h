@@ -11,12 +11,13 @@
 namespace megatron::testing {
 
 /// A store for rank k of t of the whole model or of one rank's `parts` of it, its values replaced by slices of
-/// `weights` where that names them.
+/// `weights` where that names them. `experts`: those that it holds.
 inline parallel::ParameterStore make_store(const plan::ModelShape& shape, int t, int k, const Tensors& weights = {},
                                            at::ScalarType dtype = at::kDouble, std::uint64_t seed = 1234,
-                                           at::Device device = at::kCPU, std::vector<plan::StagePart> parts = {}) {
+                                           at::Device device = at::kCPU, std::vector<plan::StagePart> parts = {},
+                                           const plan::ExpertShare& experts = {}) {
   if (parts.empty()) parts = {plan::whole_model(shape.num_layers)};
-  const auto specs = plan::model_parameters(shape, t, k, parts);
+  const auto specs = plan::model_parameters(shape, t, k, parts, experts);
   parallel::ParameterStore store(specs, plan::buffer_layout(specs, 0), dtype, device, seed);
   for (const auto& parameter : store.all()) {
     const auto found = weights.find(parameter->spec.name);

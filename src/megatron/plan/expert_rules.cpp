@@ -38,7 +38,7 @@ bool biased_experts(const config::ModelConfig& model) {
 /// Of experts that are split over another number of ranks than other weights, on a stage of `ranks`.
 void check_split_experts(const config::RunConfig& config, std::int64_t ranks, Rules& rules) {
   const config::ModelConfig& model = config.model;
-  const std::int64_t ep = config.parallel.ep, etp = config.parallel.etp, tp = config.parallel.tp;
+  const std::int64_t ep = config.parallel.ep, etp = config.parallel.etp;
   const std::int64_t width = model.moe_ffn_hidden_size > 0 ? model.moe_ffn_hidden_size : model.ffn_hidden_size;
   constexpr const char* kAsOthers = "--etp 0 (the default)";
   rules.require(ranks % (ep * etp) == 0,
@@ -47,10 +47,6 @@ void check_split_experts(const config::RunConfig& config, std::int64_t ranks, Ru
                 ranks % etp == 0 ? concat("--ep ", std::gcd(std::gcd(model.num_experts, ep), ranks / etp)) : kAsOthers);
   rules.require(width % etp == 0, "The width of experts must divide by parallel.etp.", concat(width, ", etp ", etp),
                 kAsOthers);
-  rules.require(tp == 1 || config.parallel.sp,
-                "parallel.etp other than parallel.tp needs parallel.sp: each tensor-parallel rank sends experts the "
-                "tokens of its own part of the sequence.",
-                concat("etp ", etp, ", tp ", tp, ", sp false"), "--sp");
 }
 
 }  // namespace

@@ -15,7 +15,6 @@
 #include <algorithm>
 #include <memory>
 #include <optional>
-#include <stdexcept>
 #include <utility>
 
 #include "megatron/base/error.h"
@@ -24,7 +23,7 @@
 #include "megatron/kernels/matmul.h"
 #include "megatron/parallel/backward.h"
 
-// T tokens [s * b], R of them that this rank sends (all, or where experts are apart its part), n rows of experts, k
+// T tokens [s * b], R of them that this rank routes (all, or where it sends its part these), n rows of experts, k
 // experts of a token, h hidden, f features of this rank.
 namespace megatron::model {
 namespace {
@@ -117,17 +116,13 @@ struct ExpertLayer::Inner {
 ExpertLayer::ExpertLayer(const parallel::ParameterStore& parameters, const std::string& prefix,
                          const plan::Experts& experts, const Options& options, comm::Group tp, comm::Group ep)
     : spec_(experts), options_(options), tp_(std::move(tp)), ep_(std::move(ep)), counted_(std::make_shared<Counted>()) {
-  if (apart() && tp_.size() > 1 && !options_.sequence_parallel)
-    throw std::invalid_argument("ExpertLayer: slices of their own need sequence_parallel");
   counted_->counts.loads.assign(static_cast<std::size_t>(spec_.count), 0.0);
   const auto weight = [&](const std::string& name) { return parameters.get(concat(prefix, "mlp.", name, ".weight")); };
   router_ = weight("router");
   if (spec_.router.bias) bias_ = parameters.get(prefix + plan::Experts::kBias);
   if (spec_.router.linear_bias) router_bias_ = parameters.get(prefix + "mlp.router.bias");
   experts_.gated = shared_.gated = spec_.expert.gated;
-  const int slices = std::max(1, options_.slices);
-  const std::int64_t local = spec_.count * slices / ep_.size(), begin = ep_.rank() / slices * local;
-  for (std::int64_t e = begin; e < begin + local; ++e) {
+  for (std::int64_t e = first_expert(); e < first_expert() + local_experts(); ++e) {
     experts_.fc1.push_back(weight(concat("experts.local_experts.", e, ".linear_fc1")));
     experts_.fc2.push_back(weight(concat("experts.local_experts.", e, ".linear_fc2")));
     if (!spec_.expert.bias) continue;
@@ -178,7 +173,7 @@ at::Tensor ExpertLayer::jitter(const at::Tensor& x_rh, std::int64_t batch, const
   if (!site.training || spec_.router.jitter == 0) return {};
   const std::int64_t positions = x_rh.size(0) / batch;
   kernels::Dropout from = site.jitter;
-  if (apart()) {
+  if (sends_part()) {
     from.position_offset += tp_.rank() * positions;
     from.jump_at -= tp_.rank() * positions;
   }
@@ -193,7 +188,7 @@ std::vector<ParameterPtr> ExpertLayer::biases_of_sum() const {
   return slice == 0 ? experts_.bias2 : std::vector<ParameterPtr>();
 }
 
-/// Rows of a sequence: what this rank sends to experts, and what it gives the shared one.
+/// Rows of a sequence: what this rank routes to experts, and what it gives the shared one.
 struct ExpertLayer::Rows {
   at::Tensor routed;  ///< [R, h]
   at::Tensor all;     ///< [T, h]; undefined where nobody reads it
@@ -202,7 +197,7 @@ struct ExpertLayer::Rows {
 ExpertLayer::Rows ExpertLayer::rows_of(const at::Tensor& part) const {
   const auto flat = [](const at::Tensor& x) { return x.reshape({-1, x.size(-1)}); };
   const auto whole = [&] { return flat(options_.sequence_parallel ? tp_.all_gather(part.contiguous(), 0) : part); };
-  if (apart()) return {flat(part), shared_.fc1.empty() ? at::Tensor() : whole()};
+  if (sends_part()) return {flat(part), shared_.fc1.empty() ? at::Tensor() : whole()};
   const auto all = whole();
   return {all, all};
 }
@@ -222,9 +217,9 @@ at::Tensor ExpertLayer::joined(const at::Tensor& own_rows, const at::Tensor& all
   return shaped;
 }
 
-/// Of all tokens [T, c] those that this rank sends, [R, c].
+/// Of all tokens [T, c] those that this rank routes, [R, c].
 at::Tensor ExpertLayer::own(const at::Tensor& of_all) const {
-  if (!apart()) return of_all;
+  if (!sends_part()) return of_all;
   const std::int64_t rows = of_all.size(0) / tp_.size();
   return of_all.narrow(0, tp_.rank() * rows, rows);
 }
@@ -232,7 +227,7 @@ at::Tensor ExpertLayer::own(const at::Tensor& of_all) const {
 /// Of experts [R, k] the places that their copies go to, numbered through the ranks of `ep`, [R, k * slices]: each rank
 /// has the slices of its experts one after the other.
 at::Tensor ExpertLayer::places(const at::Tensor& experts) const {
-  const std::int64_t slices = options_.slices, local = spec_.count * slices / ep_.size();
+  const std::int64_t slices = options_.slices, local = local_experts();
   const auto of_first_slice = experts + experts.floor_divide(local) * ((slices - 1) * local);
   return (of_first_slice.unsqueeze(-1) + at::arange(slices, experts.options()) * local)
       .masked_fill(experts.lt(0).unsqueeze(-1), -1)
@@ -241,8 +236,23 @@ at::Tensor ExpertLayer::places(const at::Tensor& experts) const {
 
 /// Numbers of copies, [R, k], for each of their places.
 at::Tensor ExpertLayer::of_places(const at::Tensor& numbers) const {
-  if (!apart()) return numbers;
+  if (!apart() || within_tp()) return numbers;
   return numbers.unsqueeze(-1).expand({numbers.size(0), numbers.size(1), options_.slices}).flatten(1);
+}
+
+/// `kept` with -1 for tokens of other shares. `experts` [T, k]: those chosen, whatever was kept of them.
+at::Tensor ExpertLayer::of_share(const at::Tensor& kept, const at::Tensor& experts, int shares, int share) const {
+  return shares == 1 ? kept : kept.masked_fill(experts.sum(-1, true).remainder(shares).ne(share), -1);
+}
+
+/// Of copies `kept` [T, k] of tokens that have chosen `experts`.
+Routes ExpertLayer::routes_of(const at::Tensor& kept, const at::Tensor& experts) const {
+  if (!apart()) return {kept, spec_.count, ep_};
+  const std::int64_t count = spec_.count * options_.slices;
+  if (sends_part()) return {places(own(kept)), count, ep_};
+  if (!within_tp()) return {places(of_share(kept, experts, tp_.size(), tp_.rank())), count, ep_};
+  const auto here = of_share(kept, experts, tp_.size() / ep_.size(), tp_.rank() / ep_.size()) - first_expert();
+  return {here.masked_fill(here.lt(0).logical_or(here.ge(local_experts())), -1), local_experts(), {}};
 }
 
 /// Chooses experts for the rows x [R, h], where to send them, and what each expert counts.
@@ -251,18 +261,14 @@ void ExpertLayer::route(Inner& inner, const at::Tensor& x_rh, std::int64_t batch
   inner.logits = wide_product(factors.defined() ? x_rh.to(factors.scalar_type()) * factors : x_rh, router_);
   if (router_bias_) inner.logits.add_(router_bias_->arrived().detach());
   // A capacity is one of whole sequences, and so is the load that the auxiliary loss evens out.
-  if (apart()) inner.logits = tp_.all_gather(inner.logits, 0);
+  if (sends_part()) inner.logits = tp_.all_gather(inner.logits, 0);
   inner.experts =
       chosen_experts(inner.logits, spec_.router, spec_.top_k, bias_ ? bias_->arrived().detach() : at::Tensor());
   inner.weights = expert_weights(inner.logits, inner.experts, spec_.router);
   const bool drops = spec_.capacity_factor > 0 && site.training;
   const auto kept = drops ? kept_experts(inner.experts, inner.weights, spec_, batch) : inner.experts;
-  if (!apart()) {
-    inner.routes.emplace(kept, spec_.count, ep_);
-    return;
-  }
-  if (drops) inner.dropped = static_cast<double>(kept.lt(0).sum().item<std::int64_t>());
-  inner.routes.emplace(places(own(kept)), spec_.count * options_.slices, ep_);
+  if (drops && apart()) inner.dropped = static_cast<double>(kept.lt(0).sum().item<std::int64_t>());
+  inner.routes.emplace(routes_of(kept, inner.experts));
 }
 
 ExpertLayer::Inner ExpertLayer::inner(const Rows& x, std::int64_t batch, const RouterSite& site,
@@ -333,7 +339,7 @@ class ExpertLayer::Backward {
       const Offsets all{0, x.all.size(0)};
       shared = gradient_of(inner.shared_u, layer_.shared_, dout.all, inner.gate, all);
       dx_shared = kernels::grouped_input_gradient(shared.du, groups_of(layer_.shared_.fc1, all));
-      if (!layer_.apart()) dx_shared = dx.add_(dx_shared);  // of the same rows
+      if (!layer_.sends_part()) dx_shared = dx.add_(dx_shared);  // of the same rows
       if (layer_.shared_gate_)
         add_wide(dx_shared, (shared.weights * inner.gate * (1 - inner.gate)).unsqueeze(1), layer_.shared_gate_, x.all);
     }
@@ -342,7 +348,7 @@ class ExpertLayer::Backward {
       layer_.router_->contribute(work);
     else
       work.write(x, dout, dz);
-    return {layer_.apart() ? layer_.joined(dx, dx_shared, batch_) : layer_.summed(dx, batch_)};
+    return {layer_.sends_part() ? layer_.joined(dx, dx_shared, batch_) : layer_.summed(dx, batch_)};
   }
 
  private:
@@ -356,7 +362,7 @@ class ExpertLayer::Backward {
   void count(const Inner& inner) const {
     RouterCounts& counts = layer_.counted_->counts;
     const std::vector<std::int64_t>& routed = inner.routes->loads();
-    const bool apart = layer_.apart();  // then those are of this rank's tokens, and each rank of tp counts all
+    const bool apart = layer_.apart();  // then those are of a share of the tokens, and each rank of tp counts all
     if (!apart && (layer_.spec_.capacity_factor == 0 || !site_.training)) {
       for (std::size_t e = 0; e < routed.size(); ++e) counts.loads[e] += static_cast<double>(routed[e]);
       return;
@@ -386,8 +392,8 @@ class ExpertLayer::Backward {
     return chosen_experts(inner.logits, alone, layer_.spec_.top_k, {});
   }
 
-  /// The gradient of the logits of the rows that this rank sends, [R, E]: that which comes through what their experts
-  /// count, of `dplaces` for each place of a copy, and that of the auxiliary losses. Of ranks of tp that send the same
+  /// The gradient of the logits of the rows that this rank routes, [R, E]: that which comes through what their experts
+  /// count, of `dplaces` for each place of a copy, and that of the auxiliary losses. Of ranks of tp that route the same
   /// rows each has a part of the one, and the first has the other.
   at::Tensor router_backward(const Inner& inner, const at::Tensor& dplaces) const {
     const c10::AutoGradMode on(true);
@@ -399,7 +405,7 @@ class ExpertLayer::Backward {
     const auto dweights = layer_.apart() ? dplaces.unflatten(1, {experts.size(1), -1}).sum(-1) : dplaces;
     auto sum = (expert_weights(layer_.own(logits), experts, router) * dweights).sum();
     const bool losses = router.aux_loss != 0 || router.z_loss != 0;
-    if (losses && site_.sequence_weights_b.defined() && (first || layer_.apart())) {
+    if (losses && site_.sequence_weights_b.defined() && (first || layer_.sends_part())) {
       const auto by_sequence = [&](const at::Tensor& x) { return x.view({-1, batch_, x.size(-1)}); };
       const RouterLosses of =
           router_losses(by_sequence(logits), by_sequence(best_experts(inner)), router, site_.sequence);
@@ -444,9 +450,9 @@ at::Tensor ExpertLayer::forward(const at::Tensor& x, parallel::RecomputeFunction
       const auto z =
           kernels::grouped_linear(std::exchange(kept->shared_y, {}), groups_of(shared_.fc2, {0, rows.all.size(0)}));
       shared = kept->gate.defined() ? z * kept->gate.unsqueeze(1).to(z.scalar_type()) : z;
-      if (!apart()) sum.add_(shared);
+      if (!sends_part()) sum.add_(shared);
     }
-    return apart() ? joined(sum, shared, x.size(1)) : summed(sum, x.size(1));
+    return sends_part() ? joined(sum, shared, x.size(1)) : summed(sum, x.size(1));
   });
   if (options_.recompute) kept.reset();
   if (!recompute_fn) recompute_fn = [same = x.detach()] { return same; };

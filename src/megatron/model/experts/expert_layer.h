@@ -1,6 +1,7 @@
 #pragma once
 #include <ATen/core/Tensor.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -51,17 +52,22 @@ struct RouterCounts {
 /// forward, of rows and results; backward five, of gradients of results and back, of weights and back, and of rows,
 /// which are not kept but sent again.
 ///
-/// With Options::slices the experts are split by features over so many ranks of `ep`, whatever tp is, and each
-/// tensor-parallel rank sends the tokens of its own part of the sequence, each copy to all slices of its expert. Then
-/// what goes over tp is an all-gather of the router's logits forward, and what the shared expert needs.
+/// With Options::slices the experts are split by features over so many ranks of `ep`, whatever tp is, and a token's
+/// copy goes to all slices of its expert. With sequence_parallel each tensor-parallel rank sends the tokens of its own
+/// part of the sequence; what goes over tp is an all-gather of the router's logits forward, and what the shared expert
+/// needs. Without it all ranks of tp have all tokens. Where the ranks of `ep` are among them nothing is sent: each
+/// computes what its own experts give, of several copies of the experts each for a share of the tokens, and the sum
+/// over tp adds that up. Where others are in `ep` each rank of tp sends them a share of the tokens. A token's share
+/// follows from its experts alone, so that no other token changes a bit of what it gets.
 class ExpertLayer {
  public:
   struct Options {
     kernels::Activation activation = kernels::Activation::Silu;
     bool sequence_parallel = false;
     bool recompute = false;  ///< nothing is kept but x: Block::Options::recompute_mlp
-    /// Ranks of `ep`, neighbours, that have a slice each of the same experts. Needs sequence_parallel where tp is more
-    /// than one rank. 0: experts are split over `tp`, and each rank of `ep` has other ones.
+    /// Ranks of `ep`, neighbours, that have a slice each of the same experts. Where the size of `ep` divides that of tp
+    /// it is one of the groups of so many neighbours that tp consists of (plan::RankRoles::expert_copy). 0: experts are
+    /// split over `tp`, and each rank of `ep` has other ones.
     int slices = 0;
   };
 
@@ -97,11 +103,19 @@ class ExpertLayer {
   at::Tensor summed(const at::Tensor& rows, std::int64_t batch) const;
   at::Tensor joined(const at::Tensor& own_rows, const at::Tensor& all_rows, std::int64_t batch) const;
   at::Tensor own(const at::Tensor& of_all) const;
+  at::Tensor of_share(const at::Tensor& kept, const at::Tensor& experts, int shares, int share) const;
+  Routes routes_of(const at::Tensor& kept, const at::Tensor& experts) const;
   at::Tensor places(const at::Tensor& experts) const;
   at::Tensor of_places(const at::Tensor& numbers) const;
   at::Tensor jitter(const at::Tensor& x_rh, std::int64_t batch, const RouterSite& site) const;
   std::vector<parallel::ParameterPtr> biases_of_sum() const;
   bool apart() const { return options_.slices > 0; }
+  /// Whether it sends the rows of its own part of the sequence.
+  bool sends_part() const { return apart() && options_.sequence_parallel; }
+  /// Whether the ranks of `ep` have all rows: nothing is sent.
+  bool within_tp() const { return apart() && !options_.sequence_parallel && tp_.size() % ep_.size() == 0; }
+  std::int64_t local_experts() const { return spec_.count * std::max(1, options_.slices) / ep_.size(); }
+  std::int64_t first_expert() const { return ep_.rank() / std::max(1, options_.slices) * local_experts(); }
 
   plan::Experts spec_;
   Options options_;

@@ -254,8 +254,12 @@ class Pieces {
   }
   void add_inside(LayerWork& work, const Experts& experts, const LayerTokens& tokens) const {
     const double top_k = as_double(experts.top_k), here = as_double(tokens.sequences * tokens.length) / cp_;
-    if (exchange_span_.ranks > 1) work.sent += here * top_k * etp_ / tp_;  // each copy to every slice of its expert
-    if (etp_ != tp_ && tp_ > 1) {  // each rank sends its own tokens, whose logits all of them see
+    const bool apart = etp_ != tp_ && tp_ > 1, sp = run_.config.parallel.sp;
+    // Ranks of tp that hold all experts between them, and all tokens each, send none (model/experts/expert_layer.h).
+    const bool at_hand = apart && !sp && run_.grid.size(Axis::Tp) % exchange_span_.ranks == 0;
+    if (exchange_span_.ranks > 1 && !at_hand)
+      work.sent += here * top_k * etp_ / tp_;  // each copy to every slice of its expert
+    if (apart && sp) {                         // each rank sends its own tokens, whose logits all of them see
       if (experts.shared_width == 0) --work.sums;
       work.gathered_bytes += here * as_double(experts.count) * std::max(element_, 4.0);
     }

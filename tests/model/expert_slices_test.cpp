@@ -1,0 +1,120 @@
+#include <gtest/gtest.h>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "megatron/base/error.h"
+#include "megatron/comm/threads/local_backend.h"
+#include "megatron/model/decoding/decode.h"
+#include "megatron/parallel/context.h"
+#include "tests/model/small_model.h"
+
+// Experts that are split over another number of ranks than other weights, where all ranks have all tokens: decoding has
+// no sequence parallelism.
+namespace megatron::model {
+namespace {
+
+using megatron::testing::make_store;
+using megatron::testing::random_batch;
+using megatron::testing::random_weights;
+using megatron::testing::small;
+
+struct SliceRanks {
+  int tp, ep, etp;
+
+  std::string name() const { return concat("tp ", tp, ", ep ", ep, ", etp ", etp); }
+};
+
+/// Whole experts and halves, each once on the ranks or in several copies.
+constexpr SliceRanks kSliceRanks[] = {{2, 2, 1}, {2, 1, 1}, {4, 4, 1}, {4, 2, 1}, {4, 2, 2}, {4, 1, 2}};
+
+/// One with biases, one with a shared expert, groups and biases of the router.
+std::vector<std::pair<std::string, TransformerOptions>> mixtures() {
+  TransformerOptions biased = small(), shared = small();
+  biased.shape.experts = plan::Experts{
+      .expert = {.width = 16, .gated = true, .bias = true}, .count = 4, .top_k = 2, .router = {.linear_bias = true}};
+  shared.shape.experts = plan::Experts{
+      .expert = {.width = 12, .gated = true},
+      .count = 8,
+      .top_k = 3,
+      .router = {.score = plan::Router::Score::Sigmoid, .groups = 2, .group_top_k = 2, .group_best = 2, .bias = true},
+      .shared_width = 8,
+      .shared_gate = true};
+  shared.shape.rms_norm = true;
+  shared.shape.linear_bias = false;
+  biased.shape.gated = shared.shape.gated = true;
+  return {{"with biases", biased}, {"with a shared expert", shared}};
+}
+
+/// Calls on_rank(model's options, its parameters, tp) on each rank of `ranks`.
+template <class OnRank>
+void on_ranks(const TransformerOptions& of_one, const SliceRanks& ranks, at::ScalarType dtype, const OnRank& on_rank) {
+  const auto weights = random_weights(of_one.shape, 4);
+  comm::run_ranks(ranks.tp, [&](const comm::Group& world) {
+    const plan::RankGrid grid(ranks.tp, 1, 1, 1, ranks.tp);
+    const plan::ExpertLayout layout{.ep = ranks.ep, .etp = ranks.etp};
+    const parallel::ParallelContext context(grid, world, at::kCPU, layout);
+    const plan::RankRoles roles(grid, layout);
+    const plan::Peers experts = roles.experts(world.rank()),
+                      slices = roles.tensor(world.rank(), plan::Weights::Experts);
+    const auto store =
+        make_store(of_one.shape, ranks.tp, world.rank(), weights, dtype, 1, at::kCPU, {},
+                   {.ep = experts.size(), .rank = experts.index, .etp = slices.size(), .etp_rank = slices.index});
+    TransformerOptions options = of_one;
+    options.experts = context.experts();
+    options.expert_slices = slices.size();
+    on_rank(options, store, context.tensor());
+  });
+}
+
+TEST(ExpertSlicesOfAllTokens, GiveTheLogitsOfOneRankHoweverTheTokensCome) {
+  const auto batch = random_batch(10);
+  for (const auto& [name, options] : mixtures()) {
+    const auto whole =
+        TransformerStage(options, make_store(options.shape, 1, 0, random_weights(options.shape, 4)), {}).logits(batch);
+    for (const SliceRanks& ranks : kSliceRanks) {
+      SCOPED_TRACE(concat(name, ", ", ranks.name()));
+      on_ranks(options, ranks, at::kDouble, [&](const auto& of_rank, const auto& store, const comm::Group& tp) {
+        EXPECT_NEAR_TENSOR(TransformerStage(of_rank, store, tp).logits(batch), whole, 1e-12);
+        const CachedGpt gpt(of_rank, store, tp);
+        auto cache = gpt.make_cache(2, 7);
+        std::int64_t seen = 0;
+        for (const std::int64_t s : {3, 1, 2, 1}) {
+          const auto next = gpt.forward(batch.tokens_bs.narrow(1, seen, s), cache);
+          seen += s;
+          EXPECT_NEAR_TENSOR(next, whole.select(1, seen - 1), 1e-12) << "after " << seen;
+        }
+      });
+    }
+  }
+}
+
+TEST(ExpertSlicesOfAllTokens, GiveATokenTheBitsThatItGetsAlone) {
+  constexpr std::int64_t kSequences = 9;
+  const auto tokens = random_batch(10, kSequences).tokens_bs;
+  for (const auto& [name, options] : mixtures())
+    for (const SliceRanks& ranks : kSliceRanks) {
+      SCOPED_TRACE(concat(name, ", ", ranks.name()));
+      on_ranks(options, ranks, at::kFloat, [&](const auto& of_rank, const auto& store, const comm::Group& tp) {
+        const CachedGpt gpt(of_rank, store, tp);
+        const KvPool pool = gpt.make_pool(2 * kSequences);
+        std::vector<PagedCache> alone, together;
+        for (std::int64_t b = 0; b < kSequences; ++b)
+          for (auto* caches : {&alone, &together}) {
+            caches->push_back({.pool = &pool, .blocks = {caches == &alone ? b : kSequences + b}});
+            gpt.forward(tokens.narrow(0, b, 1).narrow(1, 0, 3), caches->back());
+          }
+        std::vector<PagedCache*> all;
+        for (PagedCache& cache : together) all.push_back(&cache);
+        const auto logits = gpt.step(tokens.select(1, 3), all);
+        for (std::int64_t b = 0; b < kSequences; ++b) {
+          PagedCache* const one = &alone[static_cast<std::size_t>(b)];
+          EXPECT_TRUE(gpt.step(tokens.select(1, 3).narrow(0, b, 1), {&one, 1})[0].equal(logits[b])) << b;
+        }
+      });
+    }
+}
+
+}  // namespace
+}  // namespace megatron::model
