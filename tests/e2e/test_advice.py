@@ -145,6 +145,9 @@ WRONG = {
         --pp 3 --world-size 2
         --world-size 2
         --tp 4 --world-size 2
+        --tp 2 --etp 1
+        --ep 2
+        --etp -1
         --tokenizer {new}
         --tokenizer=x
         --dtype int8

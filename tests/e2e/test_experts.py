@@ -1,10 +1,12 @@
 """A mixture of experts trains on ranks that share the experts, and its checkpoints load in other layouts."""
+import json
 import pathlib
 import sys
 import unittest
 
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "testing"))
 from program import RunFolder, run  # noqa: E402
+from server import Server  # noqa: E402
 
 MODEL = ["--normalization", "RMSNorm", "--position-embedding-type", "rope", "--swiglu", "--disable-bias-linear",
          "--num-experts", 4, "--moe-ffn-hidden-size", 48, "--moe-shared-expert-intermediate-size", 32,
@@ -53,6 +55,57 @@ class Experts(unittest.TestCase):
         biased = [word for word in MODEL if word != "--disable-bias-linear"]
         message = place.train("wrong", *biased, "--moe-shared-expert-intermediate-size", 16, code=2)
         self.assertIn("A shared expert has no biases", message)
+
+
+class TrainedExperts(unittest.TestCase):
+    """Of a trained model whose experts are whole on tensor-parallel ranks, or split otherwise than the rest."""
+
+    @classmethod
+    def setUpClass(cls):
+        cls.place = RunFolder()
+        cls.addClassCleanup(cls.place.close)
+        few = ["--train-iters", 2, "--train.dtype", "fp64", "--num-experts", 4, "--moe-ffn-hidden-size", 48]
+        cls.place.train("shared", *MODEL, *few)
+        cls.place.train("biased", *few)
+
+    def generate(self, model, *layout):
+        return run("generate", "--load", self.place.path / model, "--prompt", "the old man", "--temperature", 0,
+                   "--max-new-tokens", 24, "--ignore-eos", *layout)
+
+    def test_the_same_is_written_on_ranks_that_share_them(self):
+        for model in ("shared", "biased"):
+            one = self.generate(model)
+            for layout in [("--tp", 2, "--etp", 1), ("--tp", 2, "--etp", 1, "--ep", 1, "--pp", 2),
+                           ("--tp", 4, "--ep", 2, "--etp", 2)]:
+                self.assertEqual(self.generate(model, *layout), one, (model, layout))
+
+    def test_the_same_is_served(self):
+        request = {"prompt": "the old man", "max_tokens": 24, "temperature": 0, "logprobs": 1}
+        answers = []
+        for layout in [(), ("--tp", 2, "--etp", 1)]:
+            server = Server(self.place.path / "shared", "--max-texts", 3, *layout)
+            self.addCleanup(server.close)
+            answers.append(server.post("/v1/completions", request)["choices"][0])
+            server.close()
+        one, two = answers
+        self.assertEqual(one["text"], two["text"])
+        for a, b in zip(one["logprobs"]["token_logprobs"], two["logprobs"]["token_logprobs"], strict=True):
+            self.assertAlmostEqual(a, b, delta=1e-10)
+
+    def test_the_loss_of_a_text_is_the_same_on_ranks_that_share_windows_too(self):
+        def loss(*layout):
+            return json.loads(run("eval", "loss", "--load", self.place.path / "shared", "--data",
+                                  self.place.path / "tokens_text_document", "--limit", 6, "--batch-size", 2, "--json",
+                                  *layout))["loss"]
+        self.assertAlmostEqual(loss(), loss("--tp", 2, "--etp", 1, "--dp", 2), delta=1e-12)
+
+    def test_what_does_not_fit_the_ranks_is_refused_with_a_way_that_works(self):
+        for layout, fix in [(["--tp", 2, "--etp", 4], ["--etp", "2"]), (["--tp", 2, "--ep", 2], ["--etp", "1"]),
+                            (["--tp", 2, "--ep", 4, "--etp", 1], ["--ep", "1", "--etp", "0"])]:
+            message = run("generate", "--load", self.place.path / "shared", "--prompt", "the", *layout, code=2)
+            self.assertIn("--ep x --etp must divide --tp", message)
+            self.assertIn("fix:  " + " ".join(fix), message)
+            self.generate("shared", *layout, *fix)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <numeric>
 #include <optional>
 #include <tuple>
 
@@ -16,6 +17,7 @@
 #include "megatron/interchange/import.h"
 #include "megatron/interchange/weights.h"
 #include "megatron/model/options.h"
+#include "megatron/plan/cost/rank_buffers.h"
 #include "megatron/plan/mend.h"
 #include "megatron/plan/parameters/blocks.h"
 #include "megatron/run/memory_check.h"
@@ -64,10 +66,26 @@ std::string ranks_error(const config::ParallelConfig& parallel, const std::optio
                               concat("--world-size ", ranks, ", or leave it out"));
 }
 
+/// What is wrong with how the experts lie on the ranks of a model copy, "" where nothing is. Copies that compute other
+/// texts do not wait for one another.
+std::string experts_error(const config::RunConfig& config, const char* job) {
+  const config::ParallelConfig& parallel = config.parallel;
+  if (config.model.num_experts <= 0 || parallel.tp < 1 || parallel.ep < 1 || parallel.etp < 0) return "";
+  const std::int64_t tp = parallel.tp, ep = parallel.ep, etp = parallel.etp > 0 ? parallel.etp : tp;
+  if (tp % (ep * etp) == 0) return "";
+  return rule_got_fix(concat(job, ": --ep x --etp must divide --tp, whose ranks hold the experts of each layer."),
+                      concat("ep ", ep, ", etp ", etp, ", tp ", tp),
+                      tp % ep == 0 ? concat("--etp ", std::gcd(etp, tp / ep)) : "leave --ep and --etp out");
+}
+
 /// Throws ConfigError for numbers of ranks that no job can have.
 void check_ranks(const ModelFlags& flags, const char* job) {
-  for (const auto& [name, size, least] :
-       {std::tuple{"tp", flags.tp, 1}, {"pp", flags.pp, 1}, {"dp", flags.dp, 0}, {"world-size", flags.world_size, 0}})
+  for (const auto& [name, size, least] : {std::tuple{"tp", flags.tp, 1},
+                                          {"pp", flags.pp, 1},
+                                          {"dp", flags.dp, 0},
+                                          {"etp", flags.etp, 0},
+                                          {"ep", flags.ep, 0},
+                                          {"world-size", flags.world_size, 0}})
     if (size < least || size > kMaxRanks)
       throw ConfigError(rule_got_fix(concat(job, ": --", name, " must be ", least, " to ", kMaxRanks, "."),
                                      concat(size), concat("--", name, " ", least)));
@@ -102,6 +120,10 @@ Described describe(const ModelFlags& flags, const char* job) {
 /// What follows from the layout. A world size of 0 is as many ranks as the layout asks for.
 void complete(config::RunConfig& config, const ModelFlags& asked) {
   config::ParallelConfig& parallel = config.parallel;
+  if (asked.ep == 0) {
+    const bool fits = parallel.etp > 0 && parallel.tp % parallel.etp == 0 && config.model.num_experts > 0;
+    parallel.ep = fits ? static_cast<int>(std::gcd(config.model.num_experts, parallel.tp / parallel.etp)) : 1;
+  }
   const std::int64_t copy = std::max<std::int64_t>(1, std::int64_t{parallel.tp} * parallel.pp);
   parallel.dp = asked.dp > 0 ? asked.dp : static_cast<int>(std::max<std::int64_t>(1, parallel.world_size / copy));
   if (parallel.world_size == 0)
@@ -119,6 +141,8 @@ plan::ResolvedRun resolve(const ModelFlags& asked, config::RunConfig config, con
   config::ParallelConfig& parallel = config.parallel;
   parallel.tp = asked.tp;
   parallel.pp = asked.pp;
+  parallel.ep = asked.ep;
+  parallel.etp = asked.etp;
   parallel.world_size = place ? place->world_size : asked.world_size;  // as in training, the launcher's holds
   parallel.threads_per_rank = asked.threads_per_rank;
   parallel.timeout_s = asked.timeout_s;
@@ -129,6 +153,8 @@ plan::ResolvedRun resolve(const ModelFlags& asked, config::RunConfig config, con
   const plan::Facts facts{.tokenizer_vocab = tokenizer.vocab_size(),
                           .flags = {{"parallel.tp", "tp"},
                                     {"parallel.pp", "pp"},
+                                    {"parallel.ep", "ep"},
+                                    {"parallel.etp", "etp"},
                                     {"parallel.world_size", "world-size"},
                                     {"parallel.threads_per_rank", "threads-per-rank"},
                                     {"parallel.timeout_s", "timeout-s"},
@@ -143,8 +169,9 @@ plan::ResolvedRun resolve(const ModelFlags& asked, config::RunConfig config, con
                             complete(changed, asked);
                           }};
   const auto error_of = [&](const config::RunConfig& tried) {
-    const std::string of_ranks = ranks_error(tried.parallel, place, asked.dp == 0, job);
-    return of_ranks.empty() ? plan::broken_rules(tried, facts) : of_ranks;
+    std::string error = ranks_error(tried.parallel, place, asked.dp == 0, job);
+    if (error.empty()) error = experts_error(tried, job);
+    return error.empty() ? plan::broken_rules(tried, facts) : error;
   };
   if (const std::string message = error_of(config); !message.empty())
     throw ConfigError(plan::with_working_fixes(message, config, facts, error_of));
@@ -256,9 +283,10 @@ comm::Facts model_facts(const TrainedModel& model, const config::Fields& flags) 
 
 RankModel load_rank(const TrainedModel& model, const comm::Group& world, at::Device device, std::int64_t positions) {
   const plan::ResolvedRun& run = model.run;
-  parallel::ParallelContext context(run.grid, world, device);
+  parallel::ParallelContext context(run.grid, world, device, plan::expert_layout(run.config.parallel));
   const auto parts = plan::parts_of_rank(run.parts, run.placement, context.pipeline().rank());
-  auto specs = plan::model_parameters(run.shape, context.grid().size(plan::Axis::Tp), context.tensor().rank(), parts);
+  auto specs = plan::model_parameters(run.shape, context.grid().size(plan::Axis::Tp), context.tensor().rank(), parts,
+                                      plan::expert_share(run, context.rank()));
   const bool drawn = model.folder.empty();
   if (!drawn)  // they are read: drawing them would be in vain
     for (plan::ParameterSpec& spec : specs) spec.init = plan::Init::Zero;
@@ -281,6 +309,8 @@ RankModel load_rank(const TrainedModel& model, const comm::Group& world, at::Dev
     generate::load_weights(model.folder, parameters, run.shape, /*strict=*/!model.without_heads);
   });
   model::TransformerOptions options = model::transformer_options(run.config, run.shape);
+  options.experts = context.experts();
+  if (plan::roles_of(run).split_otherwise()) options.expert_slices = context.expert_slices().size();
   options.rope_positions = std::min(positions, run.shape.max_positions);
   return {std::move(context), parts.at(0), std::move(parameters), options};
 }

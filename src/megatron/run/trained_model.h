@@ -32,7 +32,9 @@ struct ModelFlags {
   std::string dtype;
   std::string weights = kFullWeights;
   int world_size = 0, tp = 1, pp = 1;
-  int dp = 1;  ///< 0: what world_size leaves
+  int dp = 1;   ///< 0: what world_size leaves
+  int etp = 0;  ///< ranks of tp that split an expert; 0: all
+  int ep = 0;   ///< ranks of tp / etp that divide the experts; 0: as many as can
   int threads_per_rank = 0;
   double timeout_s = 600;
   std::string device = "cpu";
@@ -52,6 +54,8 @@ struct ModelFlags {
     v("world_size", world_size, "Ranks; 0: as many as the layout asks for.");
     v("tp", tp, "Tensor-parallel size.");
     v("pp", pp, "Pipeline-parallel size.");
+    v("etp", etp, "Expert-tensor-parallel size: ranks of tp that split each expert; 0: tp.");
+    v("ep", ep, "Expert-parallel size: ranks of tp / etp that divide the experts; 0: as many as divide both.");
     v("threads_per_rank", threads_per_rank, "OpenMP threads per rank; 0: cores / ranks.", config::RanksMayDiffer());
     v("timeout_s", timeout_s, "Seconds after which a rank stops waiting for others, and names them.");
     v("device", device, "Device that computes.", config::Common(), config::Choices({"cpu", "cuda"}));
