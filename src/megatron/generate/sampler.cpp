@@ -23,20 +23,6 @@ std::vector<std::int64_t> likeliest(std::span<const double> logits, std::size_t 
   return order;
 }
 
-void check(const SamplingOptions& options) {
-  std::string broken;
-  const auto rule = [&](bool holds, const std::string& text, const std::string& got, const char* fix) {
-    if (!holds) broken += (broken.empty() ? "" : "\n") + rule_got_fix(text, got, fix);
-  };
-  // Written so that NaN breaks them.
-  rule(options.temperature >= 0 && std::isfinite(options.temperature), "temperature must be 0 (greedy) or above.",
-       concat(options.temperature), "--temperature 1, or 0");
-  rule(options.top_k >= 0, "top-k must be 0 (all tokens) or above.", concat(options.top_k), "--top-k 0 (the default)");
-  rule(options.top_p > 0 && options.top_p <= 1, "top-p must be above 0 and at most 1.", concat(options.top_p),
-       "--top-p 1 (the default)");
-  if (!broken.empty()) throw ConfigError(broken);
-}
-
 void require_finite(std::span<const double> logits, std::int64_t position) {
   const auto bad = std::find_if_not(logits.begin(), logits.end(), [](double x) { return std::isfinite(x); });
   if (bad == logits.end()) return;

@@ -5,16 +5,9 @@
 #include <span>
 #include <vector>
 
+#include "megatron/generate/sampling_options.h"
+
 namespace megatron::generate {
-
-struct SamplingOptions {
-  double temperature = 1;  ///< divides the logits; 0: the likeliest token (greedy)
-  int top_k = 0;           ///< only the k likeliest tokens; 0: all
-  double top_p = 1;        ///< only the likeliest tokens that together reach this probability (Holtzman et al. 2020)
-};
-
-/// Throws ConfigError, for all violated rules together, unless temperature >= 0, top_k >= 0 and 0 < top_p <= 1.
-void check(const SamplingOptions& options);
 
 /// Throws std::runtime_error "logits are not finite at position …" where one of them is NaN or infinite.
 void require_finite(std::span<const double> logits, std::int64_t position);

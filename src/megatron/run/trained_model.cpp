@@ -4,7 +4,6 @@
 #include <iterator>
 #include <numeric>
 #include <optional>
-#include <tuple>
 
 #include "megatron/base/error.h"
 #include "megatron/base/machine/out_of_memory.h"
@@ -12,6 +11,7 @@
 #include "megatron/checkpoint/weights.h"
 #include "megatron/generate/load.h"
 #include "megatron/interchange/formats.h"
+#include "megatron/interchange/gguf_blocks.h"
 #include "megatron/interchange/hugging_face/companions.h"
 #include "megatron/interchange/hugging_face/hf_config.h"
 #include "megatron/interchange/import.h"
@@ -27,8 +27,6 @@
 
 namespace megatron::run {
 namespace {
-
-constexpr int kMaxRanks = 1 << 15;
 
 /// The tokenizer of the model in `folder`: the one beside its weights, else the one that `recipe`, which its run has
 /// saved, names. Throws ConfigError that begins with `job` where there is none.
@@ -76,26 +74,6 @@ std::string experts_error(const config::RunConfig& config, const char* job) {
   return rule_got_fix(concat(job, ": --ep x --etp must divide --tp, whose ranks hold the experts of each layer."),
                       concat("ep ", ep, ", etp ", etp, ", tp ", tp),
                       tp % ep == 0 ? concat("--etp ", std::gcd(etp, tp / ep)) : "leave --ep and --etp out");
-}
-
-/// Throws ConfigError for numbers of ranks that no job can have.
-void check_ranks(const ModelFlags& flags, const char* job) {
-  for (const auto& [name, size, least] : {std::tuple{"tp", flags.tp, 1},
-                                          {"pp", flags.pp, 1},
-                                          {"dp", flags.dp, 0},
-                                          {"etp", flags.etp, 0},
-                                          {"ep", flags.ep, 0},
-                                          {"world-size", flags.world_size, 0}})
-    if (size < least || size > kMaxRanks)
-      throw ConfigError(rule_got_fix(concat(job, ": --", name, " must be ", least, " to ", kMaxRanks, "."),
-                                     concat(size), concat("--", name, " ", least)));
-}
-
-/// Throws ConfigError for flags that no job can have.
-void check(const ModelFlags& flags, const char* job) {
-  if (flags.load.empty())
-    throw ConfigError(rule_got_fix(concat(job, ": --load must name a trained model."), "none", "--load FOLDER"));
-  check_ranks(flags, job);
 }
 
 Described describe(const ModelFlags& flags, const char* job) {
@@ -219,7 +197,7 @@ void check_blocks(const ModelFlags& flags, const plan::ResolvedRun& run, const c
 }  // namespace
 
 TrainedModel open_trained_model(const ModelFlags& flags, const char* job, interchange::Writes writes) {
-  check(flags, job);
+  check_model_flags(flags, job);
   interchange::check_writes(flags.load, job, writes);
   auto [config, tokenizer, trained_here] = describe(flags, job);
   config.train.micro_batch_size = 1;
@@ -251,7 +229,7 @@ TrainedModel open_drawn_model(const ModelFlags& flags, const config::RunConfig& 
 }
 
 TrainedModel open_task_model(const ModelFlags& flags, const char* job, const TaskModelOptions& task) {
-  check(flags, job);
+  check_model_flags(flags, job);
   auto [config, tokenizer, trained_here] = describe(flags, job);
   if (task.seq_length > 0)
     config.data.seq_length = task.seq_length;

@@ -10,57 +10,17 @@
 #include "megatron/comm/agreement.h"
 #include "megatron/comm/group.h"
 #include "megatron/config/options.h"
-#include "megatron/interchange/gguf_blocks.h"
 #include "megatron/interchange/import.h"
 #include "megatron/model/transformer_stage.h"
 #include "megatron/parallel/context.h"
 #include "megatron/parallel/parameter.h"
 #include "megatron/plan/cost/memory_fit.h"
 #include "megatron/plan/rules.h"
+#include "megatron/run/model_flags.h"
 #include "megatron/text/tokenizer.h"
 
 // A model that was trained somewhere, for the jobs that only compute forward with it.
 namespace megatron::run {
-
-/// ModelFlags::weights.
-inline constexpr const char* kFullWeights = "full";
-
-/// Which model, and the ranks to compute it on.
-struct ModelFlags {
-  std::string load;
-  std::string tokenizer;
-  std::string dtype;
-  std::string weights = kFullWeights;
-  int world_size = 0, tp = 1, pp = 1;
-  int dp = 1;   ///< 0: what world_size leaves
-  int etp = 0;  ///< ranks of tp that split an expert; 0: all
-  int ep = 0;   ///< ranks of tp / etp that divide the experts; 0: as many as can
-  int threads_per_rank = 0;
-  double timeout_s = 600;
-  std::string device = "cpu";
-
-  void visit(auto& v) {
-    v("load", load, "Folder of a trained run or checkpoint, a Hugging Face folder, or a GGUF file.", config::Required(),
-      config::Common());
-    v("tokenizer", tokenizer, "Tokenizer folder or file; empty: the run's or the folder's.", config::Common());
-    v("dtype", dtype, "Data type of the weights; empty: the run's, fp32 for a Hugging Face folder.", config::Common(),
-      config::Choices({"fp32", "bf16", "fp16", "fp64"}));
-    v("weights", weights,
-      "How matrices are held: full, as --dtype says; or in blocks of 32 numbers with a scale, whose products are of "
-      "integers (a GPT without experts, on the CPU): q8_0, in 8 bits; q4_1, in 4, with a least value; q4_0, in 4.",
-      config::Common(),
-      config::Choices({kFullWeights, interchange::kBlockTypes[0].first, interchange::kBlockTypes[1].first,
-                       interchange::kBlockTypes[2].first}));
-    v("world_size", world_size, "Ranks; 0: as many as the layout asks for.");
-    v("tp", tp, "Tensor-parallel size.");
-    v("pp", pp, "Pipeline-parallel size.");
-    v("etp", etp, "Expert-tensor-parallel size: ranks of tp that split each expert; 0: tp.");
-    v("ep", ep, "Expert-parallel size: ranks of tp / etp that divide the experts; 0: as many as divide both.");
-    v("threads_per_rank", threads_per_rank, "OpenMP threads per rank; 0: cores / ranks.", config::RanksMayDiffer());
-    v("timeout_s", timeout_s, "Seconds after which a rank stops waiting for others, and names them.");
-    v("device", device, "Device that computes.", config::Common(), config::Choices({"cpu", "cuda"}));
-  }
-};
 
 struct TrainedModel {
   std::string folder;  ///< of its weights; empty: load_rank() draws them
