@@ -8,14 +8,18 @@
 #include <cstdlib>
 #include <exception>
 #include <filesystem>
+#include <iterator>
+#include <sstream>
 #include <stdexcept>
 #include <system_error>
+#include <utility>
 
 #include "app/job_help.h"
 #include "app/print.h"
 #include "megatron/base/error.h"
 #include "megatron/base/files/mapped_faults.h"
 #include "megatron/base/files/write_error.h"
+#include "megatron/base/machine/launcher.h"
 #include "megatron/base/machine/out_of_memory.h"
 #include "megatron/base/text/nearest.h"
 #include "megatron/base/text/printable.h"
@@ -25,14 +29,14 @@ namespace megatron::app {
 
 namespace {
 
+/// The job `name` ("megatron eval loss").
 int run_or_help(const std::string& name, const Job& job, const Args& args) {
   try {
-    if (job.run == nullptr) {
-      Args words = {job.name};
-      words.insert(words.end(), args.begin(), args.end());
-      return run_with_libtorch(words);
-    }
-    return job.run(args);
+    if (job.run != nullptr) return job.run(args);
+    std::istringstream words(name);
+    Args names{std::istream_iterator<std::string>(words), {}};
+    names.erase(names.begin());
+    return run_with_libtorch(std::move(names), args, job.check);
   } catch (const config::HelpRequested& help) {
     print_text(help.what() + help_ending(name));
     return kDone;
@@ -89,6 +93,12 @@ int run_with_libtorch(const Args& words) {
   }
   throw std::runtime_error(rule_got_fix("megatron needs megatron-torch, the part of it that computes.", tried,
                                         "make build, or install the whole package again"));
+}
+
+int run_with_libtorch(Args names, const Args& args, Check check) {
+  if (check != nullptr && !launcher_of(process_environment())) check(args);
+  names.insert(names.end(), args.begin(), args.end());
+  run_with_libtorch(names);
 }
 
 void run_program(const std::vector<Job>& jobs, int argc, char** argv) {

@@ -13,6 +13,7 @@
 #include <thread>
 
 #include "app/bench/bench.h"
+#include "app/bench/bench_options.h"
 #include "app/json_line.h"
 #include "app/print.h"
 #include "megatron/base/error.h"
@@ -32,27 +33,6 @@ namespace {
 
 namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
-
-struct Options {
-  std::string recipe = "configs/gpt2_124m.toml";
-  std::string folder;
-  int load_tp = 2;
-  int repeats = 3;
-  std::vector<std::int64_t> streams = {1, 2, 4, 8};
-  std::int64_t steps = 0;
-  bool json = false;
-
-  void visit(auto& v) {
-    v("recipe", recipe, "Model whose weights and two moments are saved, in fp32.");
-    v("folder", folder, "Folder on the disk to measure; empty: the system's temporary folder.");
-    v("load_tp", load_tp, "Ranks, one thread each, that load the checkpoint split by rows and columns.");
-    v("repeats", repeats, "Rounds, of which the median counts.");
-    v("streams", streams,
-      "Stream counts with which the disk itself is read and written; the fastest is its bandwidth.");
-    v("steps", steps, "Training steps (1 x seq_length tokens) with and without a save under way; 0: none.");
-    v("json", json, "Print one JSON object on stdout.");
-  }
-};
 
 /// The resident set's anonymous part, which the system's file cache is none of.
 double anonymous_mb() {
@@ -192,7 +172,7 @@ Loading load_split(const fs::path& folder, const std::vector<std::vector<checkpo
   return {seconds, peak.stop() - before};
 }
 
-Json measure_disk(const Options& options, const plan::ModelShape& shape, const fs::path& folder) {
+Json measure_disk(const BenchCheckpointOptions& options, const plan::ModelShape& shape, const fs::path& folder) {
   const auto state = state_of(shape, 1, 0, 1.0);
   std::int64_t bytes = 0;
   for (const auto& tensor : state) bytes += static_cast<std::int64_t>(tensor.data.nbytes());
@@ -247,7 +227,7 @@ Json measure_disk(const Options& options, const plan::ModelShape& shape, const f
 }
 
 /// Steps in turns, with a save that begins before and without; what a save stops training for, as a share of a step.
-Json measure_stall(const Options& options, const plan::ResolvedRun& run, const fs::path& folder) {
+Json measure_stall(const BenchCheckpointOptions& options, const plan::ResolvedRun& run, const fs::path& folder) {
   train::Engine engine(run, {}, at::kCPU);
   checkpoint::Saver saver(folder / "while_training", {}, {.keep = {.last = 1}, .asynchronous = true});
   double stalled = 0;
@@ -290,26 +270,7 @@ Json measure_stall(const Options& options, const plan::ResolvedRun& run, const f
 }  // namespace
 
 int bench_checkpoint(const Args& args) {
-  Options options;
-  const auto words = config::parse_command_line(options, args, "megatron bench checkpoint [OPTION]…");
-  if (!words.empty())
-    throw ConfigError(rule_got_fix("this job takes options alone.", words[0], concat("leave '", words[0], "' out")));
-  if (options.repeats < 1 || options.steps < 0 || options.load_tp < 1)
-    throw ConfigError(rule_got_fix("--repeats and --load-tp must be 1 or more, --steps 0 or more.",
-                                   concat(options.repeats, ", ", options.load_tp, ", ", options.steps),
-                                   "--repeats 1 --load-tp 1 --steps 0"));
-  std::string streams;
-  for (const std::int64_t number : options.streams) streams += concat(streams.empty() ? "" : " ", number);
-  const auto fits = [](std::int64_t number) { return number >= 1 && number <= 256; };
-  if (options.streams.empty() || !std::ranges::all_of(options.streams, fits))
-    throw ConfigError(rule_got_fix("--streams must list numbers from 1 to 256.", streams, "--streams 1 2 4 8"));
-  config::RunConfig config;
-  config::read_toml(config::fields_of(config), read_file(options.recipe), options.recipe);
-  config.train.global_batch_size = config.train.micro_batch_size = 1;
-  config.schedule = {};
-  config.data.data_path = {};
-  const plan::ResolvedRun run = plan::resolve(config, {.flags = {{"", ""}}});  // no option is of the network
-  plan::model_parameters(run.shape, options.load_tp, 0);  // an error where the model does not divide
+  const auto [options, run] = bench_checkpoint_command(args);
   run::check_memory(run, std::nullopt, plan::Holding::Training, {.fix = "a smaller --recipe"});
   kernels::install_caching_allocator();
   const fs::path parent = options.folder.empty() ? fs::temp_directory_path() : fs::path(options.folder);

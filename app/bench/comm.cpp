@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "app/bench/bench.h"
+#include "app/bench/bench_options.h"
 #include "app/print.h"
 #include "megatron/base/error.h"
 #include "megatron/comm/processes/gloo_backend.h"
@@ -17,20 +18,6 @@ namespace {
 
 using nlohmann::json;
 using Clock = std::chrono::steady_clock;
-
-struct Options {
-  int ranks = 2;
-  std::vector<std::int64_t> sizes = {64 << 10, 3 << 20, 64 << 20};
-  int repeats = 21;
-  bool json = false;
-
-  void visit(auto& v) {
-    v("ranks", ranks, "Ranks, each a thread of this process.");
-    v("sizes", sizes, "Bytes of the all-reduced float tensor.");
-    v("repeats", repeats, "Timed rounds; the median counts.");
-    v("json", json, "Print one JSON object on stdout.");
-  }
-};
 
 struct Timing {
   double median_us = 0, p90_us = 0;
@@ -52,7 +39,7 @@ Timing time_all_reduce(const comm::Group& group, std::int64_t bytes, int repeats
   return {us[us.size() / 2], us[us.size() * 9 / 10]};
 }
 
-json timings(const Options& options, bool gloo) {
+json timings(const BenchCommOptions& options, bool gloo) {
   json rows = json::array();
   const auto body = [&](comm::Group group) {
     for (const std::int64_t bytes : options.sizes) {
@@ -73,23 +60,7 @@ json timings(const Options& options, bool gloo) {
 }  // namespace
 
 int bench_comm(const Args& args) {
-  Options options;
-  const auto rest = config::parse_command_line(options, args, "megatron bench comm [OPTION]…");
-  if (!rest.empty())
-    throw ConfigError(rule_got_fix("bench comm takes options alone.", rest[0], concat("leave '", rest[0], "' out")));
-  const bool sizes_fit = std::all_of(options.sizes.begin(), options.sizes.end(), [](std::int64_t bytes) {
-    return bytes >= 4 && bytes % 4 == 0 && bytes <= (std::int64_t{1} << 32);
-  });
-  if (!sizes_fit) {
-    std::string sizes;
-    for (const std::int64_t bytes : options.sizes) sizes += concat(sizes.empty() ? "" : ",", bytes);
-    throw ConfigError(
-        rule_got_fix("--sizes must be multiples of 4 bytes, from 4 bytes to 4 GiB.", sizes, "--sizes 4096,1048576"));
-  }
-  if (options.ranks < 2 || options.ranks > 64 || options.repeats < 1)
-    throw ConfigError(rule_got_fix("bench comm needs 2 to 64 ranks and a repeat.",
-                                   concat(options.ranks, " ranks, ", options.repeats, " repeats"),
-                                   "--ranks 2 --repeats 1"));
+  const BenchCommOptions options = bench_comm_options(args);
   json rows = timings(options, false);
   for (json& row : timings(options, true)) rows.push_back(std::move(row));
   if (options.json) {

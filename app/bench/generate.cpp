@@ -12,6 +12,7 @@
 #include <span>
 
 #include "app/bench/bench.h"
+#include "app/bench/bench_options.h"
 #include "app/json_line.h"
 #include "app/print.h"
 #include "megatron/base/error.h"
@@ -30,30 +31,6 @@
 
 namespace megatron::app {
 namespace {
-
-constexpr const char* kUsage =
-    "megatron bench generate --load DIR | --model RECIPE [OPTION]…\n\n"
-    "Tokens/s of greedy writing, one token after the other, and of reading a prompt, with the model in DIR, or a "
-    "recipe's\n"
-    "whose weights are drawn. The bound is how often a second the weights could be read: each token needs all of them\n"
-    "once. On a CPU at the rate at which it reads memory, on a GPU at that at which it copies its own.";
-
-struct Options : run::ModelFlags {
-  std::string model;
-  std::int64_t prompt_tokens = 16, new_tokens = 128, prefill_tokens = 1024, repeats = 3;
-  bool json = false;
-
-  void visit(auto& v) {
-    run::ModelFlags::visit(v);
-    v("model", model,
-      "Instead of --load, a recipe: a path, or the name of a file in configs/ without .toml. Weights are drawn.");
-    v("prompt_tokens", prompt_tokens, "Prompt length in tokens.");
-    v("new_tokens", new_tokens, "Tokens to generate.");
-    v("prefill_tokens", prefill_tokens, "Prompt length in tokens whose prefill is measured.");
-    v("repeats", repeats, "Timed rounds; the median counts.");
-    v("json", json, "Print one JSON object on stdout.");
-  }
-};
 
 /// Bytes a second at which the rank's threads read memory: the best of a few sums over 512 MB and of as many products
 /// with a vector, which ask for lines ahead.
@@ -104,7 +81,8 @@ struct Figures {
   bool graph = false;  ///< whether a token was one graph
 };
 
-Figures measure(const Options& options, const run::TrainedModel& trained, const comm::Group& world, at::Device device) {
+Figures measure(const BenchGenerateOptions& options, const run::TrainedModel& trained, const comm::Group& world,
+                at::Device device) {
   Figures figures;
   const Stopwatch loading;
   const run::RankModel rank = run::load_rank(trained, world, device, trained.run.shape.max_positions);
@@ -144,7 +122,7 @@ Figures measure(const Options& options, const run::TrainedModel& trained, const 
   return figures;
 }
 
-void report(const Options& options, const run::TrainedModel& trained, const Figures& figures) {
+void report(const BenchGenerateOptions& options, const run::TrainedModel& trained, const Figures& figures) {
   const double tokens_per_s = static_cast<double>(options.new_tokens) / median(figures.decode_s);
   nlohmann::ordered_json fields{
       {"tokens_per_s", tokens_per_s},
@@ -168,10 +146,7 @@ void report(const Options& options, const run::TrainedModel& trained, const Figu
   for (const auto& [name, value] : fields.items()) print("{:22} {}\n", name, value.dump());
 }
 
-run::TrainedModel opened(const Options& options) {
-  if (options.model.empty() && options.load.empty())
-    throw ConfigError(rule_got_fix("bench generate: --load must name a trained model, or --model a recipe.", "neither",
-                                   "--model smollm2_135m"));
+run::TrainedModel opened(const BenchGenerateOptions& options) {
   if (options.model.empty()) return run::open_trained_model(options, "bench generate");
   config::RunConfig recipe;
   config::load_toml(recipe, config_file(options.model, "configs", "--model"));
@@ -181,20 +156,9 @@ run::TrainedModel opened(const Options& options) {
 }  // namespace
 
 int bench_generate(const Args& args) {
-  Options options;
-  const auto rest = config::parse_command_line(options, args, kUsage);
-  if (!rest.empty())
-    throw ConfigError(
-        rule_got_fix("bench generate takes options alone.", rest[0], concat("leave '", rest[0], "' out")));
+  const BenchGenerateOptions options = bench_generate_options(args);
   const run::TrainedModel trained = opened(options);
   const std::int64_t context = trained.run.shape.max_positions;
-  for (const auto& [flag, value] : {std::pair<const char*, std::int64_t>{"--prompt-tokens", options.prompt_tokens},
-                                    {"--new-tokens", options.new_tokens},
-                                    {"--prefill-tokens", options.prefill_tokens},
-                                    {"--repeats", options.repeats}})
-    if (value < 1)
-      throw ConfigError(
-          rule_got_fix(concat("bench generate: ", flag, " must be 1 or above."), concat(value), concat(flag, " 1")));
   if (options.prompt_tokens + options.new_tokens > context || options.prefill_tokens > context)
     throw ConfigError(rule_got_fix(concat("bench generate: texts must fit into the model's context of ", context, "."),
                                    concat(std::max(options.prompt_tokens + options.new_tokens, options.prefill_tokens)),

@@ -7,6 +7,7 @@
 #include <functional>
 
 #include "app/bench/bench.h"
+#include "app/bench/bench_options.h"
 #include "app/json_line.h"
 #include "app/print.h"
 #include "megatron/base/error.h"
@@ -28,19 +29,6 @@ namespace {
 
 constexpr int kRepeats = 7;
 constexpr std::int64_t kLarge = 1536, kThin = 64;
-
-struct Options {
-  std::string output;
-  int ranks = 0;
-  bool json = false;
-
-  void visit(auto& v) {
-    v("output", output, "TOML file to write, for plan --search and train --layout auto; empty: only print.",
-      config::Common(), config::Example{"this_machine.toml"});
-    v("ranks", ranks, "Ranks that share this machine, each a thread; 0: one for each core.", config::Common());
-    v("json", json, "Print one JSON object on stdout.");
-  }
-};
 
 /// Median seconds from all ranks' beginning to the end of the last. Collective.
 double median_s(const comm::Group& world, const std::function<void()>& work) {
@@ -148,14 +136,7 @@ plan::Hardware measure(const comm::Group& world) {
 }  // namespace
 
 int bench_hardware(const Args& args) {
-  Options options;
-  const auto rest =
-      config::parse_command_line(options, args, "megatron bench hardware --output this_machine.toml [OPTION]…");
-  if (!rest.empty())
-    throw ConfigError(
-        rule_got_fix("bench hardware takes options alone.", rest[0], concat("leave '", rest[0], "' out")));
-  if (options.ranks < 0 || options.ranks > 64)
-    throw ConfigError(rule_got_fix("--ranks must be 1 to 64, or 0.", concat(options.ranks), "--ranks 2"));
+  const BenchHardwareOptions options = bench_hardware_options(args);
   plan::Hardware hardware;
   comm::run_ranks(options.ranks > 0 ? options.ranks : std::min(usable_cores(), 64), [&](const comm::Group& world) {
     const plan::Hardware measured = measure(world);

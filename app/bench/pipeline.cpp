@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "app/bench/bench.h"
+#include "app/bench/pipeline_options.h"
 #include "app/json_line.h"
 #include "app/print.h"
 #include "megatron/base/error.h"
@@ -26,29 +27,6 @@ namespace {
 using Json = nlohmann::ordered_json;
 using schedule::Timeline;
 
-constexpr const char* kUsage =
-    "megatron bench pipeline RECIPE.toml [--schedules 1f1b zb-h1] [--steps N] [--rounds N] [OPTION]…\n\n"
-    "Predicts the time of each schedule's step on this machine and then measures it: the mean times of each stage's\n"
-    "operations in a first set of runs, on synthetic data, go into a simulation, whose result is printed before the\n"
-    "runs start that it is compared with. Compares the schedules with the first of them.";
-
-struct PipelineOptions {
-  config::RunConfig run;
-  std::vector<std::string> schedules = {"1f1b", "zb-h1"};
-  std::int64_t steps = 6, warmup = 2, rounds = 3;
-  bool as_json = false;
-  void visit(auto& v) {
-    v("schedules", schedules,
-      "Schedules to run (" + schedule::schedule_names() + ", auto, or files), the first to compare the others with.",
-      config::Common());
-    v("steps", steps, "Steps per schedule in each round.", config::Common());
-    v("warmup", warmup, "Warm-up steps before them.", config::Common());
-    v("rounds", rounds, "Rounds over all schedules, so that a busy machine slows each of them.", config::Common());
-    v("json", as_json, "Print one JSON object on stdout.", config::Common());
-    run.visit(v);
-  }
-};
-
 template <class Of>
 double median_of(const std::vector<Timeline>& steps, const Of& of) {
   std::vector<double> values;
@@ -56,7 +34,7 @@ double median_of(const std::vector<Timeline>& steps, const Of& of) {
   return median(values);
 }
 
-std::vector<Timeline> measure(const plan::ResolvedRun& run, const PipelineOptions& options, comm::Group world,
+std::vector<Timeline> measure(const plan::ResolvedRun& run, const BenchPipelineOptions& options, comm::Group world,
                               at::Device device) {
   train::Engine engine(run, std::move(world), device);
   std::vector<Timeline> timelines;
@@ -70,41 +48,13 @@ std::vector<Timeline> measure(const plan::ResolvedRun& run, const PipelineOption
 }
 
 /// Appends the steps of each run to `steps`, round after round; the first rank alone. Every rank of `world` calls it.
-void run_rounds(const std::vector<plan::ResolvedRun>& runs, const PipelineOptions& options, const comm::Group& world,
-                at::Device device, std::vector<std::vector<Timeline>>& steps) {
+void run_rounds(const std::vector<plan::ResolvedRun>& runs, const BenchPipelineOptions& options,
+                const comm::Group& world, at::Device device, std::vector<std::vector<Timeline>>& steps) {
   for (std::int64_t round = 0; round < options.rounds; ++round)
     for (std::size_t i = 0; i < runs.size(); ++i) {
       auto measured = measure(runs[i], options, world, device);
       if (world.rank() == 0) std::move(measured.begin(), measured.end(), std::back_inserter(steps[i]));
     }
-}
-
-std::vector<plan::ResolvedRun> resolve(const PipelineOptions& options, const std::optional<comm::LaunchedRank>& place) {
-  constexpr std::int64_t kMax = 1'000'000;
-  if (options.steps < 1 || options.steps > kMax || options.warmup < 0 || options.warmup > kMax || options.rounds < 1 ||
-      options.schedules.empty())
-    throw ConfigError(rule_got_fix(
-        "--steps and --rounds must be at least 1, --warmup 0, steps at most 1000000, and --schedules name one.",
-        concat(options.steps, ", ", options.rounds, ", ", options.warmup, ", ", options.schedules.size(), " schedules"),
-        "--steps 1 --warmup 0 --rounds 1 --schedules 1f1b"));
-  std::vector<plan::ResolvedRun> runs;
-  for (const std::string& name : options.schedules) {
-    if (!schedule::is_name(name) && !recipe::read_schedule_file(name))
-      throw ConfigError(rule_got_fix("--schedules must name pipeline schedules, or files of them.", "'" + name + "'",
-                                     "--schedules 1f1b zb-h1 (the default)"));
-    const auto complete = [&](config::RunConfig& config) {
-      config.parallel.pp_schedule = name;
-      for (const schedule::ScheduleInfo& info : schedule::schedules())
-        if (name == info.name && info.min_chunks == info.max_chunks) config.parallel.vpp = info.min_chunks;
-      config.log.trace = "measured.json";  // the first pipeline measures its steps; nothing is written here
-      config.train.train_iters = options.warmup + options.steps;
-    };
-    config::RunConfig config = options.run;
-    complete(config);
-    const plan::Facts facts{.launched_world_size = place ? place->world_size : 0, .complete = complete};
-    runs.push_back(recipe::resolve_with_tokenizer(config, facts).run);
-  }
-  return runs;
 }
 
 /// The mean of each operation's cost over all steps.
@@ -191,10 +141,8 @@ void print_table(const Json& json) {
 }  // namespace
 
 int bench_pipeline(const Args& args) {
-  PipelineOptions options;
   const auto place = comm::place_from(comm::process_environment());
-  std::vector<plan::ResolvedRun> runs;
-  config::parse_recipe_command(options, &PipelineOptions::run, args, kUsage, [&] { runs = resolve(options, place); });
+  const auto [options, runs] = bench_pipeline_command(args);
   for (const plan::ResolvedRun& run : runs) run::check_memory(run, place, plan::Holding::Training);
   kernels::install_caching_allocator();
   std::vector<std::vector<Timeline>> timed(runs.size()), steps(runs.size());  // of the first rank alone

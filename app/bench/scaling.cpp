@@ -1,15 +1,13 @@
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <cstdio>
-#include <filesystem>
 #include <iterator>
 #include <nlohmann/json.hpp>
 #include <optional>
 
 #include "app/bench/bench.h"
+#include "app/bench/scaling_options.h"
 #include "app/bench/timed_steps.h"
-#include "app/flags.h"
 #include "app/json_line.h"
 #include "app/print.h"
 #include "megatron/base/error.h"
@@ -17,206 +15,18 @@
 #include "megatron/base/machine/cores.h"
 #include "megatron/base/progress.h"
 #include "megatron/charts/bar_chart.h"
-#include "megatron/config/options.h"
 #include "megatron/kernels/runtime.h"
 #include "megatron/plan/cost/counts.h"
-#include "megatron/plan/pipeline_plan.h"
 #include "megatron/run/memory_check.h"
 #include "megatron/run/ranks.h"
 #include "megatron/study/scaling.h"
 #include "megatron/train/engine.h"
 
-// The scaling study of the 2019 paper: predicted for hardware that need not be here, or measured in small.
+// The scaling study of the 2019 paper, measured in small.
 namespace megatron::app {
 namespace {
 
 using Json = nlohmann::ordered_json;
-
-constexpr const char* kUsage =
-    "megatron bench scaling [--hardware NAME] [--recipes NAME…] [--svg FILE] [--json]\n"
-    "megatron bench scaling --measured [--steps N] [--most-ranks 4] [--svg FILE] [--json]\n\n"
-    "Weak scaling (table 1, figure 5), attention heads (table 7) and strong scaling (table 8) of Shoeybi et al. 2019.\n"
-    "Predicted by the cost model for a cluster that a file in configs/hardware describes, on dgx2h with what the "
-    "paper\n"
-    "measured there; with --recipes for these runs instead. Or measured on this machine's cores with small models.";
-
-struct PredictOptions {
-  std::string hardware = "dgx2h";
-  std::vector<std::string> recipes;
-  int world_size = 0;
-  std::string dtype = "bf16";
-
-  void visit(auto& v) {
-    v("hardware", hardware, "Cluster: a path, or the name of a file in configs/hardware/ without .toml.", "hardware");
-    v("recipes", recipes,
-      "Recipes to predict: paths, or names of files in configs/ without .toml. One that leaves its vocabulary to a "
-      "tokenizer has GPT-2's, 50257.",
-      "recipes");
-    v("world_size", world_size, "Ranks per recipe; 0: the recipe's.", "world-size");
-    v("dtype", dtype, "Data type of each recipe's parameters and activations.", "dtype",
-      config::Choices({"fp32", "fp64", "bf16", "fp16"}));
-  }
-};
-
-struct MeasureOptions {
-  bool measured = false;
-  int most_ranks = 4;
-  std::int64_t steps = 3, warmup = 1, rounds = 2, width = 256, seq_length = 128, samples = 4;
-
-  void visit(auto& v) {
-    v("measured", measured, "Train small models on this machine, one thread per rank.", "measured");
-    v("most_ranks", most_ranks, "Maximum number of ranks: 1, 2 or 4.", "most-ranks");
-    v("steps", steps, "Timed steps per round.", "steps");
-    v("warmup", warmup, "Warm-up steps before them.", "warmup");
-    v("rounds", rounds, "Rounds over all runs, so that a busy machine slows each of them.", "rounds");
-    v("width", width, "Hidden size of the model on one rank, a multiple of 16; others are 5/4 and 3/2 of it.", "width");
-    v("seq_length", seq_length, "Tokens per sample.", "seq-length");
-    v("samples", samples, "Samples per step and model copy.", "samples");
-  }
-};
-
-struct OutputOptions {
-  bool json = false;
-  std::string svg;
-
-  void visit(auto& v) {
-    v("json", json, "Print one JSON object on stdout instead of tables.", "json");
-    v("svg", svg, "SVG file to draw the figures into.", "svg");
-  }
-};
-
-struct Options {
-  PredictOptions predict;
-  MeasureOptions measure;
-  OutputOptions output;
-
-  void visit(auto& v) {
-    v("predict", predict, "Prediction by the cost model.");
-    v("measure", measure, "Measurement on this machine.");
-    v("output", output, "What is written.");
-  }
-};
-
-constexpr const char* kDoesNotFit =
-    "\nWhat does not fit takes no time: give it more ranks (--world-size, or parallel.tp and pp in the recipe), "
-    "train.recompute\nfull, or optimizer.use_distributed_optimizer.\n";
-
-Json cost_json(const plan::StepCost& cost) {
-  Json parts;
-  for (const auto& [name, seconds] : cost.parts.named()) parts[name] = 1e3 * seconds;
-  return {{"step_ms", 1e3 * cost.step_s},          {"parts_ms", parts},
-          {"computed_flops", cost.computed_flops}, {"model_flops", cost.model_flops},
-          {"rank_tflops", cost.rank_tflops},       {"utilization", cost.utilization}};
-}
-
-Json fit_json(const study::Fit& memory) {
-  return {{"memory_bytes", memory.bytes}, {"capacity_bytes", memory.capacity}, {"fits", memory.fits()}};
-}
-
-Json row_json(const study::PredictedRow& row, bool compare) {
-  static constexpr std::array<const char*, 4> kUnits = {"TFLOP/s per rank", "percent", "times", "days"};
-  const study::PaperRow& paper = row.paper;
-  Json json{{"table", paper.table},
-            {"run", paper.label},
-            {"num_layers", paper.num_layers},
-            {"hidden_size", paper.hidden},
-            {"num_attention_heads", paper.heads},
-            {"tp", paper.tp},
-            {"dp", paper.dp},
-            {"unit", kUnits[static_cast<std::size_t>(paper.figure)]}};
-  if (compare) json["published"] = paper.published;
-  json.update(fit_json(row.memory));
-  if (!row.memory.fits()) return json;
-  json["predicted"] = row.predicted;
-  if (compare) {
-    json["deviation"] = row.deviation();
-    json["relative_deviation"] = row.deviation() / paper.published;
-    if (row.has_goal()) json["meets_goal"] = row.meets_goal();
-  }
-  json.update(cost_json(row.cost));
-  return json;
-}
-
-int predict_study(const Options& options, const plan::Hardware& hardware) {
-  const bool compare = hardware.name == study::kPaperHardware;
-  const std::vector<study::PredictedRow> rows = study::predict_paper(hardware);
-  if (!options.output.svg.empty()) write_file(options.output.svg, study::scaling_svg(rows, hardware, compare));
-  if (options.output.json) {
-    Json json{{"hardware", hardware.name}};
-    if (compare) json["meets_goals"] = study::meets_goals(rows);
-    for (const study::PredictedRow& row : rows) json["rows"].push_back(row_json(row, compare));
-    print_json(json);
-  } else {
-    print_text(study::scaling_markdown(rows, compare));
-  }
-  return kDone;
-}
-
-struct PredictedRecipe {
-  std::string name;
-  plan::ResolvedRun run;
-  plan::StepCost cost;
-  study::Fit memory;
-};
-
-PredictedRecipe predict_recipe(const std::string& name, const PredictOptions& options, const plan::Hardware& hardware) {
-  config::RunConfig config;
-  config::load_toml(config, config_file(name, "configs", "--recipes"));
-  config.train.dtype = options.dtype;
-  config.parallel.device = "cuda";
-  if (options.world_size > 0) {
-    config.parallel.world_size = options.world_size;
-    config.parallel.dp = 0;
-  }
-  if (config.model.vocab_size == 0) config.model.vocab_size = 50257;  // a recipe that leaves it to its tokenizer
-  plan::ResolvedRun run = plan::resolve(config);
-  const plan::StepCost cost = plan::step_cost(run, hardware);
-  const study::Fit memory = study::fit_of(run, hardware);
-  return {name, std::move(run), cost, memory};
-}
-
-int predict_recipes(const Options& options, const plan::Hardware& hardware) {
-  std::vector<PredictedRecipe> recipes;
-  for (const std::string& name : options.predict.recipes)
-    recipes.push_back(predict_recipe(name, options.predict, hardware));
-  Json json{{"hardware", hardware.name}, {"dtype", options.predict.dtype}};
-  std::string table =
-      "| recipe | ranks | tp | pp | dp | memory of a rank | step s | tokens/s | TFLOP/s per rank | of the peak |\n"
-      "|--|--|--|--|--|--|--|--|--|--|\n";
-  std::vector<std::pair<std::string, plan::StepCost>> steps;
-  charts::BarGroup bars{"model operations, share of the peak", {}};
-  for (const auto& [name, run, cost, memory] : recipes) {
-    const int tp = run.grid.size(plan::Axis::Tp), pp = run.grid.size(plan::Axis::Pp), dp = run.grid.sample_shares();
-    const double tokens_per_s =
-        static_cast<double>(run.config.train.global_batch_size * run.config.data.seq_length) / cost.step_s;
-    Json row{{"recipe", name}, {"ranks", run.grid.world_size()}, {"tp", tp}, {"pp", pp}, {"dp", dp}};
-    row["schedule"] = plan::schedule_text(run);
-    row.update(fit_json(memory));
-    const std::string ranks = concat("| ", name, " | ", run.grid.world_size(), " | ", tp, " | ", pp, " | ", dp, " | ");
-    if (!memory.fits()) {
-      table += concat(ranks, "does not fit: ", memory.text(), " | | | | |\n");
-      bars.clusters.push_back({name, {0}, {"no room"}});
-      json["recipes"].push_back(std::move(row));
-      continue;
-    }
-    row["tokens_per_s"] = tokens_per_s;
-    row.update(cost_json(cost));
-    json["recipes"].push_back(std::move(row));
-    table += formatted("{}{} | {:.3f} | {:.0f} | {:.1f} | {:.1f} % |\n", ranks,
-                       human_bytes(static_cast<double>(memory.bytes)), cost.step_s, tokens_per_s, cost.rank_tflops,
-                       100 * cost.utilization);
-    steps.emplace_back(name, cost);
-    bars.clusters.push_back({name, {100 * cost.utilization}, {concat(std::round(100 * cost.utilization), " %")}});
-  }
-  if (!options.output.svg.empty())
-    write_file(options.output.svg, charts::draw_bars("Predicted on " + hardware.name, {"predicted"}, {bars}));
-  if (options.output.json)
-    print_json(json);
-  else
-    print_text(table + (steps.empty() ? "" : "\n" + study::parts_markdown(steps)) +
-               (steps.size() < recipes.size() ? kDoesNotFit : ""));
-  return kDone;
-}
 
 /// A small run: the numbers of layers and columns keep the parameters of a rank the same over 1, 2 and 4.
 struct SmallRun {
@@ -251,7 +61,7 @@ std::vector<SmallRun> small_runs(int most_ranks, std::int64_t width) {
   return runs;
 }
 
-plan::ResolvedRun resolve_small(const SmallRun& small, const MeasureOptions& options) {
+plan::ResolvedRun resolve_small(const SmallRun& small, const ScalingMeasureOptions& options) {
   config::RunConfig config;
   config.model.num_layers = small.num_layers;
   config.model.hidden_size = small.hidden;
@@ -271,7 +81,7 @@ plan::ResolvedRun resolve_small(const SmallRun& small, const MeasureOptions& opt
 }
 
 /// Seconds of each run's median step. Rounds go over all runs.
-std::vector<double> time_runs(const std::vector<plan::ResolvedRun>& runs, const MeasureOptions& options) {
+std::vector<double> time_runs(const std::vector<plan::ResolvedRun>& runs, const ScalingMeasureOptions& options) {
   std::vector<std::vector<double>> seconds(runs.size());
   const std::int64_t steps = options.warmup + options.steps;
   const auto count = static_cast<std::int64_t>(runs.size());
@@ -299,23 +109,7 @@ constexpr const char* kMeaning =
     "min(n, cores) cores are in use. Where ranks are more than cores they take turns, and what is lost is "
     "communication, smaller products and the turns themselves. Speed-up: against the time of 1 rank.";
 
-void check(const MeasureOptions& options) {
-  const auto need = [](bool ok, const std::string& rule, std::int64_t got) {
-    if (!ok)
-      throw ConfigError(rule_got_fix(rule, concat(got), concat("leave ", rule.substr(0, rule.find(' ')), " out")));
-  };
-  need(options.most_ranks == 1 || options.most_ranks == 2 || options.most_ranks == 4, "--most-ranks must be 1, 2 or 4.",
-       options.most_ranks);
-  need(options.steps >= 1 && options.steps <= 10000, "--steps must be from 1 to 10000.", options.steps);
-  need(options.warmup >= 0 && options.warmup <= 10000, "--warmup must be from 0 to 10000.", options.warmup);
-  need(options.rounds >= 1 && options.rounds <= 1000, "--rounds must be from 1 to 1000.", options.rounds);
-  need(options.width >= 16 && options.width <= 16384 && options.width % 16 == 0,
-       "--width must be a multiple of 16, from 16 to 16384.", options.width);
-  need(options.samples >= 1 && options.samples <= 1024, "--samples must be from 1 to 1024.", options.samples);
-}
-
-int measure(const Options& options) {
-  check(options.measure);
+int measure(const BenchScalingOptions& options) {
   const std::vector<SmallRun> small = small_runs(options.measure.most_ranks, options.measure.width);
   std::vector<plan::ResolvedRun> runs;
   for (const SmallRun& run : small) runs.push_back(resolve_small(run, options.measure));
@@ -362,51 +156,12 @@ int measure(const Options& options) {
   return kDone;
 }
 
-/// Throws ConfigError for options of another of the three figures than the one that is asked for.
-void check_read(const Options& options) {
-  const PredictOptions& predict = options.predict;
-  const MeasureOptions& measure = options.measure;
-  const PredictOptions usual;
-  const MeasureOptions small;
-  if (measure.measured) {
-    for (const auto& [flag, set] : {std::pair{"--recipes", !predict.recipes.empty()},
-                                    {"--hardware", predict.hardware != usual.hardware},
-                                    {"--world-size", predict.world_size != usual.world_size},
-                                    {"--dtype", predict.dtype != usual.dtype}})
-      if (set)
-        throw ConfigError(rule_got_fix(concat("--measured has runs of its own: ", flag, " is for predictions."),
-                                       concat("--measured and ", flag), "leave one of the two out"));
-    return;
-  }
-  refuse_without(predict.world_size != usual.world_size && predict.recipes.empty(), "--world-size", "--recipes");
-  refuse_without(predict.dtype != usual.dtype && predict.recipes.empty(), "--dtype", "--recipes");
-  for (const auto& [flag, set] : {std::pair{"--most-ranks", measure.most_ranks != small.most_ranks},
-                                  {"--steps", measure.steps != small.steps},
-                                  {"--warmup", measure.warmup != small.warmup},
-                                  {"--rounds", measure.rounds != small.rounds},
-                                  {"--width", measure.width != small.width},
-                                  {"--seq-length", measure.seq_length != small.seq_length},
-                                  {"--samples", measure.samples != small.samples}})
-    refuse_without(set, flag, "--measured");
-  if (predict.world_size < 0)
-    throw ConfigError(rule_got_fix("--world-size must be 0 or above.", concat(predict.world_size),
-                                   "--world-size 0, each recipe's own"));
-}
-
 }  // namespace
 
 int bench_scaling(const Args& args) {
-  Options options;
-  no_words(config::parse_command_line(options, args, kUsage));
-  check_read(options);
-  if (!options.output.svg.empty() && !options.output.svg.ends_with(".svg"))
-    throw ConfigError(rule_got_fix("--svg takes a file that ends in .svg.", options.output.svg, "--svg scaling.svg"));
-  if (!options.output.svg.empty()) make_folder(std::filesystem::path(options.output.svg).parent_path());
-  if (options.measure.measured) return measure(options);
-  constexpr std::uint64_t kMaxFile = std::uint64_t{1} << 20;
-  const std::string file = config_file(options.predict.hardware, "configs/hardware", "--hardware");
-  const plan::Hardware hardware = plan::parse_hardware(read_file(file, kMaxFile), file);
-  return options.predict.recipes.empty() ? predict_study(options, hardware) : predict_recipes(options, hardware);
+  const BenchScalingOptions options = bench_scaling_options(args);
+  make_chart_folder(options.output);
+  return measure(options);
 }
 
 }  // namespace megatron::app

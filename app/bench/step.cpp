@@ -16,6 +16,7 @@
 
 #include "app/bench/bench.h"
 #include "app/bench/profile.h"
+#include "app/bench/step_options.h"
 #include "app/bench/timed_steps.h"
 #include "app/json_line.h"
 #include "app/print.h"
@@ -83,136 +84,6 @@ TimedSteps timed_steps(train::Engine& engine, const plan::ResolvedRun& run, std:
 namespace {
 
 using Json = nlohmann::ordered_json;
-
-struct Options {
-  std::string model = "gpt2_124m";
-  std::int64_t micro_batch_size = 1, microbatches = 1, seq_length = 1024;
-  std::int64_t steps = 5, warmup = 2;
-  double dropout = 0;
-  int world_size = 1, tp = 1, cp = 1, pp = 1, vpp = 1, dp = 0, threads_per_rank = 0;
-  bool sp = false;
-  std::string cp_comm_type = "auto", schedule, pp_communication = "overlapped", pp_layout, recompute = "none", trace;
-  std::string launch = "auto", backend = "auto", device = "cpu", dtype = "fp32", kernels = "auto",
-              matmul_precision = "highest";
-  std::int64_t loss_chunk_tokens = 0;
-  bool recompute_gelu = true, deterministic_mode = false;
-  bool profile = false, json = false;
-  std::string svg;
-  config::OptimizerConfig optimizer;
-
-  void visit(auto& v) {
-    v("model", model, "Recipe: a path, or the name of a file in configs/ without .toml.", config::Common());
-    v("micro_batch_size", micro_batch_size, "Samples per rank and microbatch.", config::Common());
-    v("microbatches", microbatches, "Microbatches per step and data-parallel rank.", config::Common());
-    v("seq_length", seq_length, "Tokens per sample.", config::Common());
-    v("steps", steps, "Timed steps.", config::Common());
-    v("warmup", warmup, "Warm-up steps before them.", config::Common());
-    v("dropout", dropout, "Hidden and attention dropout.");
-    v("world_size", world_size, "Ranks.", config::Common());
-    v("tp", tp, "Tensor-parallel size.", config::Common());
-    v("cp", cp, "Context-parallel size.");
-    v("cp_comm_type", cp_comm_type, "How ranks attend to sequences that they share, as parallel.cp_comm_type.",
-      config::Choices({"auto", "allgather", "a2a", "p2p"}));
-    v("pp", pp, "Pipeline-parallel size.", config::Common());
-    v("vpp", vpp, "Pipeline stages per pipeline rank.");
-    v("sp", sp, "Sequence parallelism.");
-    v("schedule", schedule, "Pipeline schedule, as parallel.pp_schedule.");
-    v("pp_communication", pp_communication, "Messages between pipeline stages.",
-      config::Choices({"unbatched", "batched", "overlapped"}));
-    v("pp_layout", pp_layout, "Layers by stage, as parallel.pp_layout.");
-    v("recompute", recompute, "Activations to recompute in the backward pass.",
-      config::Choices({"none", "selective", "full"}));
-    v("trace", trace, "JSON file for the measured timeline of the last step.");
-    v("dp", dp, "Data-parallel size; 0: derived.");
-    v("threads_per_rank", threads_per_rank, "OpenMP threads per rank; 0: cores / ranks.");
-    v("launch", launch, "How ranks are started.", config::Choices({"auto", "threads", "processes"}));
-    v("backend", backend, "Transport of messages between ranks.", config::Choices({"auto", "local", "gloo", "nccl"}));
-    v("device", device, "Device that computes.", config::Common(), config::Choices({"cpu", "cuda"}));
-    v("dtype", dtype, "Data type of parameters and activations.", config::Common(),
-      config::Choices({"fp32", "fp64", "bf16", "fp16"}));
-    v("kernels", kernels, "Instruction set of the kernels; auto: the best that this machine has.",
-      config::Choices({"auto", "amx", "avx512_bf16", "avx512", "avx2", "reference"}));
-    v("matmul_precision", matmul_precision, "float32 matrix products; high needs AMX.", "matmul-precision",
-      config::Choices({"highest", "high"}));
-    v("loss_chunk_tokens", loss_chunk_tokens, "Tokens whose logits are computed at once; 0: 1024, on CUDA 8192.");
-    v("recompute_gelu", recompute_gelu, "Recompute GELU in the backward pass.");
-    v("deterministic_mode", deterministic_mode, "As train.deterministic_mode.");
-    v("profile", profile,
-      "After the timed steps as many again, in which each operator is timed: a table with the FLOPs and bytes of each, "
-      "and what it could take at best on this machine.",
-      config::Common());
-    v("svg", svg, "With --profile: SVG file for a flame chart of the step.", config::Common());
-    v("json", json, "Print one JSON object on stdout.", config::Common());
-    v("optimizer", optimizer, "The recipe's section.");
-  }
-};
-
-plan::ResolvedRun resolve(const Options& options, const std::optional<comm::LaunchedRank>& place) {
-  config::RunConfig config;
-  config::load_toml(config, config_file(options.model, "configs", "--model"));
-  config.model.hidden_dropout = config.model.attention_dropout = options.dropout;
-  config.model.max_position_embeddings = std::max(config.model.max_position_embeddings, options.seq_length);
-  config.data.seq_length = options.seq_length;
-  config.optimizer = options.optimizer;
-  config.parallel.world_size = place ? 0 : options.world_size;
-  config.parallel.tp = options.tp;
-  config.parallel.cp = options.cp;
-  config.parallel.cp_comm_type = options.cp_comm_type;
-  config.parallel.pp = options.pp;
-  config.parallel.vpp = options.vpp;
-  config.parallel.sp = options.sp;
-  config.parallel.pp_schedule = options.schedule;
-  config.parallel.pp_communication = options.pp_communication;
-  config.parallel.pp_layout = options.pp_layout;
-  config.parallel.dp = options.dp;
-  config.parallel.threads_per_rank = options.threads_per_rank;
-  config.parallel.launch = options.launch;
-  config.parallel.backend = options.backend;
-  config.parallel.device = options.device;
-  config.schedule.rampup_batch_size.clear();
-  config.schedule.lr_warmup_samples = 0;
-  config.train.micro_batch_size = options.micro_batch_size;
-  const auto complete = [&](config::RunConfig& changed) {
-    const config::ParallelConfig& parallel = changed.parallel;
-    const int world = place ? place->world_size : parallel.world_size;
-    const int dp =
-        parallel.dp > 0 ? parallel.dp : std::max(1, world / std::max(1, parallel.tp * parallel.cp * parallel.pp));
-    changed.train.global_batch_size = changed.train.micro_batch_size * options.microbatches * dp;
-  };
-  complete(config);
-  config.train.train_iters = options.warmup + options.steps;
-  config.train.dtype = options.dtype;
-  config.train.kernels = options.kernels;
-  config.train.matmul_precision = options.matmul_precision;
-  config.train.loss_chunk_tokens = options.loss_chunk_tokens;
-  config.train.recompute_gelu = options.recompute_gelu;
-  config.train.deterministic_mode = options.deterministic_mode;
-  config.train.recompute = options.recompute;
-  config.log.trace = options.trace;
-  if (config.model.vocab_size == 0) config.model.vocab_size = 4096;  // a recipe that leaves it to its tokenizer
-  constexpr std::int64_t kMaxMicrobatches = 1 << 16;
-  if (options.microbatches < 1 || options.microbatches > kMaxMicrobatches)
-    throw ConfigError(rule_got_fix(concat("--microbatches must be from 1 to ", kMaxMicrobatches, "."),
-                                   concat(options.microbatches), "--microbatches 1 (the default)"));
-  if (options.steps < 1 || options.warmup < 0)
-    throw ConfigError(rule_got_fix("--steps must be at least 1 and --warmup at least 0.",
-                                   concat(options.steps, " and ", options.warmup), "--steps 1 --warmup 0"));
-  std::map<std::string, std::string> flags = {{"optimizer.", ""},
-                                              {"train.micro_batch_size", "micro-batch-size"},
-                                              {"data.seq_length", "seq-length"},
-                                              {"log.trace", "trace"},
-                                              {"parallel.pp_schedule", "schedule"}};
-  for (const char* name : {"world_size", "tp", "cp", "cp_comm_type", "pp", "vpp", "sp", "pp_communication", "pp_layout",
-                           "dp", "threads_per_rank", "launch", "backend", "device"})
-    flags.emplace(concat("parallel.", name), config::normalized(name));
-  for (const char* name : {"dtype", "kernels", "matmul_precision", "loss_chunk_tokens", "recompute_gelu",
-                           "deterministic_mode", "recompute"})
-    flags.emplace(concat("train.", name), config::normalized(name));
-  return plan::resolve(config, {.launched_world_size = place ? place->world_size : 0,
-                                .schedule_file = recipe::read_schedule_file(options.schedule),
-                                .flags = std::move(flags),
-                                .complete = complete});
-}
 
 // Since this process was started, the loading of libraries included: field 22 of /proc/self/stat against the uptime.
 double seconds_since_start() {
@@ -303,7 +174,7 @@ std::vector<double> time_loss_layer(const plan::ResolvedRun& run, const train::E
   return seconds;
 }
 
-Measured measure(const plan::ResolvedRun& run, const Options& options, comm::Group world, at::Device device) {
+Measured measure(const plan::ResolvedRun& run, const BenchStepOptions& options, comm::Group world, at::Device device) {
   train::Engine engine(run, std::move(world), device);
   Measured measured;
   measured.startup_s = seconds_since_start();
@@ -353,7 +224,7 @@ constexpr const char* kBoundHow =
     "are faster, in float32, on as many threads as the ranks have in all, or on one GPU), over step_ms; loss_layer is "
     "timed apart, after the steps, and taken off forward";
 
-Json report(const plan::ResolvedRun& run, const Options& options, const Measured& measured, double peak_gflops,
+Json report(const plan::ResolvedRun& run, const BenchStepOptions& options, const Measured& measured, double peak_gflops,
             int threads) {
   const double step_s = median(measured.timed.step_s);
   const std::int64_t samples = run.config.train.global_batch_size;
@@ -417,18 +288,8 @@ void print_table(const Json& json) {
 }  // namespace
 
 int bench_step(const Args& args) {
-  Options options;
-  const auto rest = config::parse_command_line(options, args, "megatron bench step [OPTION]…");
-  if (!rest.empty())
-    throw ConfigError(
-        rule_got_fix("megatron bench step takes options alone.", rest[0], concat("leave '", rest[0], "' out")));
-  if (options.profile && options.device != "cpu")
-    throw ConfigError(rule_got_fix("--profile is for --device cpu: a GPU works on while its operators return.",
-                                   options.device, "leave --profile out"));
-  if (!options.profile && !options.svg.empty())
-    throw ConfigError(rule_got_fix("--svg is the picture of --profile.", options.svg, "--profile --svg FILE"));
   const auto place = comm::place_from(comm::process_environment());
-  const plan::ResolvedRun run = resolve(options, place);
+  const auto [options, run] = bench_step_command(args);
   run::check_memory(run, place, plan::Holding::Training,
                     {.fix = "a smaller --model, --micro-batch-size or --seq-length"});
   kernels::install_caching_allocator();

@@ -8,8 +8,8 @@
 #include <optional>
 #include <utility>
 
+#include "app/checkpoint/checkpoint_options.h"
 #include "app/checkpoint/interchange.h"
-#include "app/flags.h"
 #include "app/jobs.h"
 #include "megatron/base/error.h"
 #include "megatron/base/text/printable.h"
@@ -19,39 +19,12 @@
 #include "megatron/checkpoint/files/safetensors.h"
 #include "megatron/checkpoint/reader.h"
 #include "megatron/checkpoint/reshard.h"
-#include "megatron/config/options.h"
 #include "megatron/train/resume/run_state.h"
 
 namespace megatron::app {
 namespace {
 
 using nlohmann::json;
-
-struct VerifyOptions {
-  bool as_json = false;
-
-  void visit(auto& v) { v("json", as_json, "Print one JSON object."); }
-};
-
-struct InfoOptions : VerifyOptions {
-  bool tensors = false;
-
-  void visit(auto& v) {
-    VerifyOptions::visit(v);
-    v("tensors", tensors, "List every tensor too (--json always does).");
-  }
-};
-
-/// The options, and the folder that is named.
-template <class Options>
-std::pair<Options, std::string> parse(const Args& args, const std::string& usage) {
-  Options options;
-  const std::vector<std::string> words = config::parse_command_line(options, args, usage);
-  if (words.size() != 1)
-    throw ConfigError(rule_got_fix("checkpoint: one folder must be named: a run's, its checkpoints' or one checkpoint.",
-                                   concat(words.size(), " folders"), command_of(usage)));
-  return {options, words[0]};
-}
 
 json describe(const std::filesystem::path& folder, const checkpoint::Manifest& manifest) {
   std::uint64_t bytes = 0, parameters = 0;
@@ -69,13 +42,13 @@ json describe(const std::filesystem::path& folder, const checkpoint::Manifest& m
 }
 
 int info(const Args& args) {
-  const auto [options, folder] = parse<InfoOptions>(args, "megatron checkpoint info DIR [--tensors] [--json]");
-  const std::filesystem::path found = checkpoint::find_checkpoint(folder);
+  const CheckpointInfoFlags flags = checkpoint_info_flags(args);
+  const std::filesystem::path found = checkpoint::find_checkpoint(flags.folder);
   const checkpoint::Manifest manifest = checkpoint::read_manifest(found);
   const std::vector<std::string> missing = checkpoint::missing_files(found, manifest);
   json about = describe(found, manifest);
   about["problems"] = missing;
-  if (options.as_json) {
+  if (flags.json) {
     print_json(about);
     return missing.empty() ? kDone : kDifference;
   }
@@ -84,7 +57,7 @@ int info(const Args& args) {
         about["files"].dump(), about["tensors"].size());
   for (const auto& [key, value] : about["metadata"].items())
     if (const std::string text = value; text.size() <= 60) print("  {}: {}\n", printable(key), printable(text));
-  if (options.tensors)
+  if (flags.tensors)
     for (const json& tensor : about["tensors"])
       print("  {:4} {:18} {}\n", tensor["dtype"].get<std::string>(), tensor["shape"].dump(),
             printable(tensor["name"].get<std::string>()));
@@ -105,13 +78,13 @@ std::vector<std::string> faults_of_counters(const checkpoint::Verified& verified
 }
 
 int verify(const Args& args) {
-  const auto [options, folder] = parse<VerifyOptions>(args, "megatron checkpoint verify DIR [--json]");
-  checkpoint::find_checkpoint(folder);  // a wrong name is a wrong command, no damage
+  const CheckpointVerifyFlags flags = checkpoint_verify_flags(args);
+  checkpoint::find_checkpoint(flags.folder);  // a wrong name is a wrong command, no damage
   checkpoint::Verified verified;
-  std::vector<std::string> problems = checkpoint::verify(folder, &verified);
+  std::vector<std::string> problems = checkpoint::verify(flags.folder, &verified);
   if (problems.empty()) problems = faults_of_counters(verified);
   const std::filesystem::path& found = verified.folder;
-  if (options.as_json) {
+  if (flags.json) {
     print_json(json({{"folder", found.string()}, {"whole", problems.empty()}, {"problems", problems}}));
   } else {
     for (const std::string& problem : problems) write_line(stdout, problem);
@@ -119,21 +92,6 @@ int verify(const Args& args) {
   }
   return problems.empty() ? kDone : kDifference;
 }
-
-struct ReshardFlags {
-  int files = 1;
-  std::string dtype;
-  bool weights_only = false;
-  bool json = false;
-
-  void visit(auto& v) {
-    v("files", files, "Files that share the rows of each tensor, for instance one per rank.");
-    v("dtype", dtype, "Data type of the weights; empty: as they are.",
-      config::Choices({"fp32", "fp64", "bf16", "fp16"}));
-    v("weights_only", weights_only, "Leave out the optimizer's state.");
-    v("json", json, "Print one JSON object.");
-  }
-};
 
 std::string stored_dtype(const std::string& name) {
   for (const auto& [given, stored] :
@@ -144,18 +102,11 @@ std::string stored_dtype(const std::string& name) {
 }
 
 int reshard(const Args& args) {
-  constexpr const char* kUsage =
-      "megatron checkpoint reshard FROM TO [--files N] [--dtype D] [--weights-only] [--json]";
-  ReshardFlags flags;
-  const auto words = config::parse_command_line(flags, args, kUsage);
-  if (words.size() != 2)
-    throw ConfigError(rule_got_fix("checkpoint reshard: two folders must be named.", concat(words.size()), kUsage));
-  if (flags.files < 1 || flags.files > 99999)
-    throw ConfigError(rule_got_fix("--files must be 1 to 99999.", concat(flags.files), "--files 1 (the default)"));
+  const CheckpointReshardFlags flags = checkpoint_reshard_flags(args);
   const checkpoint::ReshardOptions options{
       .files = flags.files, .dtype = stored_dtype(flags.dtype), .weights_only = flags.weights_only};
   std::filesystem::path made;
-  checkpoint::read_newest(words[0], [&] { made = checkpoint::reshard(words[0], words[1], options); });
+  checkpoint::read_newest(flags.from, [&] { made = checkpoint::reshard(flags.from, flags.to, options); });
   const json about = describe(made, checkpoint::read_manifest(made));
   if (flags.json)
     print_json(about);
@@ -164,27 +115,10 @@ int reshard(const Args& args) {
   return kDone;
 }
 
-struct DiffFlags {
-  double tolerance = 0;
-  bool json = false;
-
-  void visit(auto& v) {
-    v("tolerance", tolerance, "Maximum absolute difference that is not reported.");
-    v("json", json, "Print one JSON object.");
-  }
-};
-
 int diff(const Args& args) {
-  constexpr const char* kUsage = "megatron checkpoint diff FIRST SECOND [--tolerance X] [--json]";
-  DiffFlags flags;
-  const auto words = config::parse_command_line(flags, args, kUsage);
-  if (words.size() != 2)
-    throw ConfigError(rule_got_fix("checkpoint diff: two folders must be named.", concat(words.size()), kUsage));
-  if (!(flags.tolerance >= 0))
-    throw ConfigError(
-        rule_got_fix("--tolerance must be 0 or more.", concat(flags.tolerance), "--tolerance 0 (the default)"));
+  const CheckpointDiffFlags flags = checkpoint_diff_flags(args);
   std::int64_t compared = 0;
-  const auto found = checkpoint::differences(words[0], words[1], flags.tolerance, &compared);
+  const auto found = checkpoint::differences(flags.first, flags.second, flags.tolerance, &compared);
   json list = json::array();
   for (const auto& difference : found) {
     json entry = {{"name", difference.name}};
@@ -215,30 +149,9 @@ int diff(const Args& args) {
   return found.empty() ? kDone : kDifference;
 }
 
-struct PruneFlags {
-  std::int64_t keep_last = 0;
-  std::int64_t keep_every = 0;
-  bool dry_run = false;
-  bool json = false;
-
-  void visit(auto& v) {
-    v("keep_last", keep_last, "Newest checkpoints to keep, 1 or more.", config::Example{"1"}, config::Required());
-    v("keep_every", keep_every, "Also keep checkpoints whose iteration is a multiple of this; 0: no others.");
-    v("dry_run", dry_run, "Only print what would be removed.");
-    v("json", json, "Print one JSON object.");
-  }
-};
-
 int prune(const Args& args) {
-  constexpr const char* kUsage = "megatron checkpoint prune DIR --keep-last K [--keep-every N] [--dry-run] [--json]";
-  PruneFlags flags;
-  const auto words = config::parse_command_line(flags, args, kUsage);
-  if (words.size() != 1)
-    throw ConfigError(rule_got_fix("checkpoint prune: one folder must be named.", concat(words.size()), kUsage));
-  if (flags.keep_last < 1 || flags.keep_every < 0)
-    throw ConfigError(rule_got_fix("--keep-last must be 1 or more, --keep-every 0 or more.",
-                                   concat(flags.keep_last, " and ", flags.keep_every), "--keep-last 1 --keep-every 0"));
-  const auto folder = checkpoint::checkpoints_folder(words[0]);
+  const CheckpointPruneFlags flags = checkpoint_prune_flags(args);
+  const auto folder = checkpoint::checkpoints_folder(flags.folder);
   std::optional<checkpoint::FolderLock> lock;
   if (!flags.dry_run) lock.emplace(folder, "let the run itself remove old ones (checkpoint.keep_last in its recipe)");
   const auto doomed = checkpoint::superfluous(folder, {.last = flags.keep_last, .every = flags.keep_every});
@@ -256,13 +169,13 @@ int prune(const Args& args) {
 
 int checkpoint(const Args& args) {
   return dispatch("megatron checkpoint",
-                  {{"info", "Shows what a checkpoint holds.", info},
-                   {"verify", "Compares every byte with its checksum.", verify},
-                   {"reshard", "Rewrites a checkpoint in other files or another dtype.", reshard},
-                   {"diff", "Shows which tensors of two checkpoints differ, and by how much.", diff},
-                   {"prune", "Removes old checkpoints.", prune},
-                   {"import", "Converts a Hugging Face folder or a Megatron-LM checkpoint.", checkpoint_import},
-                   {"export", "Writes weights as a Hugging Face folder.", checkpoint_export}},
+                  {{"info", "", info},  // what they do is said by the program without libtorch (app/front/)
+                   {"verify", "", verify},
+                   {"reshard", "", reshard},
+                   {"diff", "", diff},
+                   {"prune", "", prune},
+                   {"import", "", checkpoint_import},
+                   {"export", "", checkpoint_export}},
                   args);
 }
 

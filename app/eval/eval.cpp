@@ -80,19 +80,6 @@ void print_report(nlohmann::ordered_json fields, const EvalFlags& flags, const p
   for (const auto& [name, value] : fields.items()) print("{:20} {}\n", name, value.dump());
 }
 
-void check_eval_flags(const EvalFlags& flags, const std::vector<std::string>& rest, const char* usage) {
-  if (!rest.empty())
-    throw ConfigError(
-        rule_got_fix(concat(command_of(usage), " takes options alone."), rest[0], concat("leave '", rest[0], "' out")));
-  if (flags.data.empty())
-    throw ConfigError(rule_got_fix("eval: --data must name what is scored.", "none", "--data FILE"));
-  Progress::mode_of(flags.progress);
-  for (const auto& [flag, value] : {std::pair{"--limit", flags.limit}, {"--batch-size", flags.batch_size}})
-    if (value < 0)
-      throw ConfigError(rule_got_fix(concat("eval: ", flag, " must be 0 or above."), concat(value),
-                                     concat(flag, " 0 (the default)")));
-}
-
 void check_eval_memory(const EvalFlags& flags, const run::TrainedModel& model, std::int64_t samples,
                        std::int64_t tokens) {
   const plan::ResolvedRun& run = model.run;
@@ -120,17 +107,14 @@ int run_eval(const EvalFlags& flags, const EvalWork& work, const EvalReport& rep
 }
 
 int eval(const Args& args) {
-  const std::vector<Job> jobs = {
-      {"loss", "Loss and perplexity of a text or of tokens, with a confidence interval.", eval_loss},
-      {"wikitext", "Loss and perplexity of WikiText, per token and per word.", eval_wikitext},
-      {"lambada", "Accuracy of the last word of passages.", eval_lambada},
-      {"choice", "Multiple choice by the likelihood of the answers.", eval_choice},
-#define TASK(name, id, seq_length, query_length, about) \
-  {#name, "Score of a fine-tuned model: " about, [](const Args& words) { return eval_task(#name, words); }},
+  // What they do is said by the program without libtorch (app/front/).
+  const std::vector<Job> jobs = {{"loss", "", eval_loss},
+                                 {"wikitext", "", eval_wikitext},
+                                 {"lambada", "", eval_lambada},
+                                 {"choice", "", eval_choice},
+#define TASK(name, ...) {#name, "", [](const Args& words) { return eval_task(#name, words); }},
 #include "megatron/config/tables/tasks.def"
-      {"squad", "Score of a fine-tuned model: squad1 or squad2, as the file is.",
-       [](const Args& words) { return eval_task("squad", words); }},
-      {"predictions", "Scores of the predictions of a fine-tuning task.", eval_predictions}};
+                                 {"squad", "", [](const Args& words) { return eval_task("squad", words); }}};
   return run::run_job_of_ranks([&] { return dispatch("megatron eval", jobs, args); });
 }
 

@@ -12,30 +12,6 @@
 namespace megatron::app {
 namespace {
 
-constexpr const char* kLambadaUsage =
-    "megatron eval lambada --load DIR --data F [OPTION]…\n\n"
-    "How often the last word of a passage, what follows its last space, is predicted: right where each of its tokens "
-    "is\n"
-    "the likeliest, given the true ones before it (Shoeybi et al. 2019, appendix E.2). The text is taken as it is.\n"
-    "Perplexity is that of a last word, token_perplexity that of a token of one.";
-constexpr const char* kChoiceUsage =
-    "megatron eval choice --load DIR --data F [OPTION]…\n\n"
-    "Each line of F is {\"context\": \"…\", \"choices\": [\"…\", …], \"label\": 0}. Chosen is the answer that is "
-    "likeliest\n"
-    "after the context, its log likelihood divided by its tokens (accuracy), by its bytes (accuracy_bytes), or as it "
-    "is\n"
-    "(accuracy_sum). A space goes between where neither has white space there.";
-
-struct LambadaFlags : EvalFlags {
-  std::string format = "auto";
-
-  void visit(auto& v) {
-    EvalFlags::visit(v);
-    v("format", format, "Format of the data: jsonl has {\"text\": …} per line, lines (or plain) a passage per line.",
-      config::Choices({"auto", "jsonl", "lines", "plain"}));
-  }
-};
-
 /// A finished list of texts as work for the model that they were encoded for.
 EvalWork work_of(run::TrainedModel model, const tasks::EvalTexts& texts, const char* unit, bool likeliest) {
   return {
@@ -45,8 +21,7 @@ EvalWork work_of(run::TrainedModel model, const tasks::EvalTexts& texts, const c
 }  // namespace
 
 int eval_lambada(const Args& args) {
-  LambadaFlags flags;
-  check_eval_flags(flags, config::parse_command_line(flags, args, kLambadaUsage), kLambadaUsage);
+  const LambadaFlags flags = eval_lambada_flags(args);
   const auto format = tasks::lambada_format_of(flags.format);
   run::TrainedModel model = run::open_trained_model(flags, "eval");
   tasks::EvalTexts texts(model.tokenizer.encoder(), longest_window(model));
@@ -88,8 +63,7 @@ std::int64_t right_answers(const std::vector<tasks::ChoiceQuestion>& questions,
 }  // namespace
 
 int eval_choice(const Args& args) {
-  EvalFlags flags;
-  check_eval_flags(flags, config::parse_command_line(flags, args, kChoiceUsage), kChoiceUsage);
+  const EvalFlags flags = eval_choice_flags(args);
   run::TrainedModel model = run::open_trained_model(flags, "eval");
   const auto questions = tasks::read_choices(flags.data, flags.limit);
   tasks::EvalTexts texts(model.tokenizer.encoder(), longest_window(model));

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "app/eval/eval_options.h"
 #include "app/jobs.h"
 #include "megatron/run/trained_model.h"
 #include "megatron/tasks/scores/eval_scores.h"
@@ -17,32 +18,8 @@ int eval_loss(const Args& args);
 int eval_wikitext(const Args& args);
 int eval_lambada(const Args& args);
 int eval_choice(const Args& args);
-int eval_predictions(const Args& args);
 /// `task`: of tasks::task_kind_of(), or "squad", whose version the file tells.
 int eval_task(const std::string& task, const Args& args);
-
-struct EvalFlags : run::ModelFlags {
-  std::string data;
-  std::int64_t limit = 0, batch_size = 0;
-  std::string progress = "auto";
-  bool json = false;
-
-  EvalFlags() { dp = 0; }
-
-  void visit(auto& v) {
-    run::ModelFlags::visit(v);
-    v("dp", dp, "Data-parallel size: ranks that share the windows or examples; 0: world_size / (tp x pp), or 1.");
-    v("data", data, "File to score.", config::Required(), config::Common());
-    v("limit", limit, "Only the first N windows or examples; 0: all.", config::Common());
-    v("batch_size", batch_size, "Windows or examples per batch; 0: as many as hold 4096 tokens.", config::Common());
-    v("progress", progress, "Progress with rate and ETA; auto: on a terminal.", config::RanksMayDiffer(),
-      config::Choices({"auto", "on", "off"}));
-    v("json", json, "Print one JSON object on stdout.", config::Common());
-  }
-};
-
-/// Throws ConfigError for words that are no options, and flags that no job of these can have.
-void check_eval_flags(const EvalFlags& flags, const std::vector<std::string>& rest, const char* usage);
 
 /// Tokens that a window may have: the last is only a label.
 inline std::int64_t longest_window(const run::TrainedModel& model) { return model.run.shape.max_positions + 1; }

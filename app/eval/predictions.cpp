@@ -1,7 +1,9 @@
+#include "app/eval/predictions.h"
+
 #include <cstdio>
+#include <nlohmann/json.hpp>
 #include <string>
 
-#include "app/eval/jobs.h"
 #include "app/flags.h"
 #include "app/json_line.h"
 #include "app/print.h"

@@ -3,7 +3,6 @@
 #include <utility>
 
 #include "app/eval/jobs.h"
-#include "app/eval/task_options.h"
 #include "app/json_line.h"
 #include "megatron/base/error.h"
 #include "megatron/base/files/atomic_folder.h"
@@ -28,39 +27,6 @@
 namespace megatron::app {
 namespace {
 
-std::string task_usage() {
-  return "megatron eval " + config::task_choices() +
-         "|squad --load DIR --data F [OPTION]…\n\n"
-         "What a fine-tuned model scores on the task's file as it is published: OUT/seed_N of megatron finetune, or a\n"
-         "Hugging Face folder that has the head. --output keeps the predictions, which need no labels. What OUT/seed_N "
-         "was "
-         "fine-tuned\n"
-         "with holds here too, the null threshold of SQuAD 2.0 as well: 0 where none is known. docs/finetune.md.";
-}
-
-struct TaskFlags : EvalFlags {
-  std::string output;
-  std::int64_t seq_length = 0, doc_stride = 0, max_query_length = 0, n_best = 0, max_answer_length = 0;
-
-  void visit(auto& v) {
-    EvalFlags::visit(v);
-    v("output", output, "Folder for the predictions, new or empty; empty: none are written.");
-    v("seq_length", seq_length,
-      "Maximum tokens per row; 0: as in the fine-tuning, else " + config::usual_lengths(&config::TaskRow::seq_length) +
-          ".");
-    v("doc_stride", doc_stride,
-      "squad: tokens from the beginning of one window of a context to that of the next; 0: as in the fine-tuning, else "
-      "128.");
-    v("max_query_length", max_query_length,
-      "Maximum tokens per question; 0: as in the fine-tuning, else " +
-          config::usual_lengths(&config::TaskRow::query_length) + ".");
-    v("n_best", n_best,
-      "squad: answers in nbest_predictions.json, and starts and ends considered per window; 0: as in the fine-tuning, "
-      "else 20.");
-    v("max_answer_length", max_answer_length, "squad: maximum tokens per answer; 0: as in the fine-tuning, else 30.");
-  }
-};
-
 struct TaskWork {
   std::string name;
   run::TrainedModel model;
@@ -68,17 +34,6 @@ struct TaskWork {
   tasks::TaskForm form;
   double null_threshold = 0;  ///< of SQuAD 2.0: the fine-tuning's
 };
-
-void check(const TaskFlags& flags, const std::string& task, const char* head) {
-  check_task_numbers(task, head,
-                     {{"--batch-size", flags.batch_size, 0},
-                      {"--seq-length", flags.seq_length, 0},
-                      {"--doc-stride", flags.doc_stride, 0, 0, " span "},
-                      {"--max-query-length", flags.max_query_length, 0, 0, " span options "},
-                      {"--n-best", flags.n_best, 0, 0, " span "},
-                      {"--max-answer-length", flags.max_answer_length, 0, 0, " span "}});
-  if (!flags.output.empty()) AtomicFolder::check(flags.output);
-}
 
 /// Of "squad" what the file is: published files of version 2.0, and they alone, say of each question whether it can be
 /// answered.
@@ -122,7 +77,6 @@ TaskWork open_work(const TaskFlags& flags, const std::string& job) {
   const std::string name = task_name(job, flags.data);
   const tasks::TaskKind kind = tasks::task_kind_of(name);
   const tasks::TaskForm form = tasks::task_form(kind);
-  check(flags, name, form.head);
   run::TrainedModel model = run::open_task_model(flags, "eval",
                                                  {.head = form.head,
                                                   .num_classes = form.num_classes,
@@ -168,8 +122,7 @@ void report(const TaskFlags& flags, const TaskWork& work, const finetune::TaskLo
 }  // namespace
 
 int eval_task(const std::string& job, const Args& args) {
-  TaskFlags flags;
-  check_eval_flags(flags, config::parse_command_line(flags, args, task_usage()), task_usage().c_str());
+  TaskFlags flags = eval_task_flags(job, args);
   const TaskWork work = open_work(flags, job);
   const auto place = comm::place_from(comm::process_environment());
   if (const std::string out = work.task->left_out(); !out.empty() && (!place || place->rank == 0))

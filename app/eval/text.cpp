@@ -15,46 +15,6 @@
 namespace megatron::app {
 namespace {
 
-constexpr const char* kLossUsage =
-    "megatron eval loss --load DIR --data F [OPTION]…\n\n"
-    "Loss per token of the text F, or of the tokens of a .bin/.idx pair F (as one stream), in windows of W tokens "
-    "that\n"
-    "begin S tokens apart. S = W: every token but the first of a window is scored. S < W: every token once, given at\n"
-    "least W - S tokens before it. The confidence interval is that of 95 %, with windows as independent draws.";
-constexpr const char* kWikitextUsage =
-    "megatron eval wikitext --load DIR --data F [OPTION]…\n\n"
-    "As `eval loss` for a file of WikiText, with the perplexity per word as well. --paper is the evaluation of "
-    "Shoeybi\n"
-    "et al. 2019, appendix E: detokenized, windows of 1024 tokens and the one after them, that begin 32 apart, and\n"
-    "words as that paper counts them (T_o: separated by spaces in F, 245,566 in WikiText-103's test set), as with\n"
-    "--detokenize. Else words are separated by white space. Bits per byte are of the text as the model reads it.";
-
-struct TextFlags : EvalFlags {
-  std::int64_t window = 0, stride = 0, limit_tokens = 0;
-  bool detokenize = false;
-
-  void visit(auto& v) {
-    EvalFlags::visit(v);
-    v("window", window,
-      "Tokens per window, of which the last is only predicted; 0: 1024, --paper 1025, or what the model holds.",
-      config::Common());
-    v("stride", stride, "Tokens between the starts of windows; 0: window.", config::Common());
-    v("limit_tokens", limit_tokens, "Only the first N tokens; 0: all.", config::Common());
-    v("detokenize", detokenize, "Undo WikiText's tokenization first: \" @-@ \", spaces before punctuation.",
-      config::Common());
-  }
-};
-
-struct WikitextFlags : TextFlags {
-  bool paper = false;
-
-  void visit(auto& v) {
-    TextFlags::visit(v);
-    v("paper", paper, "The paper's protocol: without white space at the ends, detokenized; stride 32 unless given.",
-      config::Common());
-  }
-};
-
 /// The prefix of the .bin/.idx pair that `data` names, if it names one.
 std::optional<std::string> pair_of(const std::string& data) {
   namespace fs = std::filesystem;
@@ -119,11 +79,6 @@ void choose_windows(TextFlags& flags, const run::TrainedModel& model, bool paper
 }
 
 TextTask prepare(TextFlags flags, bool paper) {
-  for (const auto& [flag, value] :
-       {std::pair{"--window", flags.window}, {"--stride", flags.stride}, {"--limit-tokens", flags.limit_tokens}})
-    if (value < 0)
-      throw ConfigError(rule_got_fix(concat("eval: ", flag, " must be 0 or above."), concat(value),
-                                     concat(flag, " 0 (the default)")));
   TextTask task{
       .flags = {}, .work = {.model = run::open_trained_model(flags, "eval"), .ids = {}, .windows = {}}, .text = {}};
   EvalWork& work = task.work;
@@ -188,15 +143,10 @@ int run(TextTask task, bool words) {
 
 }  // namespace
 
-int eval_loss(const Args& args) {
-  TextFlags flags;
-  check_eval_flags(flags, config::parse_command_line(flags, args, kLossUsage), kLossUsage);
-  return run(prepare(std::move(flags), false), false);
-}
+int eval_loss(const Args& args) { return run(prepare(eval_loss_flags(args), false), false); }
 
 int eval_wikitext(const Args& args) {
-  WikitextFlags flags;
-  check_eval_flags(flags, config::parse_command_line(flags, args, kWikitextUsage), kWikitextUsage);
+  const WikitextFlags flags = eval_wikitext_flags(args);
   return run(prepare(flags, flags.paper), true);
 }
 

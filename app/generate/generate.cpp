@@ -16,6 +16,7 @@
 
 #include "app/generate/answer.h"
 #include "app/generate/chat_template.h"
+#include "app/generate/generate_options.h"
 #include "app/jobs.h"
 #include "app/tokenizer/text_stream.h"
 #include "megatron/base/error.h"
@@ -37,81 +38,13 @@
 namespace megatron::app {
 namespace {
 
-constexpr const char* kUsage =
-    "megatron generate --load DIR --prompt S… [OPTION]…\n\n"
-    "Continues each prompt with the model in DIR: a run's folder, its checkpoints or one of them, or a Hugging Face\n"
-    "folder. Special tokens written in a prompt are recognised. An empty prompt begins a new text. The answer to a\n"
-    "single prompt is printed token by token.\n\n"
-    "A T5 reads each prompt and prints only its answer: greedy, by beam search, or sampled with --temperature.";
-
-constexpr double kUsualTemperature = -1;
-constexpr const char *kNoSpeculation = "none", *kMultiToken = "mtp";
-
-struct GenerateFlags : run::ModelFlags {
-  std::vector<std::string> prompt;
-  std::string prompt_file;
-  bool chat = false;
-  std::string system;
-  std::int64_t max_new_tokens = 64;
-  double temperature = kUsualTemperature;
-  int top_k = 0;
-  double top_p = 1;
-  std::uint64_t seed = 1234;
-  std::int64_t num_beams = 1;
-  double length_penalty = 1;
-  std::string early_stopping = "likely";
-  bool ignore_eos = false;
-  int logprobs = -1;
-  bool json = false;
-  std::string speculative_method = kNoSpeculation;
-  std::int64_t num_speculative_tokens = 0;
-
-  void visit(auto& v) {
-    run::ModelFlags::visit(v);
-    v("prompt", prompt, "Prompts to continue, each by itself.", config::Common());
-    v("prompt_file", prompt_file, "File with one prompt per line.", config::Common());
-    v("chat", chat, "Each prompt is a user's message to a chat model, formatted by the template in its folder.",
-      config::Common());
-    v("system", system, "With --chat: the system message.", config::Common());
-    v("max_new_tokens", max_new_tokens, "Maximum number of tokens to generate; a full context ends a text sooner.",
-      config::Common());
-    v("temperature", temperature, "Sampling temperature; 0: greedy; -1: 1, for a T5 0.", config::Common());
-    v("top_k", top_k, "Sample from the k most likely tokens; 0: from all.", config::Common());
-    v("top_p", top_p, "Nucleus sampling threshold.", config::Common());
-    v("seed", seed, "Seed of the sampling.", config::Common());
-    v("num_beams", num_beams, "T5: number of beams.");
-    v("length_penalty", length_penalty,
-      "T5: a beam's score is the sum of its log-probabilities / (its tokens ^ this); above 0 favours long texts.");
-    v("early_stopping", early_stopping,
-      "T5: when the search ends once num_beams texts are complete: likely, when the best open beam scores below the "
-      "worst of them (transformers' False); full, at once (True); never, when none can improve.",
-      config::Choices({"likely", "full", "never"}));
-    v("ignore_eos", ignore_eos, "Continue past the end-of-text token.");
-    v("logprobs", logprobs,
-      "With --json: the log-probability of each new token, and the N likeliest tokens in its place; -1: none.");
-    v("json", json,
-      "Print one JSON object: prompt_ids, new_ids, text, for a T5 score, with --logprobs logprobs and top_logprobs; "
-      "with several prompts a list of them as "
-      "`texts`.",
-      config::Common());
-    v("speculative_method", speculative_method,
-      "Speculative decoding, one text after another: mtp drafts tokens by the model's depths of multi-token "
-      "prediction, "
-      "and draws as many at once as agree with them. The texts are those of plain decoding.",
-      config::Choices({kNoSpeculation, kMultiToken}));
-    v("num_speculative_tokens", num_speculative_tokens,
-      "Tokens that are drafted at a time; 0: as many as the model has depths.");
-  }
-};
-
 std::vector<std::string> prompts_of(const GenerateFlags& flags) {
   std::vector<std::string> prompts = flags.prompt;
   if (!flags.prompt_file.empty()) {
     std::istringstream file(read_file(flags.prompt_file));
     for (std::string line; std::getline(file, line);) prompts.push_back(line);
   }
-  if (prompts.empty())
-    throw ConfigError(rule_got_fix("generate: a prompt must be given.", "none", "--prompt \"Once upon\""));
+  need_prompts(prompts);
   return prompts;
 }
 
@@ -181,12 +114,6 @@ void need_defaults(std::initializer_list<std::pair<const char*, bool>> given, co
                                      concat("--", option), concat("leave --", option, " out")));
 }
 
-generate::SamplingOptions sampling_of(const GenerateFlags& flags, double usual_temperature) {
-  return {.temperature = flags.temperature == kUsualTemperature ? usual_temperature : flags.temperature,
-          .top_k = flags.top_k,
-          .top_p = flags.top_p};
-}
-
 /// What the ranks must have in common besides the recipe.
 comm::Facts facts_of(const run::TrainedModel& model, GenerateFlags flags) {
   comm::Facts facts = run::model_facts(model, config::fields_of(flags));
@@ -200,8 +127,7 @@ std::optional<int> answer_of_pair(const GenerateFlags& flags) {
   const GenerateFlags none;
   const auto changed = [&](auto member) { return flags.*member != none.*member; };
   using F = GenerateFlags;
-  if (flags.load.empty() ||
-      !config::model_traits(interchange::model_config_of(flags.load).architecture).encoder_decoder) {
+  if (!config::model_traits(interchange::model_config_of(flags.load).architecture).encoder_decoder) {
     need_defaults({{"num-beams", changed(&F::num_beams)},
                    {"length-penalty", changed(&F::length_penalty)},
                    {"early-stopping", changed(&F::early_stopping)}},
@@ -357,10 +283,7 @@ void run_rank(const Request& request, const comm::Group& world, at::Device devic
 }
 
 int run_generate(const Args& args) {
-  GenerateFlags flags;
-  const auto rest = config::parse_command_line(flags, args, kUsage);
-  if (!rest.empty())
-    throw ConfigError(rule_got_fix("generate takes options alone.", rest[0], concat("--prompt \"", rest[0], "\"")));
+  GenerateFlags flags = generate_flags(args);
   if (const auto code = answer_of_pair(flags)) return *code;
   const Request request = prepare(std::move(flags));
   kernels::install_caching_allocator();

@@ -15,6 +15,7 @@
 #include "app/generate/chat_template.h"
 #include "app/jobs.h"
 #include "app/print.h"
+#include "app/serve/chat_options.h"
 #include "megatron/base/error.h"
 #include "megatron/base/machine/machine_memory.h"
 #include "megatron/base/text/printable.h"
@@ -29,33 +30,6 @@
 
 namespace megatron::app {
 namespace {
-
-constexpr const char* kUsage =
-    "megatron chat MODEL [OPTION]…\n\n"
-    "A conversation with a chat model: a line is a message, and what was said before stays in the prompt. MODEL: a\n"
-    "folder as generate takes it, with a chat template. Lines that begin with / are commands: /clear forgets the\n"
-    "conversation, /system TEXT sets the system message and clears, /undo forgets the last turn, /quit ends, as the "
-    "end\n"
-    "of input does. Ctrl-C ends an answer.";
-
-struct ChatFlags : run::ModelFlags {
-  std::string system;
-  std::int64_t max_new_tokens = 512;
-  double temperature = 1, top_p = 1;
-  int top_k = 0;
-  std::uint64_t seed = 1234;
-
-  void visit(auto& v) {
-    run::ModelFlags::visit(v);
-    v("system", system, "The system message.", config::Common());
-    v("max_new_tokens", max_new_tokens, "Maximum number of tokens of an answer; a full context ends it sooner.",
-      config::Common());
-    v("temperature", temperature, "Sampling temperature; 0: greedy.", config::Common());
-    v("top_k", top_k, "Sample from the k most likely tokens; 0: from all.", config::Common());
-    v("top_p", top_p, "Nucleus sampling threshold.", config::Common());
-    v("seed", seed, "Seed of the sampling.", config::Common());
-  }
-};
 
 // A signal handler can reach nothing else.
 std::atomic<bool> interrupted = false;
@@ -241,15 +215,7 @@ plan::CachePool conversation_pool(const plan::ResolvedRun& run) {
 }
 
 int run_chat(const Args& args) {
-  ChatFlags flags;
-  const auto rest = config::parse_command_line(flags, args, kUsage);
-  if (rest.size() > 1 || (!rest.empty() && !flags.load.empty()))
-    throw ConfigError(rule_got_fix("chat takes one model.", rest.back(), concat("leave '", rest.back(), "' out")));
-  if (!rest.empty()) flags.load = rest[0];
-  generate::check({.temperature = flags.temperature, .top_k = flags.top_k, .top_p = flags.top_p});
-  if (flags.max_new_tokens < 1)
-    throw ConfigError(rule_got_fix("chat: --max-new-tokens must be 1 or above.", concat(flags.max_new_tokens),
-                                   "--max-new-tokens 512"));
+  ChatFlags flags = chat_flags(args);
   const run::TrainedModel model = run::open_trained_model(flags, "chat");
   const text::ChatTemplate chat = chat_template_of(flags);
   const plan::CachePool cache = conversation_pool(model.run);

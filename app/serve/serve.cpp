@@ -15,6 +15,7 @@
 #include "app/jobs.h"
 #include "app/print.h"
 #include "app/serve/run_pictures.h"
+#include "app/serve/serve_options.h"
 #include "megatron/base/error.h"
 #include "megatron/base/files/file.h"
 #include "megatron/base/machine/machine_memory.h"
@@ -38,87 +39,6 @@
 namespace megatron::app {
 namespace {
 
-constexpr const char* kUsage =
-    "megatron serve MODEL [OPTION]…\n\n"
-    "Answers requests over HTTP as OpenAI's API has them: /v1/completions, /v1/chat/completions, /v1/models, /health,\n"
-    "/metrics, and a page at /; of an encoder (BERT) /v1/embeddings. MODEL: a run's folder, its checkpoints or one of\n"
-    "them, a Hugging Face folder, or a GGUF file.\n"
-    "SIGTERM ends it when the texts under way are written. docs/serving.md has examples.";
-
-constexpr const char* kTokenVariable = "MEGATRON_SERVE_TOKEN";
-
-struct ServeFlags : run::ModelFlags {
-  std::string host = "127.0.0.1";
-  int port = 8000;
-  std::string token_file;
-  bool without_token = false;
-  std::string model_name;
-  std::int64_t max_texts = 16, cache_tokens = 0, max_context = 0, max_tokens = 0, prefill_tokens = 256;
-  std::string cache_memory;
-  bool prefix_cache = true;
-  std::int64_t max_queue = 256, max_connections = 512, max_body_bytes = 1 << 20;
-  double request_timeout_s = 600, drain_s = 30;
-
-  void visit(auto& v) {
-    run::ModelFlags::visit(v);
-    v("host", host, "Address to listen on.", config::Common());
-    v("port", port, "Port to listen on; 0: a free one.", config::Common());
-    v("token_file", token_file,
-      "File with bearer tokens, one per line; without it MEGATRON_SERVE_TOKEN of the environment.", config::Common());
-    v("without_token", without_token, "Let other machines ask without a token.");
-    v("model_name", model_name, "Name of the model in requests; empty: the folder's.", config::Common());
-    v("max_texts", max_texts, "Maximum number of texts that are written at once.", config::Common());
-    v("cache_memory", cache_memory,
-      "Memory for the keys and values of all texts on all ranks together, as 2GB, in blocks of 64 tokens; empty: "
-      "max_texts times the context, in at most a quarter of the free memory; must be given with --device cuda.",
-      config::Common());
-    v("cache_tokens", cache_tokens,
-      "Tokens whose keys and values have room, in place of cache_memory; 0: as that says.");
-    v("max_context", max_context, "Maximum tokens of a prompt and its answer; 0: the model's context.");
-    v("max_tokens", max_tokens, "Maximum tokens of an answer; 0: what the context leaves.");
-    v("prefill_tokens", prefill_tokens,
-      "Tokens of a prompt that are read between two steps of the texts under way; prompts that begin alike share keys "
-      "and values in units of as many, or the least multiple of it and 64.");
-    v("prefix_cache", prefix_cache, "Share keys and values of prompts that begin alike, and keep them when texts end.");
-    v("max_queue", max_queue, "Maximum number of texts that wait; half of them may be one client's.");
-    v("max_connections", max_connections, "Maximum number of open connections.");
-    v("max_body_bytes", max_body_bytes, "Maximum size of a request's body in bytes.");
-    v("request_timeout_s", request_timeout_s, "Seconds after which a request is given up.");
-    v("drain_s", drain_s, "Seconds that texts under way may take once a stop was asked for.");
-  }
-};
-
-ServeFlags flags_of(const Args& args) {
-  ServeFlags flags;
-  const auto rest = config::parse_command_line(flags, args, kUsage);
-  if (rest.size() > 1 || (!rest.empty() && !flags.load.empty()))
-    throw ConfigError(rule_got_fix("serve takes one model.", rest.back(), concat("leave '", rest.back(), "' out")));
-  if (!rest.empty()) flags.load = rest[0];
-  const auto need = [](bool holds, const char* rule, const std::string& got, const char* fix) {
-    if (!holds) throw ConfigError(rule_got_fix(concat("serve: ", rule), got, fix));
-  };
-  const auto count = [&](const char* rule, std::int64_t value, std::int64_t least, std::int64_t most, const char* fix) {
-    need(value >= least && value <= most, rule, concat(value), fix);
-  };
-  count("--port must be 0 to 65535.", flags.port, 0, 65535, "--port 8000");
-  count("--max-texts must be 1 to 1024.", flags.max_texts, 1, 1024, "--max-texts 16");
-  count("--cache-tokens must be 0 or above.", flags.cache_tokens, 0, std::int64_t{1} << 40, "--cache-tokens 0");
-  need(flags.cache_tokens == 0 || flags.cache_memory.empty(), "--cache-memory and --cache-tokens say the same.",
-       concat(flags.cache_memory, " and ", flags.cache_tokens), concat("--cache-memory ", flags.cache_memory).c_str());
-  count("--max-context must be 0 or above.", flags.max_context, 0, std::int64_t{1} << 40, "--max-context 0");
-  count("--max-tokens must be 0 or above.", flags.max_tokens, 0, std::int64_t{1} << 40, "--max-tokens 0");
-  count("--prefill-tokens must be 16 to 65536.", flags.prefill_tokens, 16, 65536, "--prefill-tokens 256");
-  count("--max-queue must be 2 to 1000000.", flags.max_queue, 2, 1000000, "--max-queue 256");
-  count("--max-connections must be 1 to 100000.", flags.max_connections, 1, 100000, "--max-connections 512");
-  count("--max-body-bytes must be 1024 to 1073741824.", flags.max_body_bytes, 1024, 1 << 30,
-        "--max-body-bytes 1048576");
-  need(flags.request_timeout_s > 0 && flags.request_timeout_s <= 1e6, "--request-timeout-s must be above 0.",
-       concat(flags.request_timeout_s), "--request-timeout-s 600");
-  need(flags.drain_s >= 0 && flags.drain_s <= 1e6, "--drain-s must be 0 or above.", concat(flags.drain_s),
-       "--drain-s 30");
-  return flags;
-}
-
 std::vector<std::string> tokens_of(const ServeFlags& flags) {
   std::vector<std::string> tokens;
   if (!flags.token_file.empty()) {
@@ -132,13 +52,7 @@ std::vector<std::string> tokens_of(const ServeFlags& flags) {
                                      "write one into it"));
     return tokens;
   }
-  const auto variables = comm::process_environment();
-  const auto found = variables.find(kTokenVariable);
-  if (found != variables.end() && !found->second.empty()) tokens.push_back(found->second);
-  const bool alone = flags.host == "localhost" || flags.host == "::1" || flags.host.starts_with("127.");
-  if (tokens.empty() && !alone && !flags.without_token)
-    throw ConfigError(rule_got_fix("serve: other machines need a token.", concat("--host ", flags.host, " without one"),
-                                   "--token-file FILE, or --host 127.0.0.1, or --without-token"));
+  if (std::string token = token_of_environment(); !token.empty()) tokens.push_back(std::move(token));
   return tokens;
 }
 
@@ -232,7 +146,7 @@ Plan planned_encoder(const ServeFlags& flags, std::vector<std::string> tokens) {
 
 Plan planned(const ServeFlags& flags) {
   auto tokens = tokens_of(flags);
-  if (!flags.load.empty() && interchange::is_encoder(flags.load)) return planned_encoder(flags, std::move(tokens));
+  if (interchange::is_encoder(flags.load)) return planned_encoder(flags, std::move(tokens));
   Plan plan{.flags = flags, .model = run::open_trained_model(flags, "serve"), .tokens = std::move(tokens)};
   plan.chat = chat_of(flags);
   plan.context = plan.model.run.shape.max_positions;
@@ -334,7 +248,7 @@ void serve_embeddings(const Plan& plan, const run::RankModel& rank, const comm::
 }
 
 int run_serve(const Args& args) {
-  ServeFlags flags = flags_of(args);
+  ServeFlags flags = serve_flags(args);
   const Plan plan = planned(flags);
   kernels::install_caching_allocator();
   run::stop_on_signals();

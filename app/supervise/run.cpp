@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "app/jobs.h"
-#include "app/train_options.h"
+#include "app/train/train_options.h"
 #include "megatron/base/error.h"
 #include "megatron/base/machine/child_process.h"
 #include "megatron/base/machine/environment.h"
@@ -431,11 +431,11 @@ int run_supervised(const Args& args) {
   return supervise_command(words, options);
 }
 
-int run_training(const std::string& job, const Args& args) {
+int run_training(const std::string& job, const Args& args, Check check) {
   const RestartWords asked = job == "train" ? restarts_of_train(args) : restarts_of_megatron(args);
+  if (asked.restarts == 0) return run_with_libtorch({job}, asked.others, check);
   Args words = {job};
   words.insert(words.end(), asked.others.begin(), asked.others.end());
-  if (asked.restarts == 0) return job == "train" ? train_after_checks(asked.others) : run_with_libtorch(words);
   RunOptions options;
   options.max_restarts = asked.restarts;
   return supervise_command(words, options);

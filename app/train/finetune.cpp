@@ -6,10 +6,9 @@
 #include <utility>
 #include <vector>
 
-#include "app/eval/task_options.h"
-#include "app/flags.h"
 #include "app/jobs.h"
 #include "app/print.h"
+#include "app/train/finetune_options.h"
 #include "megatron/base/error.h"
 #include "megatron/base/files/file.h"
 #include "megatron/base/machine/cores.h"
@@ -18,8 +17,6 @@
 #include "megatron/comm/agreement.h"
 #include "megatron/config/finetune_recipe.h"
 #include "megatron/config/options.h"
-#include "megatron/config/unused_options.h"
-#include "megatron/config/value.h"
 #include "megatron/finetune/seed_run.h"
 #include "megatron/finetune/weights.h"
 #include "megatron/interchange/formats.h"
@@ -38,109 +35,18 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr const char* kUsage =
-    "megatron finetune RECIPE.toml [--section.name value]…\n\n"
-    "Fine-tunes a pretrained BERT or GPT (--load) on a task (--task, --train-data, --valid-data), once per seed; "
-    "keeps\n"
-    "the best weights and their predictions, and reports the median and the ensemble. The same command again resumes\n"
-    "an interrupted run (--save-interval). The network is that of --load: the recipe need not name it. See\n"
-    "docs/finetune.md.";
-
-struct FinetuneOptions {
-  config::FinetuneRecipe recipe;
-  bool json = false;
-  std::string note;  ///< config::unread_note(); no option
-
-  void visit(auto& v) {
-    v("json", json, "Print one JSON object on stdout; the log goes to stderr.", config::Common());
-    recipe.visit(v);
-  }
-};
-
-void refuse_options_of_text(config::FinetuneRecipe recipe) {
-  config::FinetuneRecipe defaults;
-  const config::Fields given = config::fields_of(recipe), usual = config::fields_of(defaults);
-  std::string names, defaults_again;
-  for (std::size_t i = 0; i < given.fields.size(); ++i) {
-    const std::string value = config::plain_value(usual.fields[i].value);
-    if (!given.fields[i].meaning.only_in_training || config::plain_value(given.fields[i].value) == value) continue;
-    names += (names.empty() ? "" : ", ") + given.fields[i].path;
-    defaults_again +=
-        concat(names == given.fields[i].path ? "--" : " --", given.fields[i].path, value.empty() ? "=" : " " + value);
-  }
-  if (!names.empty())
-    throw ConfigError(rule_got_fix(
-        "megatron finetune takes no options of text and of its folders.", names,
-        defaults_again +
-            (recipe.data.sft ? "; conversations are what megatron train teaches, with --sft" : " (the default)")));
-}
-
-void check_task(const config::TaskConfig& task, const config::ModelConfig& model) {
-  const tasks::TaskForm form = tasks::task_form(tasks::task_kind_of(task.name));
-  for (const auto& [option, value] : {std::pair{"--task.train", &task.train}, std::pair{"--task.valid", &task.valid}})
-    if (value->empty())
-      throw ConfigError(rule_got_fix(concat(option, " must name the task's file."), "none", concat(option, " FILE")));
-  if (!(task.epochs >= 0 && task.epochs <= 1e4))
-    throw ConfigError(
-        rule_got_fix("task.epochs must be from 0 to 10000.", concat(task.epochs), "--epochs 3 (the default)"));
-  const config::TaskConfig usual;
-  check_task_numbers(task.name, form.head,
-                     {{"task.train_limit", task.train_limit, 0},
-                      {"task.valid_limit", task.valid_limit, 0},
-                      {"task.doc_stride", task.doc_stride, 1, usual.doc_stride, " span "},
-                      {"task.max_query_length", task.max_query_length, 0, usual.max_query_length, " span options "},
-                      {"task.n_best", task.n_best, 1, usual.n_best, " span "},
-                      {"task.max_answer_length", task.max_answer_length, 1, usual.max_answer_length, " span "}});
-  std::vector<std::int64_t> seeds = task.seeds;
-  std::ranges::sort(seeds);
-  if ((!seeds.empty() && seeds.front() < 0) || std::ranges::adjacent_find(seeds) != seeds.end())
-    throw ConfigError(rule_got_fix("task.seeds must be different numbers, 0 or above.", "others", "--seeds 1,2,3,4,5"));
-  if (!config::model_traits(model.architecture).two_segments && std::string_view(form.head) == "span")
-    throw ConfigError(rule_got_fix("squad needs a BERT: a GPT's attention is causal.",
-                                   "model.architecture " + model.architecture, "--load FOLDER, of a BERT"));
-}
-
-/// What is left to be filled in: the network of the weights, the task's head, the tokenizer beside the weights.
-void complete(config::FinetuneRecipe& recipe) {
-  if (recipe.fp8.format != "none")
-    throw ConfigError(rule_got_fix(
-        "megatron finetune excludes fp8.format: the best weights are scored again without the scales that they had.",
-        concat("fp8.format ", recipe.fp8.format), "--fp8-format none"));
-  const tasks::TaskForm form = tasks::task_form(tasks::task_kind_of(recipe.task.name));
-  recipe.model.head = form.head;
-  recipe.model.num_classes = form.num_classes;
-  recipe.model.mtp_num_layers = 0;  // a task predicts no tokens
-  if (recipe.parallel.pp > 1) recipe.parallel.variable_seq_lengths = true;
-  if (recipe.data.tokenizer.empty() && !recipe.checkpoint.load.empty())
-    recipe.data.tokenizer = interchange::companion_folder(recipe.checkpoint.load).string();
-  if (recipe.data.tokenizer.empty())
-    throw ConfigError(rule_got_fix("data.tokenizer must name the model's tokenizer.", "none, nor one with --load",
-                                   "--tokenizer FOLDER"));
-}
-
-/// Reads recipe and words. The network of checkpoint.load comes first, what they say of it after.
-FinetuneOptions parse(const Args& args) {
-  FinetuneOptions named;
-  config::parse_recipe_command(named, &FinetuneOptions::recipe, args, kUsage);
-  FinetuneOptions options;
-  const std::string& load = named.recipe.checkpoint.load;
-  if (!load.empty()) {
-    const auto network = interchange::model_config_of(load);
+/// The network of the weights in a folder.
+config::ModelConfig network_of(const std::string& load) {
+  config::ModelConfig network = interchange::model_config_of(load);
+  if (interchange::format_of(load).config_json == nullptr) {  // a recipe's dropout was for training from the start
     const config::ModelConfig usual;
-    options.recipe.model = network;
-    if (interchange::format_of(load).config_json == nullptr) {  // a recipe's dropout was for training from the start
-      options.recipe.model.hidden_dropout = usual.hidden_dropout;
-      options.recipe.model.attention_dropout = usual.attention_dropout;
-    }
+    network.hidden_dropout = usual.hidden_dropout;
+    network.attention_dropout = usual.attention_dropout;
   }
-  const auto command = config::parse_recipe_command(options, &FinetuneOptions::recipe, args, kUsage, [&] {
-    check_task(options.recipe.task, options.recipe.model);
-    refuse_options_of_text(options.recipe);
-    complete(options.recipe);
-  });
-  options.note = config::unread_note(options.recipe, command.given);
-  return options;
+  return network;
 }
+
+std::string tokenizer_of(const std::string& load) { return interchange::companion_folder(load).string(); }
 
 /// What a seed's result depends on: the layout of ranks, the log and the other seeds are not among it.
 std::string result_recipe(config::FinetuneRecipe recipe) {
@@ -208,7 +114,7 @@ std::vector<std::string> check_loaded(const config::FinetuneRecipe& recipe, cons
 }
 
 Work make_job(const Args& args, const std::optional<comm::LaunchedRank>& place) {
-  FinetuneOptions options = parse(args);
+  FinetuneOptions options = finetune_options(args, {.network = network_of, .tokenizer = tokenizer_of});
   config::FinetuneRecipe& recipe = options.recipe;
   const plan::Facts facts{.launched_world_size = place ? place->world_size : 0};
   auto [resolved, tokenizer] = recipe::resolve_with_tokenizer(recipe, facts);

@@ -1,19 +1,13 @@
-#include <algorithm>
 #include <cstdio>
 #include <filesystem>
-#include <optional>
 #include <string>
 
 #include "app/jobs.h"
+#include "app/train/pretrain_options.h"
 #include "megatron/base/error.h"
-#include "megatron/base/files/file.h"
-#include "megatron/base/machine/gpu.h"
 #include "megatron/base/text/printable.h"
 #include "megatron/checkpoint/files/folder.h"
-#include "megatron/config/megatron/arguments.h"
 #include "megatron/config/megatron/translate.h"
-#include "megatron/config/megatron/yaml_words.h"
-#include "megatron/config/options.h"
 #include "megatron/interchange/weights.h"
 #include "megatron/run/ranks.h"
 #include "megatron/run/training.h"
@@ -23,42 +17,6 @@ namespace megatron::app {
 namespace {
 
 namespace fs = std::filesystem;
-
-const char* type_of(config::FlagKind kind) {
-  switch (kind) {
-    case config::FlagKind::Switch:
-      return "";
-    case config::FlagKind::Int:
-      return " INT";
-    case config::FlagKind::Float:
-      return " FLOAT";
-    case config::FlagKind::String:
-      return " STRING";
-    default:
-      return " STRING...";
-  }
-}
-
-/// The flags that stand for options, each with these.
-std::string help_of(const std::string& program) {
-  std::string text =
-      concat("megatron ", program,
-             " ARGUMENTS…\n\n"
-             "Trains as Megatron-LM's ",
-             program,
-             ".py would with these arguments, its defaults included: the words of a launch\n"
-             "script stay as they are. Options of this program may stand among them by their whole name:\n"
-             "--train.out DIR, --parallel.world_size 2. megatron plan --megatron-args FILE shows what they mean;\n"
-             "docs/from_megatron_lm.md lists every flag, also those that are ignored or not here.\n\n"
-             "flags, and the options of a recipe that they set\n");
-  constexpr std::size_t kColumn = 52;
-  for (const config::MegatronFlag& flag : config::megatron_flags()) {
-    if (flag.use != config::FlagUse::Maps) continue;
-    const std::string line = concat("  ", flag.flag(), type_of(flag.kind));
-    text += line + std::string(line.size() + 2 > kColumn ? 2 : kColumn - line.size(), ' ') + flag.text + "\n";
-  }
-  return text;
-}
 
 bool has_weights(const fs::path& folder) {
   return checkpoint::has_checkpoint(folder) || interchange::is_foreign(folder);
@@ -92,19 +50,7 @@ void refuse_other_checkpoints(const config::CheckpointConfig& saved) {
 }
 
 int run_pretrain(const std::string& program, const Args& args) {
-  const config::MegatronArguments arguments(args);
-  if (arguments.asks_for_help()) throw config::HelpRequested(help_of(program));
-  config::RunConfig own;  // to know the ranks that this program starts itself
-  config::parse_words(config::fields_of(own), arguments.own_words(), "");
-  const auto place = comm::place_from(comm::process_environment());
-  const bool gpus = gpu_present() && !cuda_plugin().empty();
-  const int ranks = place ? place->world_size : std::max(1, own.parallel.world_size);
-  config::MegatronLaunch launch{.world_size = ranks, .device = gpus ? "cuda" : "cpu"};
-  constexpr std::uint64_t kMaxYaml = std::uint64_t{1} << 20;
-  if (const std::string yaml = config::yaml_file_of(args); !yaml.empty()) launch.yaml = read_file(yaml, kMaxYaml);
-  auto translation = config::translate_megatron_arguments(program, args, launch);
-  if (place) translation.config.parallel.world_size = 0;  // the launcher's holds
-  config::parse_words(config::fields_of(translation.config), translation.own, "");
+  config::MegatronTranslation translation = pretrain_options(program, args);
   const std::string of_load = settle_load(translation);
   refuse_other_checkpoints(translation.config.checkpoint);
   const run::TrainingJob job = run::open_training(translation.config);
@@ -113,7 +59,7 @@ int run_pretrain(const std::string& program, const Args& args) {
     for (const std::string& line : {of_load, ignored})
       if (!line.empty()) write_line(stderr, concat(program, ": ", line));
     for (const std::string& note : job.notes) write_line(stderr, concat(program, ": ", note));
-    if (!gpus && translation.config.parallel.device == "cpu")
+    if (!has_gpus() && translation.config.parallel.device == "cpu")
       write_line(stderr, concat(program, ": no GPU here: the ranks compute on the CPU"));
   }
   return run::train(job, {.stop_on_signals = true});

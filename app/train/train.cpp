@@ -4,7 +4,7 @@
 
 #include "app/jobs.h"
 #include "app/layouts.h"
-#include "app/train_options.h"
+#include "app/train/train_options.h"
 #include "megatron/base/error.h"
 #include "megatron/base/machine/cores.h"
 #include "megatron/base/progress.h"

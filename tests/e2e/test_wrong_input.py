@@ -1,4 +1,5 @@
 """What is wrong is said at once, all together, and nothing is written."""
+import concurrent.futures
 import json
 import os
 import pathlib
@@ -44,34 +45,6 @@ class WrongInput(unittest.TestCase):
         for word in ["hidden_size", "tp", "activation"]:
             self.assertIn(word, message)
         self.assertFalse((place.path / "run").exists())
-
-    def test_a_training_says_so_without_libtorch(self):
-        """As the program with it does: help, words and rules. What files of another run decide is left to it."""
-        place = RunFolder()
-        self.addCleanup(place.close)
-        folder = place.path / "alone"
-        folder.mkdir()
-        alone = shutil.copy(MEGATRON, folder)
-        recipe = place.path / "small.toml"
-        recipe.write_text(SMALL_MODEL)
-
-        def said(program, *words):
-            result = subprocess.run([program, "train", *map(str, words)], capture_output=True, text=True, cwd=folder)
-            return result.returncode, result.stdout, result.stderr
-
-        with_libtorch = os.path.abspath(MEGATRON) + "-torch"
-        data, needs = ("--mock-data", "--vocab-size", 64), "megatron needs megatron-torch"
-        wrong = [["--help"], ["--help", "modle"], [], [recipe], [recipe, *data, "--parallel.tpp", 2, "--tp", 3],
-                 [recipe, *data, "--hidden-size", 65, "--schedule", "no/such.txt"],
-                 [recipe, "--data.tokenizer", "nowhere", "--data-path", "none", "--tp", 3],
-                 ["none.toml", "--tp", "two"]]
-        for words in wrong:
-            self.assertEqual(said(alone, *words), said(with_libtorch, *words), words)
-            self.assertNotIn(needs, said(alone, *words)[2])
-        for words in [[], ["--load", "nowhere", "--hidden-size", 65], ["--use-checkpoint-args", "--hidden-size", 65]]:
-            code, _, message = said(alone, recipe, *data, *words)
-            self.assertEqual(code, 1)
-            self.assertIn(needs, message)
 
     def test_rules_words_keys_and_a_missing_tokenizer_are_reported_together(self):
         place = RunFolder()
@@ -179,6 +152,105 @@ class WrongInput(unittest.TestCase):
 
 PP2 = ["--num-layers", 4, "--micro-batch-size", 2, "--world-size", 2, "--pp", 2]  # 4 microbatches a step
 TP2 = ["--world-size", 2, "--tp", 2]
+
+
+class WithoutLibtorch(unittest.TestCase):
+    """Help, and what is wrong with words and recipe, is said by the program without libtorch, as the one with it does.
+    What files of models and of other runs decide is left to that."""
+    NEEDS = "megatron needs megatron-torch"
+    # By job, words that are wrong whatever the model is. {recipe}: one that is right, {task}: without what is of text;
+    # {folder}: one that is there.
+    WRONG = {
+        "train": """--help
+            --help modle
+
+            {recipe}
+            {recipe} --mock-data --vocab-size 64 --parallel.tpp 2 --tp 3
+            {recipe} --mock-data --vocab-size 64 --hidden-size 65 --schedule no/such.txt
+            {recipe} --data.tokenizer nowhere --data-path none --tp 3
+            none.toml --tp two""",
+        "pretrain_gpt": """--num-layers two
+            --num-layers 2 --hidden-size 64 --num-attention-heads 3 --seq-length 64 --max-position-embeddings 64
+            --num-layers 2 --no-such-flag""",
+        "finetune": """--help all
+            {recipe} --seeds 1,1
+            {recipe} --task mnli --train-data a --valid-data b --load nowhere --epochs -1
+            {task} --task mnli --train-data a --valid-data b --tokenizer nowhere --tp 3""",
+        "eval loss": """--help
+            --load a
+            --load a --data b --window -1""",
+        "eval lambada": "--load a --data b --format json",
+        "eval choice": "--data b",
+        "eval squad": "--load a --data b --n-best -1",
+        "eval mnli": """--load a --data b --doc-stride 5
+            --load a --data b --tp 0
+            --load a --data b --output {folder}""",
+        "generate": """--help all
+            --promt a
+            --load a
+            --prompt a
+            --load a --prompt a --temperature -2 --top-k -1""",
+        "chat": "a --top-p 2\n a --max-new-tokens 0\n a b",
+        "serve": "\n a --port 70000\n a --cache-memory 2XB\n a --host 0.0.0.0\n a --pp 0",
+        "checkpoint info": "--help\n a b",
+        "checkpoint verify": "--jsn a",
+        "checkpoint reshard": "a b --files 0\n a b --dtype fp8",
+        "checkpoint diff": "a b --tolerance -1",
+        "checkpoint prune": "a --keep-last 0",
+        "checkpoint import": "--help\n --from a --output b --dtype fp64",
+        "checkpoint export": """--help
+            --load a --output b.gguf --dtype fp8
+            --load a --output b --padded-vocab-size 5""",
+        "bench step": "--model {recipe} --seq-length 16 --micro-batch-size 0",
+        "bench pipeline": "{recipe} --vocab-size 320 --steps 0\n {recipe} --schedules zzz",
+        "bench scaling": "--measured --width 17",
+        "bench checkpoint": "--streams 0\n --recipe {recipe} --vocab-size 5",
+        "bench generate": "--load a --repeats 0\n --json",
+        "bench comm": "--sizes 3",
+        "bench hardware": "--ranks 99",
+    }
+    # Words of which nothing is known to be wrong here.
+    LEFT = ["train {recipe} --mock-data --vocab-size 64", "train {recipe} --load nowhere --hidden-size 65",
+            "train {recipe} --mock-data --vocab-size 64 --use-checkpoint-args --hidden-size 65",
+            "finetune {task} --task mnli --train-data a --valid-data b --load nowhere", "eval loss --load a --data b",
+            "generate --load a --prompt b", "chat a", "serve a", "checkpoint info a",
+            "checkpoint export --load a --output b", "bench comm"]
+
+    @classmethod
+    def setUpClass(cls):
+        cls.place = RunFolder()
+        cls.addClassCleanup(cls.place.close)
+        cls.folder = cls.place.path / "alone"
+        cls.folder.mkdir()
+        cls.alone = shutil.copy(MEGATRON, cls.folder)
+        cls.recipe = cls.place.path / "small.toml"
+        cls.recipe.write_text(SMALL_MODEL)
+        cls.task = cls.place.path / "task.toml"
+        cls.task.write_text(SMALL_MODEL.replace('split = "9,1,0"\n', ""))
+
+    def said(self, program, words):
+        names = {"recipe": self.recipe, "task": self.task, "folder": self.place.path}
+        result = subprocess.run([program, *words.format(**names).split()], capture_output=True, text=True,
+                                cwd=self.folder)
+        return result.returncode, result.stdout, result.stderr
+
+    def test_both_programs_say_the_same(self):
+        with_libtorch = os.path.abspath(MEGATRON) + "-torch"
+        lines = [f"{job} {words.strip()}" for job, wrong in self.WRONG.items() for words in wrong.split("\n")]
+        with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+            expected = list(pool.map(lambda words: self.said(with_libtorch, words), lines))
+        for words, answer in zip(lines, expected):
+            with self.subTest(words=words):
+                self.assertIn(answer[0], (0, 2))
+                self.assertNotIn(self.NEEDS, answer[2])
+                self.assertEqual(self.said(self.alone, words), answer)
+
+    def test_what_a_model_or_another_run_decides_is_left_to_the_program_with_libtorch(self):
+        for words in self.LEFT:
+            with self.subTest(words=words):
+                code, _, message = self.said(self.alone, words)
+                self.assertEqual(code, 1)
+                self.assertIn(self.NEEDS, message)
 
 
 class WrongPipelines(unittest.TestCase):

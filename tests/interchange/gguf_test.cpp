@@ -81,7 +81,7 @@ Weights weights_of(const FolderConfig& config) {
 
 const WeightFormat& gguf() {
   for (const WeightFormat& format : weight_formats())
-    if (std::string_view(format.name) == "gguf") return format;
+    if (std::string_view(format.words.name) == "gguf") return format;
   throw std::logic_error("there is no format gguf");
 }
 

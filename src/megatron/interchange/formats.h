@@ -9,31 +9,31 @@
 #include <vector>
 
 #include "megatron/checkpoint/weights.h"
+#include "megatron/interchange/format_words.h"
 #include "megatron/interchange/hugging_face/hf_config.h"
 #include "megatron/interchange/training_state.h"
 
 namespace megatron::interchange {
 
 struct ExportOptions {
-  /// "float32", "bfloat16", "float16" or one of the format's own (WeightFormat::dtypes); empty: each tensor's own
+  /// "float32", "bfloat16", "float16" or one of the format's own (FormatWords::dtypes); empty: each tensor's own
   std::string dtype;
   /// Where tokenizer and generation files are copied from; empty: none are.
   std::filesystem::path tokenizer;
-  /// Where the run stood that the weights are of, for a format that keeps it (WeightFormat::keeps_training); null: the
+  /// Where the run stood that the weights are of, for a format that keeps it (FormatWords::keeps_training); null: the
   /// weights alone are written.
   const TrainingState* training = nullptr;
-  /// Rows of the vocabulary, for a format that can have more than tokens (WeightFormat::pads_vocabulary); 0: as many.
+  /// Rows of the vocabulary, for a format that can have more than tokens (FormatWords::pads_vocabulary); 0: as many.
   std::int64_t padded_vocab_size = 0;
   std::uint64_t shard_bytes = std::uint64_t{5} << 30;  ///< of one safetensors file at most, unless a tensor is larger
 };
 
 /// A format of weights: how it is recognised, read and written. What reads weights of any kind, imports, exports, or
-/// lists formats in --help and messages goes through this table: a new format is a file with such a row, and a line in
-/// formats.cpp.
+/// lists formats in --help and messages goes through this table: a new format is a file with such a row, its words in
+/// format_words.h, and a line in formats.cpp.
 struct WeightFormat {
-  const char* name;    ///< in --format: "huggingface"
+  FormatWords words;
   const char* holder;  ///< what holds such weights, for messages: "a Hugging Face folder (config.json, safetensors)"
-  std::string models;  ///< which models it holds, for --help: "GPT-2, Llama, …"; "" where import does not read it
 
   // Reading. All are null for a format that is only written. Each throws ConfigError that names file and field.
   bool (*detect)(const std::filesystem::path& folder) = nullptr;
@@ -54,11 +54,6 @@ struct WeightFormat {
   bool native = false;  ///< our own checkpoints, which have a recipe and may have a state of training
 
   // Writing: null for a format that is only read.
-  const char* ending = "";            ///< of an --output that means this format: ".gguf"
-  std::vector<const char*> dtypes{};  ///< of --dtype, besides fp32, bf16 and fp16
-  const char* output = "";            ///< what --output names, for --help
-  bool keeps_training = false;        ///< ExportOptions::training
-  bool pads_vocabulary = false;       ///< ExportOptions::padded_vocab_size
   /// Whether it holds the depths of multi-token prediction of such a model. Null: of none.
   bool (*holds_depths)(const FolderConfig& config) = nullptr;
   /// Writes `weights` of the model `config`; `output` appears whole or not at all. Throws ConfigError, before anything

@@ -535,9 +535,8 @@ void write_gguf(const checkpoint::WeightSource& weights, const FolderConfig& con
 }  // namespace
 
 WeightFormat gguf_format() {
-  return {.name = "gguf",
+  return {.words = kGgufWords,
           .holder = "a GGUF file",
-          .models = "Llama, Mistral, Qwen2 in F32, F16, BF16, Q8_0, Q6_K, or Q4 or Q5 with _0, _1 or _K",
           .detect = is_gguf,
           .model = [](const fs::path& file) { return read_gguf_config(file).model; },
           .config = read_gguf_config,
@@ -545,9 +544,6 @@ WeightFormat gguf_format() {
           .knows_training = false,
           .companions = [](const fs::path& file) { return gguf_has_tokenizer(file) ? file : fs::path(); },
           .config_json = [](const fs::path& file) { return gguf_config_json(file); },
-          .ending = ".gguf",
-          .dtypes = {kBlockTypes[0].first, kBlockTypes[1].first, kBlockTypes[2].first},
-          .output = "file to write (Llama, Mistral, Qwen2); must not exist",
           .write = write_gguf};
 }
 

@@ -304,9 +304,8 @@ OpenedAdapter open_peft(const fs::path& folder, const config::ModelConfig& model
 }
 
 WeightFormat peft_format() {
-  return {.name = "peft",
+  return {.words = kPeftWords,
           .holder = "PEFT's folder of an adapter (adapter_config.json) whose model is on this machine",
-          .models = "LoRA and DoRA of any model that can be read, merged into it",
           .detect = is_peft,
           .model = [](const fs::path& folder) { return model_config_of(base_of(folder)); },
           .config = [](const fs::path& folder) { return format_of(base_of(folder)).config(base_of(folder)); },
@@ -314,7 +313,6 @@ WeightFormat peft_format() {
           .knows_training = false,
           .companions =
               [](const fs::path& folder) { return has_tokenizer(folder) ? folder : companion_folder(base_of(folder)); },
-          .output = "folder to write: the adapters alone",
           .write = write_peft};
 }
 

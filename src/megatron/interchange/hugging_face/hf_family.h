@@ -23,9 +23,8 @@ using HasTensor = std::function<bool(const std::string& name)>;
 
 /// Models of transformers that share the form of config.json and the names of their tensors.
 struct HfFamily {
-  const char* name;                               ///< "llama"
+  const char* name;                               ///< "llama": of families.def, which has its models for people
   const char* architecture;                       ///< model.architecture
-  const char* models;                             ///< for people: "Llama, Mistral"
   const char* form;                               ///< what a folder of it can hold, for messages: "a Llama (…)"
   std::span<const std::string_view> model_types;  ///< model_type in config.json
   /// Fills the network and the labels that the fields describe. Throws ConfigError for what none of these has.

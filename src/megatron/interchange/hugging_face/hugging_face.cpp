@@ -32,12 +32,6 @@ void check_all_are_used(const checkpoint::WeightSource& raw, const Mapping& mapp
                      "merge adapters and undo quantization first; a model with other parts cannot be read"));
 }
 
-std::string family_names() {
-  std::string names;
-  for (const HfFamily* family : hf_families()) names += concat(names.empty() ? "" : ", ", family->models);
-  return names;
-}
-
 /// Whether what export_hugging_face() writes of the model has its depths of multi-token prediction.
 bool folder_holds_depths(const FolderConfig& config) {
   const HfFamily* const family = config.family != nullptr ? config.family : find_family(config.model);
@@ -78,9 +72,8 @@ std::unique_ptr<checkpoint::WeightSource> open_hugging_face(const std::filesyste
 
 WeightFormat hugging_face_format() {
   namespace fs = std::filesystem;
-  return {.name = "huggingface",
+  return {.words = kHuggingFaceWords,
           .holder = "a Hugging Face folder (config.json, safetensors)",
-          .models = family_names(),
           .detect =
               [](const fs::path& folder) {
                 return fs::is_regular_file(folder / "config.json") && !checkpoint::has_checkpoint(folder);
@@ -91,7 +84,6 @@ WeightFormat hugging_face_format() {
           .knows_training = false,
           .labels = [](const fs::path& folder) { return read_config(folder).labels; },
           .config_json = [](const fs::path& folder) { return read_file(folder / "config.json"); },
-          .output = "folder to write; must not exist, or be empty",
           .holds_depths = folder_holds_depths,
           .write = export_hugging_face};
 }

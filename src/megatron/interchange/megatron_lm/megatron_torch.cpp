@@ -342,11 +342,8 @@ config::ModelConfig megatron_model(const fs::path& folder) {
 
 WeightFormat megatron_format() {
   return {
-      .name = "megatron-lm",
+      .words = kMegatronWords,
       .holder = "one of Megatron-LM's checkpoints (latest_checkpointed_iteration.txt, mp_rank_00/model_optim_rng.pt)",
-      .models =
-          "checkpoints of format torch: GPT, BERT and T5 with the state of training, any tensor and pipeline "
-          "parallelism",
       .detect = [](const fs::path& folder) { return !find_megatron(folder).empty(); },
       .model = megatron_model,
       .config =

@@ -128,7 +128,6 @@ constexpr std::string_view kTypes[] = {"bert", kMegatronBert};
 constexpr HfFamily kFamilies[] = {
     {.name = "bert",
      .architecture = "bert",
-     .models = "BERT also with the head of a task",
      .form = "a BERT with LayerNorm, learned_absolute positions, token types, biases, the activation gelu, tied "
              "embeddings and one key and value head a head",
      .model_types = kTypes,

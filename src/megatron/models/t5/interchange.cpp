@@ -151,7 +151,6 @@ constexpr std::string_view kTypes[] = {"t5", "mt5"};
 constexpr HfFamily kFamilies[] = {
     {.name = "t5",
      .architecture = "t5",
-     .models = "T5",
      .form = "a T5 with RMSNorm, without biases, with one key and value head a head and the activation relu, "
              "gelu_tanh, gelu or silu, or gated gelu_tanh, silu or relu",
      .model_types = kTypes,

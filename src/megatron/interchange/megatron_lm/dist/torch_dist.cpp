@@ -394,11 +394,8 @@ fs::path find_torch_dist(const fs::path& folder) {
 }
 
 WeightFormat torch_dist_format() {
-  return {.name = "torch_dist",
+  return {.words = kTorchDistWords,
           .holder = "one of its distributed checkpoints (common.pt, .metadata)",
-          .models =
-              "Megatron-LM's distributed checkpoints (--ckpt-format torch_dist): GPT, BERT and T5 with the state of "
-              "training, of any layout",
           .detect = [](const fs::path& folder) { return !find_torch_dist(folder).empty(); },
           .model = dist_model,
           .config =
@@ -411,9 +408,6 @@ WeightFormat torch_dist_format() {
           .weights = open_weights_of,
           .training = training_of,
           .resumable = is_resumable,
-          .output = "folder to write, for Megatron-LM's --load; must not exist",
-          .keeps_training = true,
-          .pads_vocabulary = true,
           .holds_depths = [](const FolderConfig&) { return true; },
           .write = write_torch_dist};
 }

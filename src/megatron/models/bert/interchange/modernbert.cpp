@@ -162,7 +162,6 @@ extern const HfFamily kModernBert;
 constinit const HfFamily kModernBert{
     .name = "modernbert",
     .architecture = "bert",
-    .models = "ModernBERT",
     .form = "a ModernBERT (LayerNorm, rope, gated_linear_unit, embedding_layernorm, no token types)",
     .model_types = kModernTypes,
     .read = read_modern,

@@ -101,7 +101,6 @@ extern const HfFamily kRoberta;
 constinit const HfFamily kRoberta{
     .name = "roberta",
     .architecture = "bert",
-    .models = "RoBERTa and XLM-RoBERTa also with the head of a task",
     .form = "a RoBERTa (BERT's original order of norms, a position_offset, one token type, no bert_binary_head)",
     .model_types = kRobertaTypes,
     .read = read_roberta,

@@ -226,7 +226,6 @@ extern const HfFamily kDeepseek;
 constinit const HfFamily kDeepseek = [] {
   HfFamily family = decoder_family<deepseek_layer>(
       {.name = "deepseek",
-       .models = "DeepSeek-V2, DeepSeek-V3",
        .form = "a DeepSeek-V2 or V3 (RMSNorm with epsilon 1e-6, multi_latent_attention, no biases, experts with shared "
                "ones behind first_k_dense_replace layers; a router of softmax with moe_router_pre_softmax, or of "
                "sigmoid with moe_router_enable_expert_bias)",

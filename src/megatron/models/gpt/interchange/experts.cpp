@@ -110,7 +110,6 @@ constexpr std::string_view kTypes[] = {"mixtral", "qwen3_moe"};
 extern const HfFamily kExperts;
 constinit const HfFamily kExperts = decoder_family<expert_layer>(
     {.name = "experts",
-     .models = "Mixtral, Qwen3-MoE",
      .form = "a Mixtral or Qwen3-MoE (a Llama without biases, with num_experts in every layer, a router of softmax, no "
              "shared expert)",
      .model_types = kTypes,

@@ -106,7 +106,6 @@ extern const HfFamily kFalcon;
 constinit const HfFamily kFalcon{
     .name = "falcon",
     .architecture = "gpt",
-    .models = "Falcon without ALiBi",
     .form = "a Falcon (LayerNorm, rope of whole heads, no gated_linear_unit, parallel_residual)",
     .model_types = kFalconTypes,
     .read = read_falcon,

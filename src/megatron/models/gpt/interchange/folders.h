@@ -106,7 +106,7 @@ bool needs_no_reading(const interchange::FolderConfig& folder, const std::string
 
 /// What a family has of its own whose tensors decoder_table() maps: the fields of HfFamily.
 struct DecoderFamily {
-  const char *name, *models, *form;
+  const char *name, *form;
   std::span<const std::string_view> model_types;
   decltype(interchange::HfFamily::read) read;
   decltype(interchange::HfFamily::holds) holds;
@@ -122,7 +122,6 @@ constexpr interchange::HfFamily decoder_family(const DecoderFamily& own) {
   return {
       .name = own.name,
       .architecture = "gpt",
-      .models = own.models,
       .form = own.form,
       .model_types = own.model_types,
       .read = own.read,

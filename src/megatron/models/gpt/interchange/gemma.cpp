@@ -139,7 +139,6 @@ constexpr std::string_view kGemmaTypes[] = {"gemma", "gemma2", "gemma3_text"};
 extern const HfFamily kGemma;
 constinit const HfFamily kGemma = decoder_family<gemma_layer>(
     {.name = "gemma",
-     .models = "Gemma, Gemma 2, Gemma 3 (text)",
      .form = "a Gemma (RMSNorm with apply_layernorm_1p, scale_embeddings, rope, gated_linear_unit, no biases)",
      .model_types = kGemmaTypes,
      .read = read_gemma,

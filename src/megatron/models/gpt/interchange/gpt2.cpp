@@ -85,7 +85,6 @@ extern const HfFamily kGpt2;
 constinit const HfFamily kGpt2{
     .name = "gpt2",
     .architecture = "gpt",
-    .models = "GPT-2",
     .form =
         "a GPT-2 (LayerNorm, learned_absolute positions, no gated_linear_unit, biases, one key and value head a "
         "head)",

@@ -101,7 +101,6 @@ constexpr std::string_view kLlamaTypes[] = {"llama", "mistral", "qwen2", "qwen3"
 extern const HfFamily kLlama;
 constinit const HfFamily kLlama = decoder_family<plain_layer>(
     {.name = "llama",
-     .models = "Llama, Mistral, Qwen2 without sliding windows, Qwen3, SmolLM3",
      .form = "a Llama (RMSNorm, rope of whole heads, not interleaved, gated_linear_unit; without biases also "
              "qk_layernorm, a sliding_window or no_rope_freq)",
      .model_types = kLlamaTypes,

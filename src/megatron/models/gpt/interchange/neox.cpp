@@ -64,7 +64,6 @@ extern const HfFamily kNeoX;
 constinit const HfFamily kNeoX{
     .name = "gpt_neox",
     .architecture = "gpt",
-    .models = "GPT-NeoX, Pythia",
     .form = "a GPT-NeoX (LayerNorm, rope, not interleaved, no gated_linear_unit, biases, parallel_residual or not)",
     .model_types = kNeoXTypes,
     .read = read_neox,

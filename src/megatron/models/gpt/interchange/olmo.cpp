@@ -73,7 +73,6 @@ constexpr std::string_view kOlmoTypes[] = {"olmo2", "olmo3"};
 extern const HfFamily kOlmo;
 constinit const HfFamily kOlmo = decoder_family<olmo_layer>(
     {.name = "olmo2",
-     .models = "OLMo 2, OLMo 3",
      .form = "an OLMo (RMSNorm with norm_position behind, qk_layernorm_full, rope, gated_linear_unit, no biases)",
      .model_types = kOlmoTypes,
      .read = read_olmo,

@@ -109,7 +109,6 @@ constexpr std::string_view kOssTypes[] = {"gpt_oss"};
 extern const HfFamily kOss;
 constinit const HfFamily kOss = decoder_family<oss_layer>(
     {.name = "gpt_oss",
-     .models = "GPT-OSS",
      .form = "a GPT-OSS (RMSNorm, rope of whole heads, softmax_type learnable, num_experts in every layer with biases, "
              "quick_gelu with activation_func_clamp_value 7 and glu_linear_offset 1)",
      .model_types = kOssTypes,

@@ -60,7 +60,6 @@ constexpr std::string_view kPhiTypes[] = {"phi3"};
 extern const HfFamily kPhi;
 constinit const HfFamily kPhi = decoder_family<phi_layer>(
     {.name = "phi3",
-     .models = "Phi-3, Phi-4",
      .form = "a Phi-3 (RMSNorm, rope of a part of a head, unstretched or by longrope, gated_linear_unit, no biases)",
      .model_types = kPhiTypes,
      .read = read_phi,

@@ -53,7 +53,6 @@ constexpr std::string_view kStarCoderTypes[] = {"starcoder2"};
 extern const HfFamily kStarCoder;
 constinit const HfFamily kStarCoder = decoder_family<starcoder_layer>(
     {.name = "starcoder2",
-     .models = "StarCoder2",
      .form = "a StarCoder2 (LayerNorm, rope of whole heads, not interleaved, no gated_linear_unit)",
      .model_types = kStarCoderTypes,
      .read = read_starcoder,

@@ -1,0 +1,76 @@
+#include "app/front/front.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <system_error>
+
+#include "app/train/finetune_options.h"
+#include "app/train/pretrain_options.h"
+#include "app/train/train_options.h"
+#include "megatron/base/error.h"
+#include "megatron/config/options.h"
+#include "megatron/plan/rules.h"
+#include "megatron/recipe/resolve.h"
+
+namespace megatron::app {
+namespace {
+
+/// Whether rules hold of what the options say: neither another run's files nor the folders of its own change it.
+bool stands_alone(const config::RunConfig& run) {
+  const config::CheckpointConfig& checkpoint = run.checkpoint;
+  std::error_code unknown;
+  return checkpoint.load.empty() && checkpoint.save.empty() && !checkpoint.use_checkpoint_args &&
+         run.lora.base.empty() && !std::filesystem::exists(run.train.out, unknown) && !unknown;
+}
+
+/// Whether a rule is broken, or looks so: the tokenizer, which takes longer to read than all rules, is taken to have
+/// the model's vocabulary.
+bool looks_broken(const config::RunConfig& given, plan::Facts facts) {
+  const config::RunConfig config = recipe::with_null_tokenizer(given);
+  facts.tokenizer_vocab = std::max<std::int64_t>(1, config.model.vocab_size);
+  try {
+    facts.schedule_file = recipe::read_schedule_file(config.parallel.pp_schedule);
+  } catch (const ConfigError&) {
+    return true;
+  }
+  return !plan::broken_rules(config, facts).empty();
+}
+
+}  // namespace
+
+void check_train(const Args& args) {
+  TrainOptions options;
+  bool is_read = false, alone = false, broken = false;
+  const auto parse = [&](const std::function<void()>& check) {
+    options = {};
+    config::parse_recipe_command(options, &TrainOptions::run, args, kTrainUsage, check);
+  };
+  const plan::Facts facts{.needs_data = true};
+  try {
+    parse([&] {
+      is_read = true;
+      alone = options.layout == "given" && stands_alone(options.run);
+      broken = alone && looks_broken(options.run, facts);
+    });
+    if (!broken) return;
+  } catch (const ConfigError&) {
+    if (is_read && !alone) return;  // megatron-torch knows more of the run, and says all of it together
+  }
+  parse([&] { recipe::resolve_with_tokenizer(options.run, facts); });
+}
+
+void check_finetune(const Args& args) {
+  if (!finetune_words(args).recipe.checkpoint.load.empty()) return;
+  const FinetuneOptions options = finetune_options(args, {});
+  if (looks_broken(options.recipe, {})) recipe::resolve_with_tokenizer(options.recipe, {});
+}
+
+void check_pretrain(const std::string& program, const Args& args) {
+  const config::RunConfig run = pretrain_options(program, args).config;
+  const plan::Facts facts{.needs_data = true};
+  if (stands_alone(run) && looks_broken(run, facts)) recipe::resolve_with_tokenizer(run, facts);
+}
+
+}  // namespace megatron::app

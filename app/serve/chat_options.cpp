@@ -1,0 +1,33 @@
+#include "app/serve/chat_options.h"
+
+#include "megatron/base/error.h"
+#include "megatron/generate/sampling_options.h"
+
+namespace megatron::app {
+namespace {
+
+constexpr const char* kUsage =
+    "megatron chat MODEL [OPTION]…\n\n"
+    "A conversation with a chat model: a line is a message, and what was said before stays in the prompt. MODEL: a\n"
+    "folder as generate takes it, with a chat template. Lines that begin with / are commands: /clear forgets the\n"
+    "conversation, /system TEXT sets the system message and clears, /undo forgets the last turn, /quit ends, as the "
+    "end\n"
+    "of input does. Ctrl-C ends an answer.";
+
+}  // namespace
+
+ChatFlags chat_flags(const Args& args) {
+  ChatFlags flags;
+  const auto rest = config::parse_command_line(flags, args, kUsage);
+  if (rest.size() > 1 || (!rest.empty() && !flags.load.empty()))
+    throw ConfigError(rule_got_fix("chat takes one model.", rest.back(), concat("leave '", rest.back(), "' out")));
+  if (!rest.empty()) flags.load = rest[0];
+  generate::check({.temperature = flags.temperature, .top_k = flags.top_k, .top_p = flags.top_p});
+  if (flags.max_new_tokens < 1)
+    throw ConfigError(rule_got_fix("chat: --max-new-tokens must be 1 or above.", concat(flags.max_new_tokens),
+                                   "--max-new-tokens 512"));
+  run::check_model_flags(flags, "chat");
+  return flags;
+}
+
+}  // namespace megatron::app

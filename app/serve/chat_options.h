@@ -1,0 +1,34 @@
+#pragma once
+#include <cstdint>
+#include <string>
+
+#include "app/jobs.h"
+#include "megatron/config/options.h"
+#include "megatron/run/model_flags.h"
+
+namespace megatron::app {
+
+/// The options of `megatron chat`.
+struct ChatFlags : run::ModelFlags {
+  std::string system;
+  std::int64_t max_new_tokens = 512;
+  double temperature = 1, top_p = 1;
+  int top_k = 0;
+  std::uint64_t seed = 1234;
+
+  void visit(auto& v) {
+    run::ModelFlags::visit(v);
+    v("system", system, "The system message.", config::Common());
+    v("max_new_tokens", max_new_tokens, "Maximum number of tokens of an answer; a full context ends it sooner.",
+      config::Common());
+    v("temperature", temperature, "Sampling temperature; 0: greedy.", config::Common());
+    v("top_k", top_k, "Sample from the k most likely tokens; 0: from all.", config::Common());
+    v("top_p", top_p, "Nucleus sampling threshold.", config::Common());
+    v("seed", seed, "Seed of the sampling.", config::Common());
+  }
+};
+
+/// What the words say. Throws HelpRequested, and ConfigError for what is wrong whatever the model is.
+ChatFlags chat_flags(const Args& args);
+
+}  // namespace megatron::app
