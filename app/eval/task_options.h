@@ -22,13 +22,14 @@ struct TaskNumber {
 inline void check_task_numbers(const std::string& task, const char* head, std::initializer_list<TaskNumber> numbers) {
   constexpr std::int64_t kMaxCount = 1 << 24;
   for (const TaskNumber& number : numbers) {
+    const std::string option(number.option), flag = option.starts_with("--") ? option : concat("--", option);
     if (number.value < number.least || number.value > kMaxCount)
       throw ConfigError(rule_got_fix(concat(number.option, " must be from ", number.least, " to ", kMaxCount, "."),
-                                     concat(number.value), concat("leave --", number.option, " out")));
+                                     concat(number.value), concat("leave ", flag, " out")));
     if (number.value != number.unset && !number.heads.empty() &&
         number.heads.find(concat(" ", head, " ")) == std::string_view::npos)
       throw ConfigError(rule_got_fix(concat(number.option, " has no effect on ", task, "."), concat(number.value),
-                                     concat("leave --", number.option, " out")));
+                                     concat("leave ", flag, " out")));
   }
 }
 

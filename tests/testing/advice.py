@@ -211,5 +211,7 @@ def complaints(words, message):
             unknown = [option for option in unknown_options(violation.fix, job_of(words))
                        if option not in violation.got]  # such are to be left out
             job = " ".join(job_of(words))
+            if "----" in violation.fix:
+                problems.append(f"dashes twice: {violation}")
             problems += [f"{option} is no option of megatron {job}: {violation}" for option in unknown]
     return problems
