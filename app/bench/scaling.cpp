@@ -160,6 +160,9 @@ int measure(const BenchScalingOptions& options) {
 
 int bench_scaling(const Args& args) {
   const BenchScalingOptions options = bench_scaling_options(args);
+  if (!options.measure.measured)
+    throw ConfigError(rule_got_fix("Predictions are made by the program without libtorch.", "megatron-torch",
+                                   "megatron bench scaling, or --measured"));
   make_chart_folder(options.output);
   return measure(options);
 }

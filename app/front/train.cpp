@@ -10,6 +10,7 @@
 #include "app/train/pretrain_options.h"
 #include "app/train/train_options.h"
 #include "megatron/base/error.h"
+#include "megatron/base/machine/gpu.h"
 #include "megatron/config/options.h"
 #include "megatron/plan/rules.h"
 #include "megatron/recipe/resolve.h"
@@ -51,7 +52,7 @@ void check_train(const Args& args) {
   try {
     parse([&] {
       is_read = true;
-      alone = options.layout == "given" && stands_alone(options.run);
+      alone = options.layout == "given" && options.hardware.empty() && options.fit.empty() && stands_alone(options.run);
       broken = alone && looks_broken(options.run, facts);
     });
     if (!broken) return;
@@ -69,6 +70,7 @@ void check_finetune(const Args& args) {
 
 void check_pretrain(const std::string& program, const Args& args) {
   const config::RunConfig run = pretrain_options(program, args).config;
+  if (gpu_present() && cuda_plugin().empty()) return;  // which megatron-torch may find beside libtorch
   const plan::Facts facts{.needs_data = true};
   if (stands_alone(run) && looks_broken(run, facts)) recipe::resolve_with_tokenizer(run, facts);
 }

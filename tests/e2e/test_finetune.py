@@ -210,8 +210,8 @@ class Finetune(unittest.TestCase):
             one, other = (self.path / f"{task}-{name}/seed_1234" for name in ("whole", "ranks"))
             losses = list(zip(self.losses(one), self.losses(other)))
             self.assertEqual(len(losses), 61)
-            for loss, again in losses:
-                self.assertAlmostEqual(loss, again, delta=1e-8 * loss)
+            for step, (loss, again) in enumerate(losses):  # Adam makes more of a rounded sum with every step
+                self.assertAlmostEqual(loss, again, delta=(1e-10 if step <= 10 else 1e-6) * loss)
             predictions = next(one.glob("predictions.*"))
             self.assertEqual(predictions.read_bytes(), (other / predictions.name).read_bytes())
 

@@ -206,7 +206,7 @@ TEST_F(AttentionTest, SeesKeysAheadInWindowsOnBothSides) {
         AttentionOptions options{.ahead = window - 1};
         options.first_key = first_keys_of_windows(shape.batch, shape.queries, window);
         expect_matches_reference(shape, options);
-        expect_matches_reference(shape, options, at::kBFloat16);
+        expect_matches_reference(shape, options, at::kBFloat16, 2e-2);  // of few keys, and by dots of pairs too
         options.key_lengths = at::randint(0, shape.keys + 1, {shape.batch}, at::kInt);
         options.dropout = {.p = 0.2, .key = 5, .sample_ids = at::arange(shape.batch) + 3};
         expect_matches_reference(shape, options);
