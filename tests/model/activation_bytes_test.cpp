@@ -366,6 +366,7 @@ TEST(SharedSequences, KeepTheBytesOfThePlanWhichAreTheirShare) {
 /// Whole experts on two tensor-parallel ranks, and halves on four: a rank has as many numbers of them as it would have
 /// of experts that are split as other weights. Without sequence parallelism they get the rows of the ranks together.
 TEST(ActivationBytesOfSlices, OfExpertsAreThoseOfThePlan) {
+  counter().install();
   const plan::StagePart part{.num_layers = 3, .embedding = false, .output = false};
   const Kind& kind = kKinds[2];
   for (const std::size_t mode : {0, 3, 5})
@@ -382,6 +383,7 @@ TEST(ActivationBytesOfSlices, OfExpertsAreThoseOfThePlan) {
       const double weights = planned_weight_bytes(config, options.shape, part, false);
       EXPECT_NEAR(static_cast<double>(kept.for_weights) / weights, 1, 0.05) << kept.for_weights << ", " << weights;
     }
+  counter().remove();
 }
 
 /// Layers of one model that differ in everything that a description can say.
