@@ -53,8 +53,8 @@ class Install(unittest.TestCase):
         self.assertIn("0.3.0", run(program, "version"))
         words = ["bench", "scaling", "--hardware", "dgx-h100", "--recipes", "gpt_1.3b", "--json"]
         self.assertIn("gpt_1.3b", run(program, *words, cwd=self.prefix))
-        words = ["bench", "generate", "--model", "gpt_tiny", "--prompt-tokens", 2, "--new-tokens", 2, "--prefill-tokens", 4,
-                 "--repeats", 1, "--json"]
+        words = ["bench", "generate", "--model", "gpt_tiny", "--prompt-tokens", 2, "--new-tokens", 2,
+                 "--prefill-tokens", 4, "--repeats", 1, "--json"]
         self.assertIn("tokens_per_s", run(program, *words, cwd=self.prefix))  # by the other one
         plugin = self.prefix / "lib/megatron/libmegatron_cuda.so"
         self.assertEqual('"cuda_plugin":true' in run(program, "doctor", "--json").replace(" ", ""), plugin.exists())
