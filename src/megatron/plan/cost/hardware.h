@@ -17,7 +17,7 @@ struct ComputeRates {
     v("bf16_tflops", bf16_tflops, "The same of bfloat16.");
     v("fp16_tflops", fp16_tflops, "The same of float16.");
     v("fp8_tflops", fp8_tflops,
-      "The same of fp8 (E4M3 and E5M2), without sparsity; 0: it has none, and fp8.format is emulated.");
+      "The same of 8-bit floats, without sparsity; 0: not offered, and what fp8.format asks for is emulated.");
     v("product_efficiency", product_efficiency, "Share of the peak that a product of very large matrices reaches.");
     v("product_half_size", product_half_size,
       "Size of one of a product's three dimensions, the others being large, at which half of that is reached.");

@@ -215,8 +215,8 @@ void add_rank(std::vector<plan::ParameterSpec> specs, const plan::ModelShape& sh
 }
 
 /// The parameters of `stage` on one rank of those that the optimizer counts by tp, its `slice`. Experts are cut by etp
-/// and all else by tp. Of what the optimizer does not update the first rank's cut is given, which nobody reads: the
-/// size of an expert need not divide by tp, nor that of the rest by etp.
+/// and all else by tp. What the optimizer does not update is cut as on the first rank, and not used: the size of an
+/// expert need not divide by tp, nor that of the rest by etp.
 std::vector<plan::ParameterSpec> stage_parameters(const plan::ModelShape& shape, const BufferLayout& layout,
                                                   const BufferedOptimizer& optimizer, int slice,
                                                   const plan::StagePart& stage) {
