@@ -18,10 +18,7 @@ constexpr const char* kUsage =
 
 ChatFlags chat_flags(const Args& args) {
   ChatFlags flags;
-  const auto rest = config::parse_command_line(flags, args, kUsage);
-  if (rest.size() > 1 || (!rest.empty() && !flags.load.empty()))
-    throw ConfigError(rule_got_fix("chat takes one model.", rest.back(), concat("leave '", rest.back(), "' out")));
-  if (!rest.empty()) flags.load = rest[0];
+  run::take_model(flags, config::parse_command_line(flags, args, kUsage), "chat");
   generate::check({.temperature = flags.temperature, .top_k = flags.top_k, .top_p = flags.top_p});
   if (flags.max_new_tokens < 1)
     throw ConfigError(rule_got_fix("chat: --max-new-tokens must be 1 or above.", concat(flags.max_new_tokens),

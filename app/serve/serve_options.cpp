@@ -26,10 +26,7 @@ std::string token_of_environment() {
 
 ServeFlags serve_flags(const Args& args) {
   ServeFlags flags;
-  const auto rest = config::parse_command_line(flags, args, kUsage);
-  if (rest.size() > 1 || (!rest.empty() && !flags.load.empty()))
-    throw ConfigError(rule_got_fix("serve takes one model.", rest.back(), concat("leave '", rest.back(), "' out")));
-  if (!rest.empty()) flags.load = rest[0];
+  run::take_model(flags, config::parse_command_line(flags, args, kUsage), "serve");
   const auto need = [](bool holds, const char* rule, const std::string& got, const char* fix) {
     if (!holds) throw ConfigError(rule_got_fix(concat("serve: ", rule), got, fix));
   };

@@ -32,6 +32,7 @@
 #include "megatron/kernels/reference.h"
 #include "megatron/kernels/runtime.h"
 #include "tests/kernels/compare.h"
+#include "tests/kernels/launch_orders.h"
 #include "tests/testing/cuda.h"
 
 // The kernels of CUDA against the reference: every dtype, odd shapes, every form. On the host (EmulatedKernels),
@@ -62,11 +63,7 @@ class Check {
   Outputs kernels(const Run& run) const {
     if (!device_.is_cpu()) return copied(run(cuda_operators(), mover(device_)));
     const Outputs got = host(run);
-    for (const std::uint32_t order : {1U, 6U}) {
-      emulated::set_launch_order(order);
-      expect_equal(got, host(run), "the order of threads");
-      emulated::set_launch_order(0);
-    }
+    in_other_orders([&] { expect_equal(got, host(run), "the order of threads"); });
     return got;
   }
   static Outputs host(const Run& run) { return run(emulated_operators(), mover(at::kCPU)); }

@@ -24,9 +24,9 @@
 #include <string>
 #include <vector>
 
-#include "megatron/kernels/emulated/driver.h"
 #include "megatron/kernels/reference.h"
 #include "tests/kernels/compare.h"
+#include "tests/kernels/launch_orders.h"
 #include "tests/testing/cuda.h"
 
 // The kernels of a decoded token against plain ATen in float64. On the host (EmulatedTokenKernels), whatever order
@@ -72,11 +72,7 @@ class TokenCheck {
       return outputs;
     }
     const Outputs got = host(run);
-    for (const std::uint32_t order : {1U, 6U}) {
-      emulated::set_launch_order(order);
-      expect_equal(got, host(run), "the order of threads");
-      emulated::set_launch_order(0);
-    }
+    in_other_orders([&] { expect_equal(got, host(run), "the order of threads"); });
     return got;
   }
 

@@ -9,16 +9,15 @@
 
 #include "megatron/base/error.h"
 #include "megatron/base/files/file.h"
-#include "megatron/base/philox.h"
 #include "megatron/checkpoint/files/folder.h"
 #include "megatron/comm/threads/local_backend.h"
-#include "megatron/data/files/indexed_dataset.h"
 #include "megatron/kernels/runtime.h"
 #include "megatron/plan/cost/checkpoint_size.h"
 #include "megatron/train/inputs.h"
 #include "megatron/train/trainer.h"
 #include "tests/testing/temporary_folder.h"
 #include "tests/train/tiny_run.h"
+#include "tests/train/tiny_text.h"
 
 // Runs that are cut off and resume from what their nodes keep in memory. Ranks are threads; a node is a folder.
 namespace megatron::train {
@@ -33,15 +32,7 @@ class MemoryCopiesTest : public ::testing::Test {
  protected:
   void SetUp() override {
     fs::create_directories(folder_);
-    data::IndexedDatasetWriter writer((folder_ / "text").string(), data::DType::U16);
-    for (std::uint64_t document = 0; document < 40; ++document) {
-      std::vector<std::int32_t> tokens;
-      for (std::uint64_t i = 0; i < 30; ++i)
-        tokens.push_back(static_cast<std::int32_t>(random_word(1, document, i) % 60));
-      const std::vector<std::int32_t> lengths = {30};
-      writer.add_document(tokens, lengths);
-    }
-    writer.publish();
+    testing::write_tiny_text((folder_ / "text").string(), 40);
     for (const char* node : {"0", "1", "2", "3"}) fs::create_directory(folder_ / node);
   }
 

@@ -1,6 +1,7 @@
 #pragma once
 #include <string>
 #include <tuple>
+#include <vector>
 
 #include "megatron/base/error.h"
 #include "megatron/config/options.h"
@@ -63,6 +64,14 @@ inline void check_ranks(const ModelFlags& flags, const char* job) {
     if (size < least || size > kMaxRanks)
       throw ConfigError(rule_got_fix(concat(job, ": --", name, " must be ", least, " to ", kMaxRanks, "."),
                                      concat(size), concat("--", name, " ", least)));
+}
+
+/// Of a job whose one word is its model: it stands for --load. Throws ConfigError for other words.
+inline void take_model(ModelFlags& flags, const std::vector<std::string>& words, const char* job) {
+  if (words.size() > 1 || (!words.empty() && !flags.load.empty()))
+    throw ConfigError(
+        rule_got_fix(concat(job, " takes one model."), words.back(), concat("leave '", words.back(), "' out")));
+  if (!words.empty()) flags.load = words[0];
 }
 
 /// Throws ConfigError, which begins with `job`, for flags that no job can have, whatever its model is.
