@@ -21,7 +21,7 @@ echo "import site; site.addsitedir('$(packages $interop)')" >"$(packages .cache/
 pip=(.cache/bench/bin/python -m pip install --quiet --disable-pip-version-check --root-user-action=ignore)
 .cache/bench/bin/python -c 'import torch' 2>/dev/null || "${pip[@]}" torch==2.11.0  # where TORCH_DIR has no Python
 "${pip[@]}" --no-deps -r bench/requirements.txt  # without: pip would install torch's CUDA libraries for megatron-core
-if ! ldconfig -p | grep -q 'libjemalloc\.so\.2 ' && command -v apt-get >/dev/null; then
+if [[ $(ldconfig -p) != *'libjemalloc.so.2 '* ]] && command -v apt-get >/dev/null; then
   (cd .cache/bench && apt-get download -qq libjemalloc2 2>/dev/null && dpkg-deb -x libjemalloc2_*.deb jemalloc) ||
     echo "no jemalloc: the tuned PyTorch will be left out (apt-get install libjemalloc2)" >&2
 fi

@@ -22,7 +22,7 @@ one() {  # runs, build folder, target
   # Freed memory stays out of use for 16 MB, many inputs; of an allocation four calls are kept. The defaults, 256 MB and
   # 30 calls, take up to half as long again; an input that fails says more when it is run alone.
   export ASAN_OPTIONS=quarantine_size_mb=16:malloc_context_size=4
-  if "$build/${name}_fuzz" -help=1 2>&1 | grep -q libFuzzer; then
+  if [[ $("$build/${name}_fuzz" -help=1 2>&1) == *libFuzzer* ]]; then
     mkdir -p "$build/found/$name"  # its new inputs; the fixed corpus stays as it is
     (cd "$build" && "./${name}_fuzz" -runs="$runs" -seed="$seed" -timeout=60 -print_final_stats=1 "found/$name" \
       "$corpus") >"$log" 2>&1 || { tail -n 60 "$log" >&2; return 1; }

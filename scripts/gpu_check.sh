@@ -5,7 +5,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 build=build
 
-if ! nvidia-smi -L 2>/dev/null | grep -q GPU; then
+if [[ $(nvidia-smi -L 2>/dev/null) != *GPU* ]]; then
   if [ -f $build/CTestTestfile.cmake ]; then
     ctest --test-dir $build -L '^gpu$' -N | sed -n 's/^ *Test *#[0-9]*: \(.*\)/skipped: \1 (no NVIDIA GPU)/p'
   fi

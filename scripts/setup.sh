@@ -40,7 +40,7 @@ install_packages() {
   fi
 }
 
-has_gpu() { compgen -G "/dev/nvidia[0-9]*" >/dev/null || { command -v nvidia-smi >/dev/null && nvidia-smi -L 2>/dev/null | grep -q GPU; }; }
+has_gpu() { compgen -G "/dev/nvidia[0-9]*" >/dev/null || { command -v nvidia-smi >/dev/null && [[ $(nvidia-smi -L 2>/dev/null) == *GPU* ]]; }; }
 
 # A python that pip's libtorch wheels exist for and that can make a virtual environment. Debian's own first.
 find_python() {

@@ -21,7 +21,9 @@ if [ -n "${HOSTFILE:-}" ]; then
   export MEGATRON_RUN_SECRET=${MEGATRON_RUN_SECRET:-$(head -c 32 /dev/urandom | od -An -vtx1 | tr -d ' \n')}
   names+=(MEGATRON_RUN_SECRET)
 fi
-if "${mpirun[0]}" --version 2>/dev/null | grep -qi hydra; then  # of MPICH and Intel MPI: hands the environment on
+# Read to its end: a pipe that grep -q leaves early fails, with pipefail, on some days.
+version=$("${mpirun[0]}" --version 2>/dev/null) || true
+if [[ ${version,,} == *hydra* ]]; then  # of MPICH and Intel MPI: hands the environment on
   [ -z "${HOSTFILE:-}" ] || words+=(-f "$HOSTFILE")
 else  # Open MPI
   [ -z "${HOSTFILE:-}" ] || words+=(--hostfile "$HOSTFILE")

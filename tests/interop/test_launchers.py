@@ -214,6 +214,15 @@ class Launchers(unittest.TestCase):
     def test_open_mpi_with_different_options_is_refused(self):
         self.check_refusal("openmpi")
 
+    def test_the_script_knows_mpich_however_much_its_version_says(self):
+        launcher = self.place.path / "mpirun"  # says more than a pipe holds, or the words that it is started with
+        launcher.write_text('#!/bin/sh\n[ "$1" = --version ] || { echo : "$@"; exit; }\n'
+                            'echo HYDRA; head -c 200000 /dev/zero | tr "\\0" "\\n"\n')
+        launcher.chmod(0o755)
+        said = subprocess.run([EXAMPLES / "mpirun.sh", "recipe.toml"], capture_output=True, text=True, check=True,
+                              env=os.environ | {"MPIRUN": str(launcher), "MEGATRON": "program"}).stdout
+        self.assertEqual(said, ": -n 2 program train recipe.toml\n")
+
     def test_mpich_trains(self):
         self.check_training("mpich")
 
