@@ -1,6 +1,18 @@
 #include "megatron/kernels/runtime.h"
 
 #include <ATen/Parallel.h>
+#include <ATen/ops/cos.h>
+#include <ATen/ops/erf.h>
+#include <ATen/ops/erfc.h>
+#include <ATen/ops/exp.h>
+#include <ATen/ops/log.h>
+#include <ATen/ops/log10.h>
+#include <ATen/ops/log2.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/sin.h>
+#include <ATen/ops/sqrt.h>
+#include <ATen/ops/tan.h>
+#include <ATen/ops/tanh.h>
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/CachingDeviceAllocator.h>
@@ -14,6 +26,7 @@
 #include <algorithm>
 #include <atomic>
 #include <fstream>
+#include <mutex>
 #include <vector>
 
 #include "megatron/base/machine/cores.h"
@@ -55,6 +68,19 @@ void flush_denormals() {
 #endif
 }
 
+/// MKL's vector functions choose their code at the first call, and the MKL of libtorch's wheels (2024.2) does so
+/// without a lock: of several threads that call one for the first time at once, one may compute by code of another
+/// accuracy, in that call alone, so that a loss differs from run to run. Each is called here by one thread. (decision
+/// 139, https://github.com/pytorch/pytorch/issues/188792)
+void choose_vector_functions() {
+  for (const at::ScalarType dtype : {at::kFloat, at::kDouble}) {
+    const at::Tensor ones = at::ones({64}, dtype);
+    for (const auto function :
+         {at::cos, at::erf, at::erfc, at::exp, at::log, at::log10, at::log2, at::sin, at::sqrt, at::tan, at::tanh})
+      function(ones);
+  }
+}
+
 }  // namespace
 
 void install_caching_allocator() {
@@ -85,6 +111,8 @@ HeldMemory held_memory(at::Device device) {
 }
 
 void configure_thread(int num_threads) {
+  static std::once_flag vector_functions_chosen;
+  std::call_once(vector_functions_chosen, choose_vector_functions);
   at::get_num_threads();  // a thread's first call would otherwise later take the number of another thread
   at::set_num_threads(num_threads);
   flush_denormals();
