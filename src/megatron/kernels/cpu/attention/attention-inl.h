@@ -12,52 +12,12 @@
 
 #include "megatron/kernels/cpu/attention/attention.h"
 #include "megatron/kernels/cpu/attention/attention_cap-inl.h"
+#include "megatron/kernels/cpu/attention/attention_seen-inl.h"
 #include "megatron/kernels/cpu/elementwise/rows-inl.h"
-#include "megatron/kernels/cpu/products/product-inl.h"
 #include "megatron/kernels/cpu/random/random.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace megatron::kernels::cpu::HWY_NAMESPACE {
-
-// Blocks of scores have a stride that is no power of two, so that the rows of a column do not share cache sets.
-constexpr std::size_t kKeyBlock = 256, kScoreStride = kKeyBlock + 16;
-
-inline std::size_t round_up(std::size_t n, std::size_t to) { return (n + to - 1) / to * to; }
-
-/// Keys in [begin, end) are seen by at least one, those of `row` by that query; positions of keys.
-struct KeyRange {
-  std::size_t begin, end;
-};
-
-inline KeyRange visible(const AttentionProblem& p, std::size_t b, std::size_t query) {
-  const std::size_t keys =
-      p.key_lengths == nullptr ? p.keys : std::min(p.keys, static_cast<std::size_t>(std::max(p.key_lengths[b], 0)));
-  const std::size_t last = query + p.keys + 1 + p.ahead;  // one past, shifted by `queries` to stay unsigned
-  const std::size_t end = !p.causal ? keys : last > p.queries ? std::min(keys, last - p.queries) : 0;
-  const std::int32_t first = p.first_key != nullptr ? std::max(p.first_key[b * p.queries + query], 0) : 0;
-  return {std::min(static_cast<std::size_t>(first), end), end};
-}
-
-/// Those of `range` among keys [k0, k0 + count), counted from k0.
-inline KeyRange within(KeyRange range, std::size_t k0, std::size_t count) {
-  return {std::clamp(range.begin, k0, k0 + count) - k0, std::clamp(range.end, k0, k0 + count) - k0};
-}
-
-/// Union over queries [q0, q1); begin = end: none.
-inline KeyRange visible_of_rows(const AttentionProblem& p, std::size_t b, std::size_t q0, std::size_t q1) {
-  KeyRange all{p.keys, 0};
-  for (std::size_t i = q0; i < q1; ++i) {
-    const KeyRange row = visible(p, b, i);
-    if (row.begin < row.end) all = {std::min(all.begin, row.begin), std::max(all.end, row.end)};
-  }
-  return {std::min(all.begin, all.end), all.end};
-}
-
-/// The same, its begin rounded down to a panel of keys: the products begin at one.
-inline KeyRange visible_of_block(const AttentionProblem& p, std::size_t b, std::size_t q0, std::size_t q1) {
-  const KeyRange all = visible_of_rows(p, b, q0, q1);
-  return {all.begin / kPanel * kPanel, all.end};
-}
 
 /// Turns one row of scores of keys [0, count) into exp(scale s - max), zero outside `seen`, and updates `running`.
 /// Returns the factor that what was summed before has to be multiplied with.
@@ -102,24 +62,17 @@ inline void add_scaled(float* to, const float* from, std::size_t count, float by
     hn::StoreU(hn::MulAdd(hn::LoadU(d, from + j), hn::Set(d, by), hn::LoadU(d, to + j)), d, to + j);
 }
 
-/// scores [rows, keys of the block] = left [rows, size] times the panels of keys [k0, k0 + count), k0 a multiple of 64.
-inline void score_block(const Left& left, const float* panels, std::size_t size, std::size_t k0, std::size_t count,
-                        std::size_t rows, float* scores) {
-  for (std::size_t j = 0; j < count; j += kPanel) {
-    product(left, panels + (k0 + j) * size, kPanel, scores + j, kScoreStride, rows, size,
-            std::min(kPanel, round_up(count - j, 16)), false);
-  }
-}
-
-/// The dropout mask of one row of probabilities: keys [k0, k0 + count) of query `query`.
+/// The dropout mask of one row of probabilities: those of keys [k0, …) that query `query` sees.
 struct DropoutRow {
   const AttentionProblem& p;
   std::uint32_t words[kKeyBlock];
 
-  void draw(const Head& head, std::size_t query, std::size_t k0, std::size_t count) {
+  void draw(const Head& head, std::size_t query, std::size_t k0, KeyRange seen) {
+    if (seen.begin >= seen.end) return;
     const std::uint64_t row = (p.head_offset + p.number_of(head)) * p.sequence_queries + p.first_query + query;
     random_words(p.dropout_key, static_cast<std::uint64_t>(p.sample_ids[head.b]),
-                 row * p.sequence_keys + p.first_masked_key + k0, count, words);
+                 row * p.sequence_keys + p.first_masked_key + k0 + seen.begin, seen.end - seen.begin,
+                 words + seen.begin);
   }
   /// x scaled where the element is kept, else 0.
   HWY_INLINE F apply(F x, std::size_t i) const {
@@ -160,8 +113,8 @@ inline void softmax_rows(const AttentionProblem& p, const Head& head, std::size_
     const float rescale = softmax_row(s, count, seen, scaled ? 1.0f : p.scale, running[i]);
     if (!first && rescale != 1.0f) scale_row(sum + i * stride, stride, rescale);
     if (p.sample_ids == nullptr || seen.begin >= seen.end) continue;
-    dropout.draw(head, q0 + i, k0, count);
-    for (std::size_t j = 0; j < count; j += hn::Lanes(Floats()))
+    dropout.draw(head, q0 + i, k0, seen);
+    for (std::size_t j = seen.begin / hn::Lanes(Floats()) * hn::Lanes(Floats()); j < seen.end; j += hn::Lanes(Floats()))
       hn::StoreU(dropout.apply(hn::LoadU(Floats(), s + j), j), Floats(), s + j);
   }
 }

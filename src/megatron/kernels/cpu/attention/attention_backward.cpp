@@ -34,21 +34,19 @@ struct Workspace {
 /// Rows [q0, q1) against keys [k0, k0 + count): adds to dk, dv and dq.
 void block_gradient(const AttentionProblem& p, const Head& head, std::size_t q0, std::size_t rows, std::size_t k0,
                     std::size_t count, const float* logsumexp, const float* delta, bool first, const Workspace& w) {
-  score_block({w.queries, w.stride, 1}, w.keys_t, p.size, k0, count, rows, w.scores);
-  score_block({w.dout, w.stride, 1}, w.values_t, p.size, k0, count, rows, w.dscores);
+  const SeenBlock seen(p, head.b, q0, rows, k0, count);
+  seen.score({w.queries, w.stride, 1}, w.keys_t + k0 * p.size, p.size, w.scores);
+  seen.score({w.dout, w.stride, 1}, w.values_t + k0 * p.size, p.size, w.dscores);
   DropoutRow dropout{p, {}};
   for (std::size_t i = 0; i < rows; ++i) {
-    const KeyRange seen = within(visible(p, head.b, q0 + i), k0, count);
-    if (p.sample_ids != nullptr) dropout.draw(head, q0 + i, k0, count);
-    row_gradient(p, head, q0 + i, k0, count, seen, logsumexp[q0 + i], delta[i],
+    if (p.sample_ids != nullptr) dropout.draw(head, q0 + i, k0, seen.of_row(i));
+    row_gradient(p, head, q0 + i, k0, count, seen.of_row(i), logsumexp[q0 + i], delta[i],
                  p.sample_ids != nullptr ? &dropout : nullptr, w.scores + i * kScoreStride,
                  w.dscores + i * kScoreStride);
   }
-  product({w.scores, 1, kScoreStride}, w.dout, w.stride, w.dv + k0 * w.stride, w.stride, count, rows, w.stride, true);
-  product({w.dscores, 1, kScoreStride}, w.queries, w.stride, w.dk + k0 * w.stride, w.stride, count, rows, w.stride,
-          true);
-  product({w.dscores, kScoreStride, 1}, w.keys + k0 * w.stride, w.stride, w.dq, w.stride, rows, count, w.stride,
-          !first);
+  seen.weigh_queries(w.scores, w.dout, w.stride, w.dv + k0 * w.stride);
+  seen.weigh_queries(w.dscores, w.queries, w.stride, w.dk + k0 * w.stride);
+  seen.weigh_keys(w.dscores, w.keys + k0 * w.stride, w.stride, w.dq, !first);
 }
 
 /// Reads rows [q0, q0 + rows) of the queries' side and gives delta, the sum over d of dout * out: the softmax's own

@@ -34,9 +34,10 @@ void forward(const AttentionProblem& p, const Head& head, std::size_t block, con
   if (all.begin >= all.end) std::fill(sum, sum + rows * stride, 0.0f);
   for (std::size_t k0 = all.begin; k0 < all.end; k0 += kKeyBlock) {
     const std::size_t count = std::min(kKeyBlock, all.end - k0);
-    score_block({queries, stride, 1}, packed, p.size, k0, count, rows, scores);
+    const SeenBlock seen(p, head.b, q0, rows, k0, count);
+    seen.score({queries, stride, 1}, packed + k0 * p.size, p.size, scores);
     softmax_rows(p, head, q0, rows, k0, count, k0 == all.begin, scores, running, sum, stride);
-    product({scores, kScoreStride, 1}, values + k0 * stride, stride, sum, stride, rows, count, stride, k0 != all.begin);
+    seen.weigh_keys(scores, values + k0 * stride, stride, sum, k0 != all.begin);
   }
   finish_rows(p, head, q0, rows, running, sum, stride, out, logsumexp_bns);
 }

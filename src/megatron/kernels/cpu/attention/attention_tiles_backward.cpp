@@ -117,7 +117,7 @@ Blocks queries_gradient(const Pass& pass, Tiles& tiles, std::size_t batch, std::
   DropoutRow dropout{p, {}};
   for (std::size_t r = 0; r < rows; ++r) {
     const KeyRange row = within(visible(p, pass.head.b, q0 + r), k0 + begin, end - begin);
-    if (p.sample_ids != nullptr) dropout.draw(pass.head, q0 + r, k0 + begin, end - begin);
+    if (p.sample_ids != nullptr) dropout.draw(pass.head, q0 + r, k0 + begin, row);
     row_gradient(p, pass.head, q0 + r, k0 + begin, end - begin, row, pass.logsumexp[q0 + r],
                  w.delta[i * kPanelLines + r], p.sample_ids != nullptr ? &dropout : nullptr,
                  w.scores + r * kScoreStride + begin, w.dscores + r * kScoreStride + begin);
