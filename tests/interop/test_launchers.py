@@ -221,8 +221,8 @@ class Launchers(unittest.TestCase):
         exact = ("--train.dtype", "fp64", "--global-batch-size", 8, "--micro-batch-size", 1)
         run(*self.words("threads", *exact))
         # Of two nodes one is lost, with its agent, when rank 1 is about to begin iteration 3.
-        lost_once = ('[ "$TORCHELASTIC_RESTART_COUNT" = 0 ] || exec "$@"; "$@" --guard.inject_faults exit:3:1; code=$?; '
-                     '[ "$RANK" = 0 ] || kill -KILL $PPID; exit $code')
+        lost_once = ('[ "$TORCHELASTIC_RESTART_COUNT" = 0 ] || exec "$@"; '
+                     '"$@" --guard.inject_faults exit:3:1; code=$?; [ "$RANK" = 0 ] || kill -KILL $PPID; exit $code')
         words = self.words("left", "--save-interval", 1, *exact)
         at = words.index("--world-size")
         del words[at:at + 2]  # as many as the launcher has started
@@ -234,8 +234,8 @@ class Launchers(unittest.TestCase):
                 [sys.executable, "-m", "torch.distributed.run", "--nnodes", "1:2", "--nproc-per-node", "1",
                  "--max-restarts", "1", "--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}",
                  "--rdzv-conf", "last_call_timeout=15", "--local-addr", address, "--no-python", "bash", "-c", lost_once,
-                 "bash", os.path.abspath(MEGATRON), *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                env=os.environ | {"OMP_NUM_THREADS": "1", "MEGATRON_RUN_SECRET": "0123456789abcdef"})
+                 "bash", os.path.abspath(MEGATRON), *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                text=True, env=os.environ | {"OMP_NUM_THREADS": "1", "MEGATRON_RUN_SECRET": "0123456789abcdef"})
             self.addCleanup(agent.kill)
             return agent
 
