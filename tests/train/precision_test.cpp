@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <span>
+#include <string_view>
 #include <vector>
 
 #include "megatron/comm/threads/local_backend.h"
@@ -86,6 +87,15 @@ TEST(Bfloat16, LossesInAnyLayoutAreThoseOfOneRankWithinAFiftiethOfWhatIsLearnt) 
 
 class HalfPrecision : public ::testing::TestWithParam<const char*> {};
 
+/// How far a run's first `steps` may be from those in float32: gradient norms as a share, losses in nats.
+struct Bounds {
+  std::size_t steps;
+  double norm, loss;
+};
+
+// Rounding sends Adam along another way after the first step, and SGD after some ten, whatever rounds: of 24 seeds the
+// worst norm in 30 steps of Adam was between 2 % and 6200 % off. The first steps are held to some 2.5 times what the
+// worst of 24 seeds showed.
 TEST_P(HalfPrecision, LearnsAsSinglePrecisionDoes) {
   const auto go = [](const char* dtype) {
     auto config = config_of({}, dtype);
@@ -94,13 +104,21 @@ TEST_P(HalfPrecision, LearnsAsSinglePrecisionDoes) {
     config.optimizer.initial_loss_scale = 1024;
     return results_of(config, [](Engine& e, const auto& step) { return just_step(e, step); })[0];
   };
-  const auto single = go("fp32"), bf16 = go("bf16"), fp16 = go("fp16");
-  const double whole = learnt(single);
-  for (std::size_t i = 0; i < single.size(); ++i) {
-    EXPECT_NEAR(bf16[i].loss, single[i].loss, 1e-2 * whole) << "step " << i + 1;
-    EXPECT_NEAR(fp16[i].loss, single[i].loss, 2.5e-3 * whole) << "step " << i + 1;  // three more digits
-    EXPECT_NEAR(fp16[i].grad_norm, single[i].grad_norm, 2e-2 * largest_norm(single)) << "step " << i + 1;
-  }
+  const auto single = go("fp32");
+  learnt(single);
+  const auto check = [&](const char* dtype, Bounds first, Bounds of_sgd) {
+    const auto half = go(dtype);
+    learnt(half);
+    for (const Bounds& bounds : {first, of_sgd}) {
+      if (bounds.steps > 1 && GetParam() != std::string_view("sgd")) continue;
+      for (std::size_t i = 0; i < bounds.steps; ++i) {
+        EXPECT_NEAR(half[i].loss, single[i].loss, bounds.loss) << dtype << " step " << i + 1;
+        EXPECT_NEAR(half[i].grad_norm / single[i].grad_norm, 1, bounds.norm) << dtype << " step " << i + 1;
+      }
+    }
+  };
+  check("fp16", {1, 4e-4, 6e-5}, {5, 2e-3, 6e-4});  // a digit more than bf16
+  check("bf16", {1, 4e-3, 7e-4}, {5, 1.5e-2, 6e-3});
 }
 INSTANTIATE_TEST_SUITE_P(Optimizers, HalfPrecision, ::testing::Values("adam", "sgd"));
 

@@ -155,13 +155,12 @@ void product_into(const at::Tensor& c, const Way& way, const at::Tensor& rows, c
     multiply(c, rows, b, false, epilogue);
 }
 
-/// Whether `way` takes an epilogue on these buffers, of which some may be undefined. `half`: Epilogue::half. fp16 goes
-/// the longer way (decision 98).
+/// Whether `way` takes an epilogue on these buffers, of which some may be undefined. `half`: Epilogue::half.
 template <class... Buffers>
 bool takes_epilogue(const Way& way, const at::Tensor& rows, std::int64_t half, const Buffers&... buffers) {
   const bool whole_panels = half % static_cast<std::int64_t>(cpu::kPanelLines) == 0;
   const bool computes = way.kind == Way::Kind::Own || (way.kind == Way::Kind::Tiles && whole_panels);
-  return computes && rows.scalar_type() != at::kHalf && cpu::fast_as(rows.scalar_type(), buffers...);
+  return computes && cpu::fast_as(rows.scalar_type(), buffers...);
 }
 
 /// grad = or += dy^T x by own kernels.
@@ -335,7 +334,7 @@ ActivatedOutput grouped_linear_activation(const at::Tensor& x, const Groups& gro
   const auto activated = [&](const at::Tensor& u) {
     return gated ? cpu::gated_activation(u, form) : cpu::activation(u, form);
   };
-  if (x.scalar_type() == at::kHalf || (!on_tiles(x, first) && !own_product(x, first))) {
+  if (!on_tiles(x, first) && !own_product(x, first)) {
     const at::Tensor u = grouped_product(x, groups, true);
     return {u, activated(u)};
   }
