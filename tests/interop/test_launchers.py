@@ -137,15 +137,6 @@ class Launchers(unittest.TestCase):
         return subprocess.run([*map(str, words), *command], capture_output=True, text=True, timeout=ENDS_IN,
                               env=os.environ | environment)
 
-    def wait_for_listener(self, port):
-        until = time.monotonic() + ENDS_IN
-        while time.monotonic() < until:
-            with socket.socket() as client:
-                if client.connect_ex(("127.0.0.1", port)) == 0:
-                    return
-            time.sleep(0.05)
-        raise AssertionError(f"nobody listens on port {port}")
-
     def launch_script(self, launcher, *options, meanwhile=lambda: None):
         """The script of examples/launch for this launcher; its result. `meanwhile` is called once it has started."""
         script, variables = SCRIPTS[launcher]
@@ -217,9 +208,9 @@ class Launchers(unittest.TestCase):
         self.assertIn("rank 1 ends before iteration 3, as guard.inject_faults says", done.stderr)
         self.assertEqual(self.place.losses("again"), self.place.losses("threads"))
 
-    def test_torchrun_goes_on_with_the_nodes_that_are_left(self):
+    def test_torchrun_continues_with_the_nodes_that_are_left(self):
         exact = ("--train.dtype", "fp64", "--global-batch-size", 8, "--micro-batch-size", 1)
-        run(*self.words("threads", *exact))
+        run(*self.words("whole", *exact))
         # Of two nodes one is lost, with its agent, when rank 1 is about to begin iteration 3.
         lost_once = ('[ "$TORCHELASTIC_RESTART_COUNT" = 0 ] || exec "$@"; '
                      '"$@" --guard.inject_faults exit:3:1; code=$?; [ "$RANK" = 0 ] || kill -KILL $PPID; exit $code')
@@ -228,28 +219,26 @@ class Launchers(unittest.TestCase):
         del words[at:at + 2]  # as many as the launcher has started
         port = free_port()
 
-        def node(address):
-            """An agent and its rank; the address decides who is rank 0."""
+        def node(address, hosts):
+            """An agent and its rank; the address decides who is rank 0. `hosts`: whether it keeps torchrun's store."""
             agent = subprocess.Popen(
                 [sys.executable, "-m", "torch.distributed.run", "--nnodes", "1:2", "--nproc-per-node", "1",
                  "--max-restarts", "1", "--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}",
-                 "--rdzv-conf", "last_call_timeout=15", "--local-addr", address, "--no-python", "bash", "-c", lost_once,
-                 "bash", os.path.abspath(MEGATRON), *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                text=True, env=os.environ | {"OMP_NUM_THREADS": "1", "MEGATRON_RUN_SECRET": "0123456789abcdef"})
+                 "--rdzv-conf", f"last_call_timeout=15,is_host={hosts}", "--local-addr", address, "--no-python", "bash",
+                 "-c", lost_once, "bash", os.path.abspath(MEGATRON), *words],
+                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
             self.addCleanup(agent.kill)
             return agent
 
-        first = node("127.0.0.1")
-        self.wait_for_listener(port)  # torchrun keeps its store on the node that comes first
-        lost = node("127.0.0.2")
+        first, lost = node("127.0.0.1", True), node("127.0.0.2", False)
         said = first.communicate(timeout=ENDS_IN)[0]
         self.assertEqual(first.returncode, 0, said)
         lost.communicate(timeout=ENDS_IN)
         self.assertEqual(lost.returncode, -signal.SIGKILL)
         self.assertRegex(said, "tp 1 x pp 1 x dp 2(.|\n)*tp 1 x pp 1 x dp 1(.|\n)* resumed from ")
-        losses, threads = self.place.losses("left"), self.place.losses("threads")
-        self.assertEqual(losses.keys(), threads.keys())
-        for iteration, loss in threads.items():
+        losses, whole = self.place.losses("left"), self.place.losses("whole")
+        self.assertEqual(losses.keys(), whole.keys())
+        for iteration, loss in whole.items():
             self.assertAlmostEqual(losses[iteration] / loss, 1, delta=1e-10)
 
     def test_open_mpi_trains(self):

@@ -70,8 +70,8 @@ void flush_denormals() {
 
 /// MKL's vector functions choose their code at the first call, and the MKL of libtorch's wheels (2024.2) does so
 /// without a lock: of several threads that call one for the first time at once, one may compute by code of another
-/// accuracy, in that call alone, so that a loss differs from run to run. Each is called here by one thread. (decision
-/// 139, https://github.com/pytorch/pytorch/issues/188792)
+/// accuracy, in that call alone, so that a loss differs from run to run. Those that may be used are called here by one
+/// thread. (decision 139, https://github.com/pytorch/pytorch/issues/188792)
 void choose_vector_functions() {
   for (const at::ScalarType dtype : {at::kFloat, at::kDouble}) {
     const at::Tensor ones = at::ones({64}, dtype);

@@ -27,7 +27,7 @@ struct HeldMemory {
 HeldMemory held_memory(at::Device device);
 
 /// For the calling thread: denormals to zero (in it and in its OpenMP workers) and `num_threads` OpenMP/BLAS threads.
-/// Each thread that computes calls it first: the first call has MKL choose its code, which is no work for several.
+/// Each thread that computes calls it first: the first call has MKL choose its code, in one thread.
 void configure_thread(int num_threads);
 
 /// Gives the calling thread and its `num_threads` - 1 OpenMP workers a core each, where the `ranks` ranks that share
