@@ -1,5 +1,6 @@
 #include "megatron/kernels/attention.h"
 
+#include <ATen/Context.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
@@ -98,7 +99,19 @@ void expect_matches_reference(const Shape& shape, const AttentionOptions& option
   expect_matches_reference(shape, options, dtype, tolerance);
 }
 
-using AttentionTest = OnEveryInstructionSet;
+/// In memory that begins as NaNs, so that nothing passes that reads what it has not written.
+class AttentionTest : public OnEveryInstructionSet {
+ protected:
+  void SetUp() override {
+    OnEveryInstructionSet::SetUp();
+    at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/true);  // at::empty fills what it gives
+    ASSERT_TRUE(at::empty({64}, at::kFloat).isnan().all().item<bool>());
+  }
+  void TearDown() override {
+    at::globalContext().setDeterministicAlgorithms(false, false);
+    OnEveryInstructionSet::TearDown();
+  }
+};
 
 TEST_F(AttentionTest, MatchesTheReferenceForwardAndBackwardForAnyShape) {
   on_each([] {
