@@ -39,14 +39,20 @@ inline KeyRange within(KeyRange range, std::size_t k0, std::size_t count) {
   return {std::clamp(range.begin, k0, k0 + count) - k0, std::clamp(range.end, k0, k0 + count) - k0};
 }
 
-/// Union over queries [q0, q1); begin = end: none.
-inline KeyRange visible_of_rows(const AttentionProblem& p, std::size_t b, std::size_t q0, std::size_t q1) {
-  KeyRange all{p.keys, 0};
-  for (std::size_t i = q0; i < q1; ++i) {
-    const KeyRange row = visible(p, b, i);
+/// Union of of_row(i) over i in [begin, end), those between them too; begin = end: none. `keys`: how many there are.
+template <class OfRow>
+KeyRange union_of_rows(std::size_t begin, std::size_t end, std::size_t keys, const OfRow& of_row) {
+  KeyRange all{keys, 0};
+  for (std::size_t i = begin; i < end; ++i) {
+    const KeyRange row = of_row(i);
     if (row.begin < row.end) all = {std::min(all.begin, row.begin), std::max(all.end, row.end)};
   }
   return {std::min(all.begin, all.end), all.end};
+}
+
+/// Of queries [q0, q1).
+inline KeyRange visible_of_rows(const AttentionProblem& p, std::size_t b, std::size_t q0, std::size_t q1) {
+  return union_of_rows(q0, q1, p.keys, [&](std::size_t i) { return visible(p, b, i); });
 }
 
 /// The same, its begin rounded down to a panel of keys: the products begin at one.
@@ -124,11 +130,7 @@ class SeenBlock {
 
   KeyRange keys_seen_by(std::size_t first, std::size_t last) const {
     if (whole_) return {0, count_};
-    KeyRange all{count_, 0};
-    for (std::size_t i = first; i < last; ++i)
-      if (of_row_[i].begin < of_row_[i].end)
-        all = {std::min(all.begin, of_row_[i].begin), std::max(all.end, of_row_[i].end)};
-    return {std::min(all.begin, all.end), all.end};
+    return union_of_rows(first, last, count_, [this](std::size_t i) { return of_row_[i]; });
   }
 
   std::size_t rows_, count_;
