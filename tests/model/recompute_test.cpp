@@ -42,11 +42,12 @@ at::Tensor gradients(const TransformerOptions& options, const comm::Group& tp, a
   return at::cat({gpt.stores[0].gradients(), gpt.stores[1].gradients()});
 }
 
-void expect_equal_bits(TransformerOptions options, int t, at::ScalarType dtype, bool sequence_parallel) {
-  options.hidden_dropout = options.attention_dropout = 0.1;
-  options.sequence_parallel = sequence_parallel;
-  const auto weights = random_weights(options.shape, 9);
+void expect_equal_bits(TransformerOptions stored, int t, at::ScalarType dtype, bool sequence_parallel) {
+  stored.hidden_dropout = stored.attention_dropout = 0.1;
+  stored.sequence_parallel = sequence_parallel;
+  const auto weights = random_weights(stored.shape, 9);
   comm::run_ranks(t, [&](comm::Group tp) {
+    TransformerOptions options = stored;  // each rank's own: it is written below
     const auto expected = gradients(options, tp, dtype, weights, false);
     int k = 0;
     for (const Recompute& mode : all_modes()) {
