@@ -217,7 +217,8 @@ function(megatron_test folder label)
   set(left_out "*Cuda*:*cuda*")
   if(MEGATRON_SANITIZE)
     # libtorch is not instrumented: what its threads do among themselves would be taken for races.
-    set(sanitizers "UBSAN_OPTIONS=print_stacktrace=1;TSAN_OPTIONS=die_after_fork=0 ignore_noninstrumented_modules=1")
+    set(tsan "die_after_fork=0 ignore_noninstrumented_modules=1 suppressions=${PROJECT_SOURCE_DIR}/tests/testing/tsan.supp")
+    set(sanitizers "UBSAN_OPTIONS=print_stacktrace=1;TSAN_OPTIONS=${tsan}")
   endif()
   if(MEGATRON_SANITIZE AND folder STREQUAL plan)  # whole worlds tried one by one, minutes in code that others run too
     string(APPEND left_out ":LayoutSearch.FindsTheFastest*:LayoutSearch.Shares*AsTheFastest*:LayoutSearch.Proposes*:RankRoles.Sum*:RecomputedLayers.ThatFit*")

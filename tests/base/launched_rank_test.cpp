@@ -30,7 +30,6 @@ TEST(LaunchedRank, ReadsTorchrun) {
                                       {"MASTER_ADDR", "node7"},
                                       {"MASTER_PORT", "1234"},
                                       {"TORCHELASTIC_USE_AGENT_STORE", "True"},
-                                      {"TORCHELASTIC_RESTART_COUNT", "2"},
                                       {"GLOO_SOCKET_IFNAME", "eth1"}});
   EXPECT_EQ(p.rank, 5);
   EXPECT_EQ(p.world_size, 8);
@@ -39,12 +38,12 @@ TEST(LaunchedRank, ReadsTorchrun) {
   EXPECT_EQ(p.address, "node7");
   EXPECT_EQ(p.port, 1234);
   EXPECT_TRUE(p.store_is_kept);
-  EXPECT_EQ(p.store_prefix, "megatron/2");
+  EXPECT_EQ(p.store_prefix, "megatron");
   EXPECT_EQ(p.interface, "eth1");
   EXPECT_EQ(p.launcher, "torchrun");
 }
 
-// Else the store that an agent keeps would have what ranks said in the attempt before.
+// Supervisors of different attempts must not meet. torchrun's counts do not tell attempts apart: each agent has its own.
 TEST(LaunchedRank, OfEachAttemptHasKeysOfItsOwn) {
   const auto prefix = [](const Environment& more) {
     Environment all{{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "node7"}};
@@ -52,10 +51,9 @@ TEST(LaunchedRank, OfEachAttemptHasKeysOfItsOwn) {
     return place_from(all)->store_prefix;
   };
   const std::set<std::string> prefixes = {prefix({}), prefix({{kAttemptVariable, "0"}}),
-                                          prefix({{kAttemptVariable, "1"}}),
-                                          prefix({{kAttemptVariable, "0"}, {"TORCHELASTIC_RESTART_COUNT", "1"}}),
-                                          prefix({{kAttemptVariable, "1"}, {"TORCHELASTIC_RESTART_COUNT", "1"}})};
-  EXPECT_EQ(prefixes.size(), 5u);
+                                          prefix({{kAttemptVariable, "1"}})};
+  EXPECT_EQ(prefixes.size(), 3u);
+  EXPECT_EQ(prefix({{"TORCHELASTIC_RESTART_COUNT", "1"}}), prefix({}));
 }
 
 TEST(LaunchedRank, ReadsOpenMpiAndPicksAPortByJob) {

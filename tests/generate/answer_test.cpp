@@ -202,10 +202,10 @@ Ids drawn(const model::TransformerStage& gpt, const Ids& text, const AnswerOptio
 
 TEST(Answers, ThatAreDrawnAreThoseOfTheWholeModelInEveryLayout) {
   const std::vector<Ids> texts = {{1, 2, 3, 4, 5, 6}, {7, 8, 9}, {1, 2, 3, 4, 5, 6}};  // two alike, drawn apart
-  AnswerOptions options{.beams = {.max_new_tokens = 9, .ends = {3}},
-                        .sampling = {.temperature = 0.8, .top_k = 8, .top_p = 0.95},
-                        .seed = 7,
-                        .start = 2};
+  const AnswerOptions options{.beams = {.max_new_tokens = 9, .ends = {3}},
+                              .sampling = {.temperature = 0.8, .top_k = 8, .top_p = 0.95},
+                              .seed = 7,
+                              .start = 2};
   for (const auto& [name, model_options] : testing::variants(4)) {
     if (!model_options.shape.encoder_decoder()) continue;
     SCOPED_TRACE(name);
@@ -217,10 +217,11 @@ TEST(Answers, ThatAreDrawnAreThoseOfTheWholeModelInEveryLayout) {
     EXPECT_NE(expected[0], expected[2]);
     for (const Layout& layout : kLayouts) {
       on_ranks(layout, model_options, weights, at::kDouble, {}, [&](const StagedT5& t5) {
+        AnswerOptions of_rank = options;
         for (const std::int64_t bytes : {std::int64_t{1} << 30, std::int64_t{1}}) {  // together, one by one
-          options.group_bytes = bytes;
+          of_rank.group_bytes = bytes;
           std::vector<Ids> heard(texts.size());
-          const auto found = answers(t5, texts, options,
+          const auto found = answers(t5, texts, of_rank,
                                      [&](std::size_t text, std::int64_t token) { heard.at(text).push_back(token); });
           EXPECT_EQ(heard, expected);
           for (std::size_t t = 0; t < texts.size(); ++t) EXPECT_EQ(found.at(t).at(0).tokens, expected[t]) << t;

@@ -209,33 +209,33 @@ class Launchers(unittest.TestCase):
         self.assertEqual(self.place.losses("again"), self.place.losses("threads"))
 
     def test_torchrun_continues_with_the_nodes_that_are_left(self):
-        exact = ("--train.dtype", "fp64", "--global-batch-size", 8, "--micro-batch-size", 1)
+        exact = ("--train.dtype", "fp64", "--global-batch-size", 12, "--micro-batch-size", 1)
         run(*self.words("whole", *exact))
-        # Of two nodes one is lost, with its agent, when rank 1 is about to begin iteration 3.
-        lost_once = ('[ "$TORCHELASTIC_RESTART_COUNT" = 0 ] || exec "$@"; '
-                     '"$@" --guard.inject_faults exit:3:1; code=$?; [ "$RANK" = 0 ] || kill -KILL $PPID; exit $code')
+        # Of three nodes one is lost, with its agent, when its rank is about to begin iteration 3.
+        lost_once = ('[ ! -e "$0" ] || exec "$@"; "$@" --guard.inject_faults exit:3:2; code=$?; '
+                     '[ "$RANK" != 2 ] || { touch "$0"; kill -KILL $PPID; }; exit $code')
         words = self.words("left", "--save-interval", 1, *exact)
         at = words.index("--world-size")
         del words[at:at + 2]  # as many as the launcher has started
         port = free_port()
 
         def node(address, hosts):
-            """An agent and its rank; the address decides who is rank 0. `hosts`: whether it keeps torchrun's store."""
+            """An agent and its rank; addresses decide who is rank 0. `hosts`: whether it keeps torchrun's store."""
             agent = subprocess.Popen(
-                [sys.executable, "-m", "torch.distributed.run", "--nnodes", "1:2", "--nproc-per-node", "1",
-                 "--max-restarts", "1", "--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}",
+                [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2:3", "--nproc-per-node", "1",
+                 "--max-restarts", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}",
                  "--rdzv-conf", f"last_call_timeout=15,is_host={hosts}", "--local-addr", address, "--no-python", "bash",
-                 "-c", lost_once, "bash", os.path.abspath(MEGATRON), *words],
+                 "-c", lost_once, str(self.place.path / "lost"), os.path.abspath(MEGATRON), *words],
                 stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
             self.addCleanup(agent.kill)
             return agent
 
-        first, lost = node("127.0.0.1", True), node("127.0.0.2", False)
-        said = first.communicate(timeout=ENDS_IN)[0]
-        self.assertEqual(first.returncode, 0, said)
+        left, lost = [node("127.0.0.1", True), node("127.0.0.2", False)], node("127.0.0.3", False)
+        said = [agent.communicate(timeout=ENDS_IN)[0] for agent in left]
+        self.assertEqual([agent.returncode for agent in left], [0, 0], "\n".join(said))
         lost.communicate(timeout=ENDS_IN)
         self.assertEqual(lost.returncode, -signal.SIGKILL)
-        self.assertRegex(said, "tp 1 x pp 1 x dp 2(.|\n)*tp 1 x pp 1 x dp 1(.|\n)* resumed from ")
+        self.assertRegex(said[0], "tp 1 x pp 1 x dp 3(.|\n)*tp 1 x pp 1 x dp 2(.|\n)* resumed from ")
         losses, whole = self.place.losses("left"), self.place.losses("whole")
         self.assertEqual(losses.keys(), whole.keys())
         for iteration, loss in whole.items():

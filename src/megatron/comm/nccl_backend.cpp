@@ -17,6 +17,7 @@
 #include "megatron/comm/cuda_plugin.h"
 #include "megatron/comm/processes/c10d_run_store.h"
 #include "megatron/comm/processes/c10d_store.h"
+#include "megatron/comm/processes/peer_watch.h"
 #include "megatron/comm/threads/unwinding.h"
 
 // Part of the CUDA plugin: NCCL behind our interface. See cuda_plugin.h.
@@ -35,7 +36,7 @@ class NcclWorld {
       : store_(std::move(store)),
         timeout_(timeout),
         device_(at::kCUDA, static_cast<c10::DeviceIndex>(gpu)),
-        watch_(std::make_shared<C10dKeys>(store_), place.rank, place.world_size,
+        watch_(std::make_shared<C10dKeys>(store_->clone()), place.rank, place.world_size,
                place.rank == 0 && !place.store_is_kept) {
     watch_.meet("1", timeout);
     thread_ = std::thread([this] { look_after(); });

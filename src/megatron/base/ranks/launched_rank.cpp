@@ -89,8 +89,6 @@ LaunchedRank from_torchrun(const Reader& in) {
   in.need_text("MASTER_ADDR");
   take_common(in, place, kDefaultPort);
   if (const auto* kept = in.text("TORCHELASTIC_USE_AGENT_STORE")) place.store_is_kept = *kept == "True";
-  // A restarted attempt finds the keys of the one before in the agent's store.
-  if (const auto* attempt = in.text("TORCHELASTIC_RESTART_COUNT")) place.store_prefix += "/" + *attempt;
   return place;
 }
 

@@ -15,6 +15,8 @@
 #include "megatron/base/ranks/host_address.h"
 #include "megatron/base/stack_frames.h"
 #include "megatron/comm/group.h"
+#include "megatron/comm/processes/attempt_name.h"
+#include "megatron/comm/processes/c10d_store.h"
 
 namespace megatron::comm {
 namespace {
@@ -230,15 +232,19 @@ c10::intrusive_ptr<c10d::Store> connect_store(const LaunchedRank& place, millise
   const auto first = [=, address = place.address, port = place.port] {
     return keeps ? c10::intrusive_ptr<c10d::Store>(keep_store(address, port, timeout)) : again();
   };
+  c10::intrusive_ptr<c10d::Store> prefixed;
   try {
     auto store =
         c10::make_intrusive<RunStore>(first, again, std::move(key), concat(place.address, ":", place.port), timeout);
-    return c10::make_intrusive<c10d::PrefixStore>(place.store_prefix, std::move(store));
+    prefixed = c10::make_intrusive<c10d::PrefixStore>(place.store_prefix, std::move(store));
   } catch (const PeerError& e) {
     throw PeerError(rule_got_fix(concat("rendezvous: rank ", place.rank, " cannot reach the store at ", place.address,
                                         ":", place.port, keeps ? " (which it keeps itself)." : " (kept by rank 0)."),
                                  e.what(), "check MASTER_ADDR and MASTER_PORT, and that rank 0 runs"));
   }
+  if (!place.store_is_kept) return prefixed;
+  C10dKeys keys(prefixed);
+  return c10::make_intrusive<c10d::PrefixStore>(name_of_attempt(keys, place.rank, place.world_size, timeout), prefixed);
 }
 
 }  // namespace megatron::comm

@@ -4,18 +4,19 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
-#include "megatron/comm/processes/peer_watch.h"
+#include "megatron/comm/processes/key_store.h"
 
-// Private to the two files that know c10d: gloo_backend.cpp and, in the CUDA plugin, nccl_backend.cpp.
+// Private to the files that know c10d.
 namespace megatron::comm {
 
-/// A c10d store as the dictionary that PeerWatch needs, on a connection of its own: a c10d store answers one call at a
-/// time, and a blocking one must not keep the watch from being heard.
+/// A c10d store as the dictionary that ranks talk through. A c10d store answers one call at a time: a watch needs a
+/// clone, so that a call of others that blocks does not keep it from being heard.
 class C10dKeys final : public KeyStore {
  public:
-  explicit C10dKeys(const c10::intrusive_ptr<c10d::Store>& store) : store_(store->clone()) {}
+  explicit C10dKeys(c10::intrusive_ptr<c10d::Store> store) : store_(std::move(store)) {}
   void set(const std::string& key, const std::string& value) override {
     store_->set(key, std::vector<std::uint8_t>(value.begin(), value.end()));
   }

@@ -27,6 +27,7 @@
 #include "megatron/comm/processes/c10d_run_store.h"
 #include "megatron/comm/processes/c10d_store.h"
 #include "megatron/comm/processes/gloo_address.h"
+#include "megatron/comm/processes/peer_watch.h"
 #include "megatron/comm/threads/rank_threads.h"
 #include "megatron/comm/threads/unwinding.h"
 
@@ -432,7 +433,7 @@ Group join_world(c10::intrusive_ptr<c10d::Store> store, const RunKey& key,
                  milliseconds timeout) {
   std::signal(SIGPIPE, SIG_IGN);  // Gloo writes to a peer that is gone: that shall be an error, not the end
   auto world = std::make_shared<GlooWorld>(key);
-  world->watch = std::make_unique<PeerWatch>(std::make_shared<C10dKeys>(store), rank, size, keeps_store);
+  world->watch = std::make_unique<PeerWatch>(std::make_shared<C10dKeys>(store->clone()), rank, size, keeps_store);
   world->store = std::move(store);
   world->device = std::move(device);
   world->timeout = timeout;

@@ -24,6 +24,11 @@ std::string list_ranks(const std::vector<int>& ranks) {
 
 }  // namespace
 
+std::string not_arrived(const std::vector<int>& missing, int size, milliseconds timeout) {
+  return concat("rendezvous of ", size, " ranks: ", list_ranks(missing), " did not arrive within ",
+                std::chrono::duration<double>(timeout).count(), " s, or with another MEGATRON_RUN_SECRET");
+}
+
 PeerWatch::PeerWatch(std::shared_ptr<KeyStore> keys, int rank, int size, bool keeps_store)
     : keys_(std::move(keys)), rank_(rank), size_(size), keeps_store_(keeps_store), thread_([this] { watch(); }) {}
 
@@ -56,10 +61,7 @@ std::vector<std::string> PeerWatch::meet(const std::string& mine, milliseconds t
       return text.has_value();
     });
     if (missing.empty()) return said;
-    if (Clock::now() > deadline)
-      throw PeerError(concat("rendezvous of ", size_, " ranks: ", list_ranks(missing), " did not arrive within ",
-                             std::chrono::duration<double>(timeout).count(),
-                             " s, or with another MEGATRON_RUN_SECRET"));
+    if (Clock::now() > deadline) throw PeerError(not_arrived(missing, size_, timeout));
     std::this_thread::sleep_for(milliseconds(10));
   }
 }

@@ -11,16 +11,9 @@
 #include <thread>
 #include <vector>
 
-namespace megatron::comm {
+#include "megatron/comm/processes/key_store.h"
 
-/// A small shared dictionary that every rank reaches (c10d's TCPStore or HashStore). Calls throw when it is gone.
-class KeyStore {
- public:
-  virtual ~KeyStore() = default;
-  virtual void set(const std::string& key, const std::string& value) = 0;
-  virtual void set_once(const std::string& key, const std::string& value) = 0;  ///< the first value stays
-  virtual std::optional<std::string> get(const std::string& key) = 0;           ///< does not wait
-};
+namespace megatron::comm {
 
 /// Knows which rank is missing when a collective between processes fails. Each rank counts the collectives that it
 /// starts; a thread writes the counts to the store five times a second and looks there for a rank that has given up.
@@ -88,5 +81,8 @@ class PeerWatch {
   std::atomic<bool> gave_up_{false};  ///< this rank itself
   std::thread thread_;
 };
+
+/// "rendezvous of 4 ranks: ranks 1, 2 did not arrive within 5 s, …".
+std::string not_arrived(const std::vector<int>& missing, int size, std::chrono::milliseconds timeout);
 
 }  // namespace megatron::comm
