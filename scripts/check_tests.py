@@ -14,7 +14,8 @@ import xml.etree.ElementTree as xml
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 EXPECTED = {"pure", "torch", "ranks", "e2e", "interop"}
 AT_LEAST = {"interop": 50}
-SANITIZED = {"build-asan": {"pure": 800, "ranks": 300, "torch": 50}, "build-tsan": {"ranks": 300}}  # parts, by tree
+SANITIZED = {"build-asan": {"pure": 800, "ranks": 300, "torch": 50}, "build-tsan": {"ranks": 300},
+             "build-tsan-models": {"ranks": 500}}  # parts, by tree
 # cmake/Layers.cmake leaves these out under the thread sanitizer, which ends a forked process that starts threads, and
 # finds nothing in one that starts none; they run in the other trees.
 FORKS = ["KilledWhileSaving.*", "Kept/VerifyBesideARun.*", "Saver.AFullDisk*", "Launch.*",

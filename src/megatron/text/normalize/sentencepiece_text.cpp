@@ -1,6 +1,7 @@
 #include "megatron/text/normalize/sentencepiece_text.h"
 
 #include <algorithm>
+#include <optional>
 
 #include "megatron/text/characters/grapheme_tables.h"
 #include "megatron/text/characters/unicode_classes.h"
@@ -26,21 +27,26 @@ bool is_extend(std::uint32_t c) {
   return set.has(c);
 }
 
-/// Size of the grapheme cluster that `text` begins with (UAX #29), or of 6 bytes of it or more where it is longer.
-std::size_t cluster_size(std::string_view text) {
-  DecodedChar c = character_at(text);
-  std::size_t size = size_of(c);
-  if (text.starts_with("\r\n")) return 2;
-  if (is_control(c.code_point)) return size;
-  bool joins = is_prepend(c.code_point);
+/// A grapheme cluster at the front of a text, and the character behind it, where that has been looked at.
+struct Cluster {
+  std::size_t size;  ///< in bytes
+  std::optional<DecodedChar> behind;
+};
+
+/// The grapheme cluster that `text`, which `first` leads, begins with (UAX #29), or 6 bytes of it or more where it is
+/// longer.
+Cluster cluster_of(std::string_view text, const DecodedChar& first) {
+  std::size_t size = size_of(first);
+  if (text.starts_with("\r\n")) return {2, {}};
+  if (is_control(first.code_point)) return {size, {}};
+  bool joins = is_prepend(first.code_point);
   while (size < text.size() && size < 6) {
-    c = character_at(text.substr(size));
-    if (is_control(c.code_point)) break;
-    if (!joins && !is_extend(c.code_point)) break;
+    const DecodedChar c = character_at(text.substr(size));
+    if (is_control(c.code_point) || (!joins && !is_extend(c.code_point))) return {size, c};
     joins = joins && is_prepend(c.code_point);
     size += size_of(c);
   }
-  return size;
+  return {size, {}};
 }
 
 }  // namespace
@@ -126,20 +132,25 @@ void replace_clusters(AlignedText& text, const Charsmap& map) {
     else if (put < characters && !changes.empty())
       changes.back().change -= static_cast<int>(characters - put);
   };
+  std::optional<DecodedChar> ahead;  // the character at `at`, if it has been looked at
   for (std::size_t at = 0; at < old.size();) {
-    const std::size_t size = std::min(cluster_size(old.substr(at)), old.size() - at);
+    const DecodedChar first = ahead ? *ahead : character_at(old.substr(at));
+    const Cluster cluster = cluster_of(old.substr(at), first);
+    const std::size_t size = std::min(cluster.size, old.size() - at), own = size_of(first);
+    ahead = cluster.behind;
     if (size < 6)
       if (const auto match = map.shortest(old.substr(at, size)); match.size > 0) {
         replace(old.substr(at, size), match.replacement);
         at += size;
         continue;
       }
-    const std::size_t own = size_of(character_at(old.substr(at)));
+    if (size > own) ahead.reset();
     const std::string_view part = old.substr(at, own);
-    if (const auto match = map.shortest(part); match.size > 0)
+    // A cluster of one character has been looked for.
+    if (const auto match = size == own ? Charsmap::Match() : map.shortest(part); match.size > 0)
       replace(part, match.replacement);
     else
-      changes.push_back({character_at(part).code_point, 0});
+      changes.push_back({first.code_point, 0});
     at += own;
     // The rest of a long cluster, character by character: none of it begins a cluster of its own.
     while (at < old.size() && size >= 6) {
