@@ -1,7 +1,7 @@
 #!/bin/sh
 # Figure 7 of the 2019 paper in small: a deep, narrow BERT in the original order of norms (after each residual sum) and
-# in the rearranged one (before each branch), on the same samples with the same seed. Prints both losses as a table and
-# draws OUT/figure7.svg.
+# in the rearranged one (before each branch), on the same samples with the same seed. Prints both losses as a table,
+# what happens meanwhile to standard error, and draws OUT/figure7.svg.
 set -eu
 if [ $# -lt 2 ]; then
   echo "usage: bench/figure7.sh TEXT OUT [STEPS]   (MEGATRON=build/megatron, LAYERS=32, HIDDEN=64, LR=2e-3)" >&2
@@ -13,9 +13,9 @@ here=$(cd "$(dirname "$0")" && pwd)
 program=${MEGATRON:-$here/../build/megatron}
 mkdir -p "$out"
 
-[ -e "$out/tokenizer" ] || "$program" tokenizer train --kind wordpiece --input "$text" --vocab-size 4096 --output "$out/tokenizer"
+[ -e "$out/tokenizer" ] || "$program" tokenizer train --kind wordpiece --input "$text" --vocab-size 4096 --output "$out/tokenizer" >&2
 [ -e "$out/tokens_text_sentence.idx" ] ||
-  "$program" data preprocess --input "$text" --tokenizer "$out/tokenizer" --output-prefix "$out/tokens" --split-sentences
+  "$program" data preprocess --input "$text" --tokenizer "$out/tokenizer" --output-prefix "$out/tokens" --split-sentences >&2
 
 run() { # NAME [OPTION]…
   name=$1
@@ -23,7 +23,7 @@ run() { # NAME [OPTION]…
   "$program" train "$here/../configs/bert_tiny.toml" --data-path "$out/tokens_text_sentence" \
     --tokenizer "$out/tokenizer" --num-layers "${LAYERS:-32}" --hidden-size "${HIDDEN:-64}" --num-attention-heads 4 \
     --seq-length 64 --micro-batch-size 16 --global-batch-size 16 --train-iters "$steps" --lr "${LR:-2e-3}" \
-    --eval-interval 0 --train.out "$out/$name" "$@"
+    --eval-interval 0 --train.out "$out/$name" "$@" >&2
 }
 
 run rearranged
