@@ -3,7 +3,7 @@
 # libtorch, comm, checkpoint and interchange, with 2,000 inputs of each fuzz target; ThreadSanitizer over comm, pipeline
 # and checkpoint, which saves in a thread of its own. The presets asan-ubsan and tsan say which folders are instrumented.
 #   scripts/sanitize.sh [asan-ubsan|tsan]   one of them; build/ must be built (make test)
-#   scripts/sanitize.sh tsan-models         ThreadSanitizer over all tests with ranks as threads: half an hour, not in CI
+#   scripts/sanitize.sh tsan-models         ThreadSanitizer over models and what trains and runs them: half an hour, not in CI
 set -euo pipefail
 cd "$(dirname "$0")/.."
 jobs=$(nproc)

@@ -43,7 +43,7 @@ TEST(LaunchedRank, ReadsTorchrun) {
   EXPECT_EQ(p.launcher, "torchrun");
 }
 
-// Supervisors of different attempts must not meet. Counts of torchrun's do not tell attempts apart: agents have theirs.
+// Counts of torchrun's do not tell attempts apart: each agent has its own.
 TEST(LaunchedRank, OfEachAttemptHasKeysOfItsOwn) {
   const auto prefix = [](const Environment& more) {
     Environment all{{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "node7"}};

@@ -15,8 +15,8 @@
 #include "megatron/base/ranks/host_address.h"
 #include "megatron/base/stack_frames.h"
 #include "megatron/comm/group.h"
-#include "megatron/comm/processes/attempt_name.h"
 #include "megatron/comm/processes/c10d_store.h"
+#include "megatron/comm/processes/start_name.h"
 
 namespace megatron::comm {
 namespace {
@@ -244,7 +244,7 @@ c10::intrusive_ptr<c10d::Store> connect_store(const LaunchedRank& place, millise
   }
   if (!place.store_is_kept) return prefixed;
   C10dKeys keys(prefixed);
-  return c10::make_intrusive<c10d::PrefixStore>(name_of_attempt(keys, place.rank, place.world_size, timeout), prefixed);
+  return c10::make_intrusive<c10d::PrefixStore>(name_of_start(keys, place.rank, place.world_size, timeout), prefixed);
 }
 
 }  // namespace megatron::comm

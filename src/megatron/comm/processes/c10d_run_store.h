@@ -58,7 +58,7 @@ class RunStore final : public c10d::Store {
 };
 
 /// The store of `place`, which rank 0 keeps unless a launcher does: it listens on the address that place.address names
-/// and on no other. What ranks said there in an earlier start is not seen (name_of_attempt): all ranks must call where
+/// and on no other. What ranks said there in an earlier start is not seen (name_of_start): all ranks must call where
 /// a launcher keeps the store. Throws PeerError, and ConfigError as secret_of().
 c10::intrusive_ptr<c10d::Store> connect_store(const LaunchedRank& place, std::chrono::milliseconds timeout);
 

@@ -1,4 +1,4 @@
-#include "megatron/comm/processes/attempt_name.h"
+#include "megatron/comm/processes/start_name.h"
 
 #include <algorithm>
 #include <map>
@@ -15,9 +15,10 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-std::string word_of(int rank) { return concat("attempt/word of ", rank); }
-std::string answer_to(int rank, const std::string& word) { return concat("attempt/answer to ", rank, " ", word); }
-std::string heard_by(int rank, const std::string& name) { return concat("attempt/heard by ", rank, " ", name); }
+std::string word_of(int rank) { return concat("start/word of ", rank); }
+std::string answer_to(int rank, const std::string& word) { return concat("start/answer to ", rank, " ", word); }
+std::string heard_by(int rank, const std::string& name) { return concat("start/heard by ", rank, " ", name); }
+std::string heard_by_all(const std::string& name) { return "start/heard by all " + name; }
 
 /// Calls done() until it is true.
 template <class Done>
@@ -48,25 +49,42 @@ std::string tell(KeyStore& keys, int size, milliseconds timeout) {
     }
     return answered.empty();
   };
-  if (within(timeout, all_heard)) return name;
+  if (within(timeout, all_heard)) {
+    keys.set(heard_by_all(name), "1");
+    return name;
+  }
   std::vector<int> missing;
   for (const auto& [rank, word] : answered) missing.push_back(rank);
   throw PeerError(not_arrived(missing, size, timeout));
 }
 
 std::string ask(KeyStore& keys, int rank, int size, milliseconds timeout) {
+  const auto until = Clock::now() + timeout;
+  std::vector<int> missing;
+  const auto add_those_without = [&](const auto& key_of) {
+    for (int r = 1; r < size; ++r)
+      if (!keys.get(key_of(r))) missing.push_back(r);
+  };
   const std::string word = random_secret();
   keys.set(word_of(rank), word);
   std::optional<std::string> name;
-  const auto answered = [&] { return (name = keys.get(answer_to(rank, word))).has_value(); };
-  if (!within(timeout, answered)) throw PeerError(not_arrived({0}, size, timeout));
+  if (!within(timeout, [&] { return (name = keys.get(answer_to(rank, word))).has_value(); })) {
+    missing.push_back(0);
+    add_those_without(word_of);
+    throw PeerError(not_arrived(missing, size, timeout));
+  }
   keys.set(heard_by(rank, *name), "1");
+  const auto left = std::chrono::duration_cast<milliseconds>(until - Clock::now());
+  if (!within(left, [&] { return keys.get(heard_by_all(*name)).has_value(); })) {
+    add_those_without([&](int r) { return heard_by(r, *name); });
+    throw PeerError(not_arrived(missing, size, timeout));
+  }
   return *name;
 }
 
 }  // namespace
 
-std::string name_of_attempt(KeyStore& keys, int rank, int size, milliseconds timeout) {
+std::string name_of_start(KeyStore& keys, int rank, int size, milliseconds timeout) {
   return rank == 0 ? tell(keys, size, timeout) : ask(keys, rank, size, timeout);
 }
 
