@@ -20,7 +20,7 @@ using std::chrono::milliseconds;
 using testing::HasSubstr;
 constexpr milliseconds kLong{60000}, kShort{50};
 
-class Dictionary final : public KeyStore {
+class Dictionary : public KeyStore {
  public:
   void set(const std::string& key, const std::string& value) override {
     const std::lock_guard lock(mutex_);
@@ -86,6 +86,19 @@ TEST(StartName, NamesThoseThatDoNotCome) {
   EXPECT_THAT([&] { one.get(); }, testing::ThrowsMessage<PeerError>(HasSubstr("ranks 2, 3 did not arrive")));
   EXPECT_THAT([&] { name_of_start(keys, 3, 4, kShort); },
               testing::ThrowsMessage<PeerError>(HasSubstr("ranks 0, 2 did not arrive")));
+}
+
+TEST(StartName, NamesRank0WhereItIsGoneBeforeItHasSaidThatAllHaveHeard) {
+  class WithoutTheLast final : public Dictionary {
+   public:
+    void set(const std::string& key, const std::string& value) override {
+      if (key.find("heard by all") == std::string::npos) Dictionary::set(key, value);
+    }
+  } keys;
+  std::future<std::string> teller = come(keys, 0, 2, kLong);
+  EXPECT_THAT([&] { name_of_start(keys, 1, 2, milliseconds(1000)); },
+              testing::ThrowsMessage<PeerError>(HasSubstr("of 2 ranks: rank 0 did not arrive")));
+  teller.get();
 }
 
 }  // namespace

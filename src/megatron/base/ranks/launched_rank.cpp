@@ -68,7 +68,7 @@ void take_common(const Reader& in, LaunchedRank& place, int default_port) {
   if (const auto* interface = in.text("GLOO_SOCKET_IFNAME")) place.interface = *interface;
   if (const auto* secret = in.text("MEGATRON_RUN_SECRET")) place.secret = *secret;
   if (const auto* file = in.text("MEGATRON_RUN_SECRET_FILE")) place.secret_file = *file;
-  // Of ranks that a supervisor starts again: a store that a launcher keeps has the keys of the attempt before.
+  // Ranks of different attempts of a supervisor never meet.
   if (const auto* attempt = in.text(kAttemptVariable)) place.store_prefix += concat("/attempt ", *attempt);
 }
 

@@ -77,6 +77,7 @@ std::string ask(KeyStore& keys, int rank, int size, milliseconds timeout) {
   const auto left = std::chrono::duration_cast<milliseconds>(until - Clock::now());
   if (!within(left, [&] { return keys.get(heard_by_all(*name)).has_value(); })) {
     add_those_without([&](int r) { return heard_by(r, *name); });
+    if (missing.empty()) missing.push_back(0);  // gone before it could say so
     throw PeerError(not_arrived(missing, size, timeout));
   }
   return *name;
