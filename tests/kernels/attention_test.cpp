@@ -261,6 +261,23 @@ TEST_F(AttentionTest, DropsAsInTheWholeSequenceThatItsQueriesAndKeysAreOf) {
   });
 }
 
+// Few heads with many keys, and several that share them: pieces of keys and of heads (backward_pieces.h).
+TEST_F(AttentionTest, SumsGradientsOverPiecesOfKeysAndHeads) {
+  on_each([] {
+    for (const Shape& shape : {Shape{1100, 1100, 1, 1, 16}, Shape{70, 1500, 1, 1, 24}, Shape{600, 900, 1, 5, 32, 1},
+                               Shape{300, 700, 2, 20, 16, 1}}) {
+      AttentionOptions options;
+      expect_matches_reference(shape, options);
+      expect_matches_reference(shape, options, at::kBFloat16, 2e-2);
+      options.causal = false;
+      options.first_key = at::randint(0, shape.keys + 1, {shape.batch, shape.queries}, at::kInt);  // some see no key
+      options.key_lengths = at::randint(1, shape.keys - 300, {shape.batch}, at::kInt);  // nobody sees the last parts
+      options.dropout = {.p = 0.2, .key = 5, .sample_ids = at::arange(shape.batch) + 3};
+      expect_matches_reference(shape, options);
+    }
+  });
+}
+
 TEST_F(AttentionTest, SharesKeysAndValuesWithinGroups) {
   on_each([] {
     AttentionOptions dropout;
@@ -356,7 +373,8 @@ TEST_F(AttentionTest, LetsNanThrough) {
 
 TEST_F(AttentionTest, GivesTheSameBitsOnAnyNumberOfThreads) {
   on_each([] {
-    for (const Shape& shape : {Shape{300, 300, 1, 5, 64}, Shape{200, 200, 1, 9, 64, 3}, Shape{2, 2000, 1, 9, 64, 3}}) {
+    for (const Shape& shape : {Shape{300, 300, 1, 5, 64}, Shape{200, 200, 1, 9, 64, 3}, Shape{2, 2000, 1, 9, 64, 3},
+                               Shape{900, 900, 1, 1, 16}, Shape{400, 800, 1, 4, 16, 1}}) {
       const Heads c = heads_of(shape, at::kFloat, true);
       const at::Tensor dout = at::randn({shape.queries, shape.batch, shape.heads, shape.size});
       AttentionOutput out[2];

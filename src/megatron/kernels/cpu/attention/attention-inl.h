@@ -19,32 +19,42 @@
 HWY_BEFORE_NAMESPACE();
 namespace megatron::kernels::cpu::HWY_NAMESPACE {
 
+inline void set(float* s, std::size_t begin, std::size_t end, float value) {
+  const Floats d;
+  for (; begin + hn::Lanes(d) <= end; begin += hn::Lanes(d)) hn::StoreU(hn::Set(d, value), d, s + begin);
+  if (begin < end) hn::BlendedStore(hn::Set(d, value), hn::FirstN(d, end - begin), d, s + begin);
+}
+
 /// Turns one row of scores of keys [0, count) into exp(scale s - max), zero outside `seen`, and updates `running`.
 /// Returns the factor that what was summed before has to be multiplied with.
 inline float softmax_row(float* s, std::size_t count, KeyRange seen, float scale, Running& running) {
   constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
   const Floats d;
   const std::size_t lanes = hn::Lanes(d), end = round_up(count, 16);
-  std::fill(s, s + seen.begin, kMinusInfinity);
-  std::fill(s + seen.end, s + end, kMinusInfinity);
+  if (seen.begin >= seen.end) {
+    set(s, 0, end, 0.0f);
+    return 1.0f;
+  }
   const std::size_t from = seen.begin / lanes * lanes, to = round_up(seen.end, lanes);
+  set(s, from, seen.begin, kMinusInfinity);
+  set(s, seen.end, to, kMinusInfinity);
   F largest = hn::Set(d, kMinusInfinity);
   for (std::size_t j = from; j < to; j += lanes) largest = hn::Max(largest, hn::LoadU(d, s + j));
   const float max = std::max(max_of_lanes(largest) * scale, running.max);  // in this order a NaN stays
-  if (max == kMinusInfinity) {                                             // nothing seen yet
-    std::fill(s, s + end, 0.0f);
+  if (max == kMinusInfinity) {                                             // nothing that counts
+    set(s, 0, end, 0.0f);
     return 1.0f;
   }
   const F shift = hn::Set(d, -max), factor = hn::Set(d, scale);
   F sum = hn::Zero(d);
-  std::fill(s, s + from, 0.0f);
+  set(s, 0, from, 0.0f);
   for (std::size_t j = from; j < to; j += lanes) {
     const F e = exp(hn::MulAdd(hn::LoadU(d, s + j), factor, shift));
     sum = hn::Add(sum, e);
     hn::StoreU(e, d, s + j);
   }
-  std::fill(s + std::max(to, from), s + end, 0.0f);
-  const float rescale = running.max == kMinusInfinity ? 0.0f : std::exp(running.max - max);
+  set(s, to, end, 0.0f);
+  const float rescale = running.max == max ? 1.0f : running.max == kMinusInfinity ? 0.0f : std::exp(running.max - max);
   running = {max, running.sum * rescale + sum_of_lanes(sum)};
   return rescale;
 }
@@ -138,15 +148,16 @@ inline void row_gradient(float* s, float* ds, std::size_t count, KeyRange seen, 
   const Floats d;
   const std::size_t lanes = hn::Lanes(d), end = round_up(count, 16);
   if (seen.begin >= seen.end) {
-    std::fill(s, s + end, 0.0f);
-    std::fill(ds, ds + end, 0.0f);
+    for (float* row : {s, ds}) set(row, 0, end, 0.0f);
     return;
   }
   const std::size_t from = seen.begin / lanes * lanes, to = round_up(seen.end, lanes);
-  std::fill(s, s + from, 0.0f);
-  std::fill(ds, ds + from, 0.0f);
-  std::fill(s + from, s + seen.begin, -std::numeric_limits<float>::infinity());
-  std::fill(s + seen.end, s + to, -std::numeric_limits<float>::infinity());
+  for (float* row : {s, ds}) {
+    set(row, 0, from, 0.0f);
+    set(row, to, end, 0.0f);
+  }
+  set(s, from, seen.begin, -std::numeric_limits<float>::infinity());
+  set(s, seen.end, to, -std::numeric_limits<float>::infinity());
   const F factor = hn::Set(d, scale), shift = hn::Set(d, -logsumexp), minus = hn::Set(d, delta);
   for (std::size_t j = from; j < to; j += lanes) {
     F p = exp(hn::MulAdd(hn::LoadU(d, s + j), factor, shift)), g = hn::LoadU(d, ds + j);
@@ -158,8 +169,6 @@ inline void row_gradient(float* s, float* ds, std::size_t count, KeyRange seen, 
     hn::StoreU(kept, d, s + j);
     hn::StoreU(hn::Mul(hn::Mul(p, hn::Sub(g, minus)), factor), d, ds + j);
   }
-  std::fill(s + to, s + end, 0.0f);
-  std::fill(ds + to, ds + end, 0.0f);
 }
 
 /// row_gradient() where p.soft_cap bounds the scores; `s` holds them before that.

@@ -110,7 +110,6 @@ inline constexpr std::size_t kFewKeys = 128;
 std::size_t packed_floats(const AttentionProblem& problem);
 /// Scratch of one thread, in floats.
 std::size_t forward_scratch_floats(const AttentionProblem& problem);
-std::size_t backward_scratch_floats(const AttentionProblem& problem);
 
 void pack_keys_and_values(const AttentionProblem& problem, const Head& head, float* packed);
 /// Queries [block * kQueryBlock, …) of one head, `packed` of its group.
@@ -134,15 +133,5 @@ struct FewQueriesPiece {
 /// of one that has the batch of all and the most keys, aligned to 64 bytes.
 void attention_of_few(std::span<const FewQueries> problems, float* memory);
 std::size_t few_queries_floats(const AttentionProblem& problem);
-
-/// Floats of the gradients of keys and values by one head of a group that several share.
-std::size_t shared_gradient_floats(const AttentionProblem& problem);
-/// dq of one head, and dk, dv where `shared` is null; else the head's part of them to `shared`.
-void attention_backward(const AttentionProblem& problem, const Head& head, const Heads& dout, const Heads& out,
-                        const float* logsumexp_bns, const MutableHeads& dq, const MutableHeads& dk,
-                        const MutableHeads& dv, float* shared, float* scratch);
-/// dk and dv of a group: the sum of its heads' parts, one after another at `shared`, which are overwritten.
-void sum_shared_gradients(const AttentionProblem& problem, const Head& group, float* shared, const MutableHeads& dk,
-                          const MutableHeads& dv);
 
 }  // namespace megatron::kernels::cpu

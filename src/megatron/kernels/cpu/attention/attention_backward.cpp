@@ -6,6 +6,7 @@
 #include <hwy/highway.h>
 
 #include "megatron/kernels/cpu/attention/attention-inl.h"
+#include "megatron/kernels/cpu/attention/backward_pieces.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace megatron::kernels::cpu::HWY_NAMESPACE {
@@ -13,95 +14,157 @@ namespace {
 
 /// The scratch of one thread, cut up.
 struct Workspace {
-  std::size_t stride;                                   // of a packed row of d elements
-  float *keys_t, *values_t, *keys, *dk, *dv;            // of the whole sequence
-  float *scores, *dscores, *queries, *dout, *out, *dq;  // of a block of queries
+  std::size_t stride;                         // of a packed row of d elements
+  float *keys_t, *values_t, *keys, *dk, *dv;  // of a part of the keys
+  float *scores, *dscores, *queries, *dout;   // of a block of queries
+  float* end;
 
-  Workspace(const AttentionProblem& p, float* at) : stride(round_up(p.size, 16)) {
+  Workspace(const AttentionProblem& p, std::size_t part, float* at) : stride(round_up(p.size, 16)) {
     const auto take = [&at](std::size_t count) {
-      float* part = at;
+      float* taken = at;
       at += round_up(count, 16);
-      return part;
+      return taken;
     };
-    keys_t = take(round_up(p.keys, kPanel) * p.size);
-    values_t = take(round_up(p.keys, kPanel) * p.size);
-    for (float** part : {&keys, &dk, &dv}) *part = take(p.keys * stride);
-    for (float** part : {&scores, &dscores}) *part = take(kQueryBlock * kScoreStride);
-    for (float** part : {&queries, &dout, &out, &dq}) *part = take(kQueryBlock * stride);
+    for (float** panels : {&keys_t, &values_t}) *panels = take(round_up(part, kPanel) * p.size);
+    for (float** rows : {&keys, &dk, &dv}) *rows = take(part * stride);
+    for (float** block : {&scores, &dscores}) *block = take(kQueryBlock * kScoreStride);
+    for (float** rows : {&queries, &dout}) *rows = take(kQueryBlock * stride);
+    end = at;
   }
 };
 
-/// Rows [q0, q1) against keys [k0, k0 + count): adds to dk, dv and dq.
-void block_gradient(const AttentionProblem& p, const Head& head, std::size_t q0, std::size_t rows, std::size_t k0,
-                    std::size_t count, const float* logsumexp, const float* delta, bool first, const Workspace& w) {
+/// Keys [begin, end) and what `w` has of them.
+struct Part {
+  KeyRange keys;
+  const Workspace& w;
+};
+
+/// Rows [q0, q0 + rows) against keys [k0, k0 + count) of the part: adds to dk and dv, and to dq unless this is its
+/// `first` block.
+void block_gradient(const AttentionProblem& p, const Head& head, std::size_t q0, std::size_t rows, const Part& part,
+                    std::size_t k0, std::size_t count, const float* logsumexp, const float* delta, float* dq,
+                    bool first) {
+  const Workspace& w = part.w;
+  const std::size_t at = k0 - part.keys.begin;
   const SeenBlock seen(p, head.b, q0, rows, k0, count);
-  seen.score({w.queries, w.stride, 1}, w.keys_t + k0 * p.size, p.size, w.scores);
-  seen.score({w.dout, w.stride, 1}, w.values_t + k0 * p.size, p.size, w.dscores);
+  seen.score({w.queries, w.stride, 1}, w.keys_t + at * p.size, p.size, w.scores);
+  seen.score({w.dout, w.stride, 1}, w.values_t + at * p.size, p.size, w.dscores);
   DropoutRow dropout{p, {}};
   for (std::size_t i = 0; i < rows; ++i) {
     if (p.sample_ids != nullptr) dropout.draw(head, q0 + i, k0, seen.of_row(i));
-    row_gradient(p, head, q0 + i, k0, count, seen.of_row(i), logsumexp[q0 + i], delta[i],
+    row_gradient(p, head, q0 + i, k0, count, seen.of_row(i), logsumexp[q0 + i], delta[q0 + i],
                  p.sample_ids != nullptr ? &dropout : nullptr, w.scores + i * kScoreStride,
                  w.dscores + i * kScoreStride);
   }
-  seen.weigh_queries(w.scores, w.dout, w.stride, w.dv + k0 * w.stride);
-  seen.weigh_queries(w.dscores, w.queries, w.stride, w.dk + k0 * w.stride);
-  seen.weigh_keys(w.dscores, w.keys + k0 * w.stride, w.stride, w.dq, !first);
+  seen.weigh_queries(w.scores, w.dout, w.stride, w.dv + at * w.stride);
+  seen.weigh_queries(w.dscores, w.queries, w.stride, w.dk + at * w.stride);
+  seen.weigh_keys(w.dscores, w.keys + at * w.stride, w.stride, dq, !first);
 }
 
-/// Reads rows [q0, q0 + rows) of the queries' side and gives delta, the sum over d of dout * out: the softmax's own
-/// gradient.
-void read_queries(const AttentionProblem& p, const Head& head, std::size_t q0, std::size_t rows, const Heads& dout,
-                  const Heads& out, const Workspace& w, float* delta) {
-  const Floats d;
-  read_rows(p.type, p.q.at(q0, head), p.q.position, rows, p.size, w.queries, w.stride);
-  read_rows(p.type, dout.at(q0, head), dout.position, rows, p.size, w.dout, w.stride);
-  read_rows(p.type, out.at(q0, head), out.position, rows, p.size, w.out, w.stride);
-  for (std::size_t i = 0; i < rows; ++i) {
-    F sum = hn::Zero(d);
-    const float *g = w.dout + i * w.stride, *y = w.out + i * w.stride;
-    for (std::size_t c = 0; c < w.stride; c += hn::Lanes(d))
-      sum = hn::MulAdd(hn::LoadU(d, g + c), hn::LoadU(d, y + c), sum);
+/// What `head` and the keys of a part give each other.
+void part_gradient(const AttentionGradient& asked, const Head& head, const Part& part, const QueryGradients& dq,
+                   std::size_t member) {
+  const AttentionProblem& p = asked.p;
+  const float *logsumexp = asked.logsumexp_bns + p.row_of(head), *delta = asked.delta_bns + p.row_of(head);
+  for (std::size_t block = 0; block < dq.blocks(); ++block) {
+    const std::size_t q0 = block * kQueryBlock, rows = std::min(kQueryBlock, p.queries - q0);
+    const KeyRange all = visible_of_block(p, head.b, q0, q0 + rows);
+    const std::size_t begin = std::max(all.begin, part.keys.begin), end = std::min(all.end, part.keys.end);
+    if (begin >= end) continue;
+    read_rows(p.type, p.q.at(q0, head), p.q.position, rows, p.size, part.w.queries, part.w.stride);
+    read_rows(p.type, asked.dout.at(q0, head), asked.dout.position, rows, p.size, part.w.dout, part.w.stride);
+    std::uint8_t& touched = dq.touched_at(member, block);
+    for (std::size_t k0 = begin; k0 < end; k0 += kKeyBlock) {
+      block_gradient(p, head, q0, rows, part, k0, std::min(kKeyBlock, end - k0), logsumexp, delta,
+                     dq.rows(member, block), touched == 0);
+      touched = 1;
+    }
+  }
+}
+
+void backward(const AttentionGradient& asked, const BackwardPiece& piece, const QueryGradients& dq, float* shared,
+              float* scratch) {
+  const AttentionProblem& p = asked.p;
+  const BackwardPieces& pieces = asked.pieces;
+  Workspace w(p, pieces.part, scratch);
+  for (std::size_t number = 0; number < pieces.parts(p); ++number) {
+    if (pieces.lane_of(number) != piece.lane) continue;
+    const std::size_t k0 = number * pieces.part, keys = std::min(pieces.part, p.keys - k0);
+    if (shared != nullptr) {
+      w.dk = shared + k0 * w.stride;
+      w.dv = w.dk + p.keys * w.stride;
+    }
+    read_transposed(p.type, p.k.at(k0, piece.group), p.k.position, keys, p.size, w.keys_t);
+    read_transposed(p.type, p.v.at(k0, piece.group), p.v.position, keys, p.size, w.values_t);
+    read_rows(p.type, p.k.at(k0, piece.group), p.k.position, keys, p.size, w.keys, w.stride);
+    for (float* sums : {w.dk, w.dv}) std::fill(sums, sums + keys * w.stride, 0.0f);
+    for (std::size_t member = 0; member < piece.members; ++member) {
+      const Head head{piece.group.b, piece.group.group, piece.first_member + member};
+      part_gradient(asked, head, {{k0, k0 + keys}, w}, dq, member);
+    }
+    if (shared != nullptr) continue;
+    write_rows(p.type, w.dk, w.stride, keys, p.size, asked.dk.at(k0, piece.group), asked.dk.position);
+    write_rows(p.type, w.dv, w.stride, keys, p.size, asked.dv.at(k0, piece.group), asked.dv.position);
+  }
+}
+
+template <class T>
+void delta_of(const AttentionProblem& p, const Head& head, std::size_t q0, std::size_t q1, const Heads& dout,
+              const Heads& out, float* delta) {
+  for (std::size_t i = q0; i < q1; ++i) {
+    const T *g = reinterpret_cast<const T*>(dout.at(i, head)), *y = reinterpret_cast<const T*>(out.at(i, head));
+    F sum = hn::Zero(Floats());
+    for_vectors(p.size, [&](std::size_t c, std::size_t lanes)
+                            HWY_ATTR { sum = hn::MulAdd(load(g + c, lanes), load(y + c, lanes), sum); });
     delta[i] = sum_of_lanes(sum);
   }
 }
 
-void backward(const AttentionProblem& p, const Head& head, const Heads& dout, const Heads& out,
-              const float* logsumexp_bns, const MutableHeads& dq, const MutableHeads& dk, const MutableHeads& dv,
-              float* shared, float* scratch) {
-  Workspace w(p, scratch);
-  if (shared != nullptr) {
-    w.dk = shared;
-    w.dv = shared + p.keys * w.stride;
+void softmax_delta(const AttentionProblem& p, const Head& head, std::size_t q0, std::size_t q1, const Heads& dout,
+                   const Heads& out, float* delta_bns) {
+  float* const delta = delta_bns + p.row_of(head);
+  switch (p.type) {
+    case ElementType::Float32:
+      return delta_of<float>(p, head, q0, q1, dout, out, delta);
+    case ElementType::BFloat16:
+      return delta_of<c10::BFloat16>(p, head, q0, q1, dout, out, delta);
+    case ElementType::Float16:
+      return delta_of<c10::Half>(p, head, q0, q1, dout, out, delta);
   }
-  read_transposed(p.type, p.k.at(0, head), p.k.position, p.keys, p.size, w.keys_t);
-  read_transposed(p.type, p.v.at(0, head), p.v.position, p.keys, p.size, w.values_t);
-  read_rows(p.type, p.k.at(0, head), p.k.position, p.keys, p.size, w.keys, w.stride);
-  std::fill(w.dk, w.dk + p.keys * w.stride, 0.0f);
-  std::fill(w.dv, w.dv + p.keys * w.stride, 0.0f);
-  const float* logsumexp = logsumexp_bns + p.row_of(head);
-  float delta[kQueryBlock];
-  for (std::size_t q0 = 0; q0 < p.queries; q0 += kQueryBlock) {
-    const std::size_t q1 = std::min(q0 + kQueryBlock, p.queries), rows = q1 - q0;
-    read_queries(p, head, q0, rows, dout, out, w, delta);
-    const KeyRange all = visible_of_block(p, head.b, q0, q1);
-    if (all.begin >= all.end) std::fill(w.dq, w.dq + rows * w.stride, 0.0f);
-    for (std::size_t k0 = all.begin; k0 < all.end; k0 += kKeyBlock) {
-      block_gradient(p, head, q0, rows, k0, std::min(kKeyBlock, all.end - k0), logsumexp, delta, k0 == all.begin, w);
-    }
-    write_rows(p.type, w.dq, w.stride, rows, p.size, dq.at(q0, head), dq.position);
-  }
-  if (shared != nullptr) return;
-  write_rows(p.type, w.dk, w.stride, p.keys, p.size, dk.at(0, head), dk.position);
-  write_rows(p.type, w.dv, w.stride, p.keys, p.size, dv.at(0, head), dv.position);
 }
 
-void sum_shared(const AttentionProblem& p, const Head& group, float* shared, const MutableHeads& dk,
-                const MutableHeads& dv) {
+void sum_queries(const AttentionGradient& asked, const Head& head, std::size_t member, std::size_t block,
+                 const QueryGradients* lanes, std::size_t count) {
+  const AttentionProblem& p = asked.p;
+  const std::size_t q0 = block * lanes->block, rows = std::min(lanes->block, p.queries - q0), stride = lanes->stride;
+  float* sum = nullptr;
+  for (std::size_t lane = 0; lane < count; ++lane) {
+    if (lanes[lane].touched_at(member, block) == 0) continue;
+    float* const part = lanes[lane].rows(member, block);
+    if (sum == nullptr) {
+      sum = part;
+    } else {
+      add_scaled(sum, part, rows * stride, 1.0f);
+    }
+  }
+  if (sum == nullptr) {  // queries that see nothing
+    sum = lanes->rows(member, block);
+    std::fill(sum, sum + rows * stride, 0.0f);
+  }
+  write_rows(p.type, sum, stride, rows, p.size, asked.dq.at(q0, head), asked.dq.position);
+}
+
+void sum_shared(const AttentionGradient& asked, const Head& group, float* shared) {
+  const AttentionProblem& p = asked.p;
   const std::size_t stride = round_up(p.size, 16), floats = 2 * p.keys * stride;
-  for (std::size_t member = 1; member < p.sharing; ++member) add_scaled(shared, shared + member * floats, floats, 1.0f);
-  write_rows(p.type, shared, stride, p.keys, p.size, dk.at(0, group), dk.position);
-  write_rows(p.type, shared + p.keys * stride, stride, p.keys, p.size, dv.at(0, group), dv.position);
+  for (std::size_t subset = 1; subset < asked.pieces.subsets; ++subset)
+    add_scaled(shared, shared + subset * floats, floats, 1.0f);
+  write_rows(p.type, shared, stride, p.keys, p.size, asked.dk.at(0, group), asked.dk.position);
+  write_rows(p.type, shared + p.keys * stride, stride, p.keys, p.size, asked.dv.at(0, group), asked.dv.position);
+}
+
+std::size_t scratch_floats(const AttentionProblem& p, std::size_t part) {
+  return static_cast<std::size_t>(Workspace(p, part, nullptr).end - static_cast<float*>(nullptr));
 }
 
 }  // namespace
@@ -111,22 +174,38 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace megatron::kernels::cpu {
 HWY_EXPORT(backward);
+HWY_EXPORT(scratch_floats);
+HWY_EXPORT(softmax_delta);
+HWY_EXPORT(sum_queries);
 HWY_EXPORT(sum_shared);
 
-std::size_t backward_scratch_floats(const AttentionProblem& p) {
-  const std::size_t keys = (p.keys + 63) / 64 * 64, stride = (p.size + 15) / 16 * 16;
-  return 2 * keys * p.size + 3 * p.keys * stride + kQueryBlock * (2 * (256 + 16) + 4 * stride) + 11 * 16;
+BackwardPieces attention_backward_pieces(const AttentionProblem& p) {
+  constexpr std::size_t kPart = 1024, kLeastPart = 256;  // what a core's second cache holds of five; a block of scores
+  return backward_pieces(p, kPart, kLeastPart);
+}
+std::size_t backward_scratch_floats(const AttentionProblem& p, const BackwardPieces& pieces) {
+  return HWY_DYNAMIC_DISPATCH(scratch_floats)(p, pieces.part);
+}
+QueryGradients query_gradients(const AttentionProblem& p) {
+  const std::size_t stride = (p.size + 15) / 16 * 16, blocks = (p.queries + kQueryBlock - 1) / kQueryBlock;
+  return {nullptr, nullptr, stride, kQueryBlock, blocks * kQueryBlock};
 }
 std::size_t shared_gradient_floats(const AttentionProblem& p) { return 2 * p.keys * ((p.size + 15) / 16 * 16); }
 
-void attention_backward(const AttentionProblem& problem, const Head& head, const Heads& dout, const Heads& out,
-                        const float* logsumexp_bns, const MutableHeads& dq, const MutableHeads& dk,
-                        const MutableHeads& dv, float* shared, float* scratch) {
-  HWY_DYNAMIC_DISPATCH(backward)(problem, head, dout, out, logsumexp_bns, dq, dk, dv, shared, scratch);
+void attention_backward(const AttentionGradient& asked, const BackwardPiece& piece, const QueryGradients& dq,
+                        float* shared, float* scratch) {
+  HWY_DYNAMIC_DISPATCH(backward)(asked, piece, dq, shared, scratch);
 }
-void sum_shared_gradients(const AttentionProblem& problem, const Head& group, float* shared, const MutableHeads& dk,
-                          const MutableHeads& dv) {
-  HWY_DYNAMIC_DISPATCH(sum_shared)(problem, group, shared, dk, dv);
+void softmax_deltas(const AttentionProblem& problem, const Head& head, std::size_t q0, std::size_t q1,
+                    const Heads& dout, const Heads& out, float* delta_bns) {
+  HWY_DYNAMIC_DISPATCH(softmax_delta)(problem, head, q0, q1, dout, out, delta_bns);
+}
+void sum_query_gradients(const AttentionGradient& asked, const Head& head, std::size_t member, std::size_t block,
+                         std::span<const QueryGradients> lanes) {
+  HWY_DYNAMIC_DISPATCH(sum_queries)(asked, head, member, block, lanes.data(), lanes.size());
+}
+void sum_shared_gradients(const AttentionGradient& asked, const Head& group, float* shared) {
+  HWY_DYNAMIC_DISPATCH(sum_shared)(asked, group, shared);
 }
 
 }  // namespace megatron::kernels::cpu

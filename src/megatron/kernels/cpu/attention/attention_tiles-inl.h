@@ -20,7 +20,8 @@ constexpr std::size_t kKeyPieces = kKeyBlock / kPieceDepth;  // of a block of ke
 /// How many blocks of 32 the features and the keys fill.
 struct TileCounts {
   std::size_t features, keys;
-  explicit TileCounts(const AttentionProblem& p) : features(panels_of(p.size)), keys(panels_of(p.keys)) {}
+  explicit TileCounts(const AttentionProblem& p) : TileCounts(p, p.keys) {}
+  TileCounts(const AttentionProblem& p, std::size_t part) : features(panels_of(p.size)), keys(panels_of(part)) {}
   /// Of a row of sums over all features; no power of two.
   std::size_t stride() const { return features * kPanelLines + 16; }
 };
@@ -44,21 +45,23 @@ inline Matrix scores_of(const float* scores) {
   return {scores, ElementType::Float32, static_cast<std::ptrdiff_t>(kScoreStride), 1};
 }
 
-/// Keys or values [keys, features], for products that sum over features, and for those that sum over keys.
-inline void pack_over_features(const AttentionProblem& p, const Heads& x, const Head& head, Words* to) {
+/// Keys or values [keys, features] of `range`, which begins at a panel, for products that sum over features, and for
+/// those that sum over keys.
+inline void pack_over_features(const AttentionProblem& p, const Heads& x, const Head& head, KeyRange range, Words* to) {
   static_assert(kLeastBlock % kPanelLines == 0 && kLeastBlock % kPieceDepth == 0);
   const std::size_t panel = TileCounts(p).features * kPieceWords;
-  for (std::size_t k = 0, count = 0; k < p.keys; k += count) {
-    count = x.together(k, p.keys - k);
-    pack_panels(positions_of(x, head, k), count, p.size, TilePart::High, TileSide::Right, to + k / kPanelLines * panel,
-                panel);
+  for (std::size_t k = range.begin, count = 0; k < range.end; k += count) {
+    count = x.together(k, range.end - k);
+    pack_panels(positions_of(x, head, k), count, p.size, TilePart::High, TileSide::Right,
+                to + (k - range.begin) / kPanelLines * panel, panel);
   }
 }
-inline void pack_over_keys(const AttentionProblem& p, const Heads& x, const Head& head, Words* to) {
-  for (std::size_t k = 0, count = 0; k < p.keys; k += count) {
-    count = x.together(k, p.keys - k);
+inline void pack_over_keys(const AttentionProblem& p, const Heads& x, const Head& head, KeyRange range, Words* to) {
+  const std::size_t panel = panels_of(range.end - range.begin) * kPieceWords;
+  for (std::size_t k = range.begin, count = 0; k < range.end; k += count) {
+    count = x.together(k, range.end - k);
     pack_panels(positions_of(x, head, k).transposed(), p.size, count, TilePart::High, TileSide::Right,
-                to + k / kPieceDepth * kPieceWords, TileCounts(p).keys * kPieceWords);
+                to + (k - range.begin) / kPieceDepth * kPieceWords, panel);
   }
 }
 

@@ -1,5 +1,6 @@
 #pragma once
 #include "megatron/kernels/cpu/attention/attention.h"
+#include "megatron/kernels/cpu/attention/backward_pieces.h"
 #include "megatron/kernels/cpu/products/tiles.h"
 
 // Attention in bf16 on the matrix unit (tiles.h): like attention.h, but the operands of all products are bf16, the
@@ -11,15 +12,16 @@ namespace megatron::kernels::cpu {
 std::size_t tile_packed_words(const AttentionProblem& problem);
 /// Scratch of one thread, in floats.
 std::size_t tile_forward_scratch_floats(const AttentionProblem& problem);
-std::size_t tile_backward_scratch_floats(const AttentionProblem& problem);
+std::size_t tile_backward_scratch_floats(const AttentionProblem& problem, const BackwardPieces& pieces);
 
 void tile_pack_keys_and_values(const AttentionProblem& problem, const Head& head, std::uint16_t* packed);
 /// Queries [block * kQueryBlock, …) of one head, `packed` of its group. Buffers are aligned to 64 bytes.
 void tile_attention_forward(const AttentionProblem& problem, TileUnit unit, const Head& head, std::size_t block,
                             const std::uint16_t* packed, const MutableHeads& out, float* logsumexp_bns, float* scratch);
+BackwardPieces tile_attention_backward_pieces(const AttentionProblem& problem);
+QueryGradients tile_query_gradients(const AttentionProblem& problem);
 /// As attention_backward.
-void tile_attention_backward(const AttentionProblem& problem, TileUnit unit, const Head& head, const Heads& dout,
-                             const Heads& out, const float* logsumexp_bns, const MutableHeads& dq,
-                             const MutableHeads& dk, const MutableHeads& dv, float* shared, float* scratch);
+void tile_attention_backward(const AttentionGradient& asked, TileUnit unit, const BackwardPiece& piece,
+                             const QueryGradients& dq, float* shared, float* scratch);
 
 }  // namespace megatron::kernels::cpu

@@ -30,10 +30,9 @@ struct Square {
 /// The scratch of one thread, cut up.
 struct Space {
   std::size_t key_stride;                      // of the rows of dk_t and dv_t [features, keys]
-  float *dk_t, *dv_t;                          // of the head
-  float *dq, *delta;                           // of the batch
-  float *scores, *dscores;                     // of 32 queries
-  Words *keys, *values, *keys_over_keys;       // of the head
+  float *dk_t, *dv_t;                          // of a part of the keys
+  float *scores, *dscores, *rows;              // of 32 queries or keys
+  Words *keys, *values, *keys_over_keys;       // of the part
   Words *queries, *dout, *queries_t, *dout_t;  // of the batch
   Words* dscores_left;                         // of 32 queries
   Square probabilities, gradients;
@@ -49,9 +48,8 @@ struct Space {
       return reinterpret_cast<Words*>(take(pieces * kPieceWords / 2));
     };
     for (float** part : {&dk_t, &dv_t}) *part = take(count.features * kPanelLines * key_stride);
-    dq = take(kBatch * count.stride());
-    delta = take(kBatch);
     for (float** part : {&scores, &dscores}) *part = take(kPanelLines * kScoreStride);
+    rows = take(kLanes * count.stride());
     for (Words** part : {&keys, &values, &keys_over_keys}) *part = take_pieces(count.features * count.keys);
     for (Words** part : {&queries, &dout, &queries_t, &dout_t}) *part = take_pieces(count.features * kBatchBlocks);
     dscores_left = take_pieces(kKeyPieces);
@@ -60,17 +58,20 @@ struct Space {
   }
 };
 
-/// What backward is asked for, in one place.
+/// What is asked for of a head, `member` of its piece, and a part of the keys.
 struct Pass {
   const AttentionProblem& p;
   Head head;
-  Heads dout, out;
-  const float* logsumexp;
-  TileCounts count;
-  Space space;
+  std::size_t member;
+  KeyRange part;
+  const Heads& dout;
+  const float *logsumexp, *delta;  // of the head
+  const QueryGradients& dq;
+  TileCounts count;  // of the part
+  const Space& space;
 };
 
-/// Packs queries [q0, q0 + rows) of both sides, and takes delta: the sum over d of dout * out.
+/// Packs queries [q0, q0 + rows) of both sides.
 void read_batch(const Pass& pass, std::size_t q0, std::size_t rows) {
   const AttentionProblem& p = pass.p;
   const Space& w = pass.space;
@@ -80,15 +81,6 @@ void read_batch(const Pass& pass, std::size_t q0, std::size_t rows) {
   pack_panels(dout, rows, p.size, TilePart::High, TileSide::Left, w.dout, features);
   pack_panels(queries.transposed(), p.size, rows, TilePart::High, TileSide::Left, w.queries_t, positions);
   pack_panels(dout.transposed(), p.size, rows, TilePart::High, TileSide::Left, w.dout_t, positions);
-  for (std::size_t i = 0; i < rows; ++i) {
-    const auto* g = reinterpret_cast<const c10::BFloat16*>(pass.dout.at(q0 + i, pass.head));
-    const auto* y = reinterpret_cast<const c10::BFloat16*>(pass.out.at(q0 + i, pass.head));
-    F sum = hn::Zero(Floats());
-    for_vectors(p.size, [&](std::size_t c, std::size_t lanes)
-                            HWY_ATTR { sum = hn::MulAdd(load(g + c, lanes), load(y + c, lanes), sum); });
-    w.delta[i] = sum_of_lanes(sum);
-  }
-  std::fill(w.dq, w.dq + kBatch * pass.count.stride(), 0.0f);
 }
 
 /// Blocks [begin, end) of 32.
@@ -103,7 +95,8 @@ Blocks queries_gradient(const Pass& pass, Tiles& tiles, std::size_t batch, std::
                         std::size_t k0, std::size_t count) {
   const AttentionProblem& p = pass.p;
   const Space& w = pass.space;
-  const std::size_t q0 = batch + i * kPanelLines, panel = pass.count.features * kPieceWords, first = k0 / kPieceDepth;
+  const std::size_t q0 = batch + i * kPanelLines, panel = pass.count.features * kPieceWords;
+  const std::size_t first = (k0 - pass.part.begin) / kPieceDepth;
   const KeyRange seen = within(visible_of_rows(p, pass.head.b, q0, q0 + rows), k0, count);
   if (seen.begin >= seen.end) return {0, 0};
   const Blocks blocks{seen.begin / kPanelLines, panels_of(seen.end)};
@@ -118,9 +111,9 @@ Blocks queries_gradient(const Pass& pass, Tiles& tiles, std::size_t batch, std::
   for (std::size_t r = 0; r < rows; ++r) {
     const KeyRange row = within(visible(p, pass.head.b, q0 + r), k0 + begin, end - begin);
     if (p.sample_ids != nullptr) dropout.draw(pass.head, q0 + r, k0 + begin, row);
-    row_gradient(p, pass.head, q0 + r, k0 + begin, end - begin, row, pass.logsumexp[q0 + r],
-                 w.delta[i * kPanelLines + r], p.sample_ids != nullptr ? &dropout : nullptr,
-                 w.scores + r * kScoreStride + begin, w.dscores + r * kScoreStride + begin);
+    row_gradient(p, pass.head, q0 + r, k0 + begin, end - begin, row, pass.logsumexp[q0 + r], pass.delta[q0 + r],
+                 p.sample_ids != nullptr ? &dropout : nullptr, w.scores + r * kScoreStride + begin,
+                 w.dscores + r * kScoreStride + begin);
   }
   const Matrix scores = scores_of(w.scores), dscores = scores_of(w.dscores);
   for (std::size_t j = blocks.begin; j < blocks.end; ++j) {
@@ -129,10 +122,10 @@ Blocks queries_gradient(const Pass& pass, Tiles& tiles, std::size_t batch, std::
     pack_panels(dscores.at(0, k).transposed(), keys, rows, TilePart::High, TileSide::Right, w.gradients.at(j, i), 0);
   }
   pack_panels(dscores.at(0, begin), rows, end - begin, TilePart::High, TileSide::Left, w.dscores_left, 0);
+  float* const dq = pass.dq.rows(pass.member, batch / kBatch) + i * kPanelLines * pass.dq.stride;
   for (std::size_t f = 0; f < pass.count.features; ++f) {
     tile_block(tiles, w.dscores_left, w.keys_over_keys + (f * pass.count.keys + first + blocks.begin) * kPieceWords,
-               blocks.end - blocks.begin, w.dq + i * kPanelLines * pass.count.stride() + f * kPanelLines,
-               pass.count.stride(), true);
+               blocks.end - blocks.begin, dq + f * kPanelLines, pass.dq.stride, true);
   }
   return blocks;
 }
@@ -160,69 +153,91 @@ void square_gradient(const Pass& pass, Tiles& tiles, std::size_t q0, std::size_t
     if (begin >= end) continue;
     for (std::size_t f = 0; f < pass.count.features; ++f) {
       const std::size_t left = (f * kBatchBlocks + begin) * kPieceWords;
-      const std::size_t sum = f * kPanelLines * w.key_stride + k0 + j * kPanelLines;
+      const std::size_t sum = f * kPanelLines * w.key_stride + k0 - pass.part.begin + j * kPanelLines;
       tile_block(tiles, w.dout_t + left, w.probabilities.at(j, begin), end - begin, w.dv_t + sum, w.key_stride, true);
       tile_block(tiles, w.queries_t + left, w.gradients.at(j, begin), end - begin, w.dk_t + sum, w.key_stride, true);
     }
   }
 }
 
-/// The transpose of sums [features, keys], as float32 rows to `shared`, or, where that is null, to `to`.
-void write_transposed(const Pass& pass, const float* sums, float* shared, const MutableHeads& to) {
-  const AttentionProblem& p = pass.p;
-  const std::size_t stride = round_up(p.size, 16), row = pass.count.stride();
+/// The transpose of the sums [features, keys] of a part, as float32 rows to `shared`, or, where that is null, to `to`.
+void write_transposed(const AttentionProblem& p, const Head& group, KeyRange part, const Space& w, const float* sums,
+                      float* shared, const MutableHeads& to) {
+  const std::size_t stride = round_up(p.size, 16), row = TileCounts(p).stride();
   F block[kLanes];
-  for (std::size_t k = 0; k < p.keys; k += kLanes) {
-    const std::size_t keys = std::min(kLanes, p.keys - k);
-    float* const rows = pass.space.dq;  // done with
+  for (std::size_t k = part.begin; k < part.end; k += kLanes) {
+    const std::size_t keys = std::min(kLanes, part.end - k);
     for (std::size_t c = 0; c < stride; c += kLanes) {
       for (std::size_t i = 0; i < kLanes; ++i)
-        block[i] = hn::LoadU(Floats(), sums + (c + i) * pass.space.key_stride + k);
+        block[i] = hn::LoadU(Floats(), sums + (c + i) * w.key_stride + (k - part.begin));
       transpose(block);
-      for (std::size_t i = 0; i < kLanes; ++i) hn::StoreU(block[i], Floats(), rows + i * row + c);
+      for (std::size_t i = 0; i < kLanes; ++i) hn::StoreU(block[i], Floats(), w.rows + i * row + c);
     }
-    if (shared == nullptr) write_rows(p.type, rows, row, keys, p.size, to.at(k, pass.head), to.position);
+    if (shared == nullptr) write_rows(p.type, w.rows, row, keys, p.size, to.at(k, group), to.position);
     for (std::size_t i = 0; shared != nullptr && i < keys; ++i)
-      std::memcpy(shared + (k + i) * stride, rows + i * row, stride * sizeof(float));
+      std::memcpy(shared + (k + i) * stride, w.rows + i * row, stride * sizeof(float));
+  }
+}
+
+/// What the head and the keys of the part give each other.
+template <class Tiles>
+void part_gradient(const Pass& pass, Tiles& tiles) {
+  const AttentionProblem& p = pass.p;
+  for (std::size_t q0 = 0; q0 < p.queries; q0 += kBatch) {
+    const std::size_t rows = std::min(kBatch, p.queries - q0);
+    const KeyRange all = visible_of_block(p, pass.head.b, q0, q0 + rows);
+    const std::size_t begin = std::max(all.begin, pass.part.begin), end = std::min(all.end, pass.part.end);
+    if (begin >= end) continue;
+    std::uint8_t& touched = pass.dq.touched_at(pass.member, q0 / kBatch);
+    float* const dq = pass.dq.rows(pass.member, q0 / kBatch);
+    if (touched == 0) std::fill(dq, dq + kBatch * pass.dq.stride, 0.0f);
+    touched = 1;
+    read_batch(pass, q0, rows);
+    for (std::size_t k0 = begin; k0 < end; k0 += kKeyBlock)
+      square_gradient(pass, tiles, q0, rows, k0, std::min(kKeyBlock, end - k0));
   }
 }
 
 template <class Tiles>
-void backward_on(const Pass& pass, const MutableHeads& dq, const MutableHeads& dk, const MutableHeads& dv,
-                 float* shared) {
-  const AttentionProblem& p = pass.p;
-  const Space& w = pass.space;
+void backward_on(const AttentionGradient& asked, const BackwardPiece& piece, const QueryGradients& dq, float* shared,
+                 float* scratch) {
+  const AttentionProblem& p = asked.p;
+  const Head& group = piece.group;
   Tiles tiles;
-  pack_over_features(p, p.k, pass.head, w.keys);
-  pack_over_features(p, p.v, pass.head, w.values);
-  pack_over_keys(p, p.k, pass.head, w.keys_over_keys);
-  for (float* sums : {w.dk_t, w.dv_t}) std::fill(sums, sums + pass.count.features * kPanelLines * w.key_stride, 0.0f);
-  for (std::size_t q0 = 0; q0 < p.queries; q0 += kBatch) {
-    const std::size_t rows = std::min(kBatch, p.queries - q0);
-    read_batch(pass, q0, rows);
-    const KeyRange all = visible_of_block(p, pass.head.b, q0, q0 + rows);
-    for (std::size_t k0 = all.begin; k0 < all.end; k0 += kKeyBlock)
-      square_gradient(pass, tiles, q0, rows, k0, std::min(kKeyBlock, all.end - k0));
-    write_rows(p.type, w.dq, pass.count.stride(), rows, p.size, dq.at(q0, pass.head), dq.position);
+  for (std::size_t number = 0; number < asked.pieces.parts(p); ++number) {
+    if (asked.pieces.lane_of(number) != piece.lane) continue;
+    const std::size_t k0 = number * asked.pieces.part;
+    const KeyRange part{k0, std::min(k0 + asked.pieces.part, p.keys)};
+    const TileCounts count(p, part.end - part.begin);
+    const Space w(count, scratch);
+    pack_over_features(p, p.k, group, part, w.keys);
+    pack_over_features(p, p.v, group, part, w.values);
+    pack_over_keys(p, p.k, group, part, w.keys_over_keys);
+    for (float* sums : {w.dk_t, w.dv_t}) std::fill(sums, sums + count.features * kPanelLines * w.key_stride, 0.0f);
+    for (std::size_t member = 0; member < piece.members; ++member) {
+      const Head head{group.b, group.group, piece.first_member + member};
+      const std::size_t row = p.row_of(head);
+      const Pass pass{p,  head,  member, part, asked.dout, asked.logsumexp_bns + row, asked.delta_bns + row,
+                      dq, count, w};
+      part_gradient(pass, tiles);
+    }
+    float* const values = shared != nullptr ? shared + p.keys * round_up(p.size, 16) : nullptr;
+    write_transposed(p, group, part, w, w.dk_t, shared, asked.dk);
+    write_transposed(p, group, part, w, w.dv_t, values, asked.dv);
   }
-  write_transposed(pass, w.dk_t, shared, dk);
-  write_transposed(pass, w.dv_t, shared != nullptr ? shared + p.keys * round_up(p.size, 16) : nullptr, dv);
 }
 
-void backward(const AttentionProblem& p, TileUnit unit, const Head& head, const Heads& dout, const Heads& out,
-              const float* logsumexp_bns, const MutableHeads& dq, const MutableHeads& dk, const MutableHeads& dv,
+void backward(const AttentionGradient& asked, TileUnit unit, const BackwardPiece& piece, const QueryGradients& dq,
               float* shared, float* scratch) {
-  const TileCounts count(p);
-  const Pass pass{p, head, dout, out, logsumexp_bns + p.row_of(head), count, Space(count, scratch)};
 #if defined(__x86_64__)
-  if (unit == TileUnit::Dots) return backward_on<DotTiles>(pass, dq, dk, dv, shared);
-  if (unit == TileUnit::Hardware) return backward_on<HardwareTiles>(pass, dq, dk, dv, shared);
+  if (unit == TileUnit::Dots) return backward_on<DotTiles>(asked, piece, dq, shared, scratch);
+  if (unit == TileUnit::Hardware) return backward_on<HardwareTiles>(asked, piece, dq, shared, scratch);
 #endif
-  if (unit == TileUnit::Emulated) backward_on<EmulatedTiles>(pass, dq, dk, dv, shared);
+  if (unit == TileUnit::Emulated) backward_on<EmulatedTiles>(asked, piece, dq, shared, scratch);
 }
 
-std::size_t scratch_floats(const AttentionProblem& p) {
-  return static_cast<std::size_t>(Space(TileCounts(p), nullptr).end - static_cast<float*>(nullptr));
+std::size_t scratch_floats(const AttentionProblem& p, std::size_t part) {
+  return static_cast<std::size_t>(Space(TileCounts(p, part), nullptr).end - static_cast<float*>(nullptr));
 }
 
 }  // namespace
@@ -234,13 +249,22 @@ namespace megatron::kernels::cpu {
 HWY_EXPORT(backward);
 HWY_EXPORT(scratch_floats);
 
-std::size_t tile_backward_scratch_floats(const AttentionProblem& p) { return HWY_DYNAMIC_DISPATCH(scratch_floats)(p); }
+BackwardPieces tile_attention_backward_pieces(const AttentionProblem& p) {
+  constexpr std::size_t kLeastPart = 256;  // a square's; else one: each part has the queries packed once more
+  return backward_pieces(p, (p.keys + kLeastPart - 1) / kLeastPart * kLeastPart, kLeastPart);
+}
+std::size_t tile_backward_scratch_floats(const AttentionProblem& p, const BackwardPieces& pieces) {
+  return HWY_DYNAMIC_DISPATCH(scratch_floats)(p, pieces.part);
+}
+QueryGradients tile_query_gradients(const AttentionProblem& p) {
+  constexpr std::size_t kBatch = 256;  // of backward
+  const std::size_t stride = panels_of(p.size) * kPanelLines + 16, blocks = (p.queries + kBatch - 1) / kBatch;
+  return {nullptr, nullptr, stride, kBatch, blocks * kBatch};
+}
 
-void tile_attention_backward(const AttentionProblem& problem, TileUnit unit, const Head& head, const Heads& dout,
-                             const Heads& out, const float* logsumexp_bns, const MutableHeads& dq,
-                             const MutableHeads& dk, const MutableHeads& dv, float* shared, float* scratch) {
-  HWY_DYNAMIC_DISPATCH(backward)
-  (problem, unit, head, dout, out, logsumexp_bns, dq, dk, dv, shared, scratch);
+void tile_attention_backward(const AttentionGradient& asked, TileUnit unit, const BackwardPiece& piece,
+                             const QueryGradients& dq, float* shared, float* scratch) {
+  HWY_DYNAMIC_DISPATCH(backward)(asked, unit, piece, dq, shared, scratch);
 }
 
 }  // namespace megatron::kernels::cpu

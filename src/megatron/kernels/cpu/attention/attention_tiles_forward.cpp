@@ -71,8 +71,8 @@ void forward(const AttentionProblem& p, TileUnit unit, const Head& head, std::si
 
 void pack(const AttentionProblem& p, const Head& head, Words* packed) {
   const TileCounts count(p);
-  pack_over_features(p, p.k, head, packed);
-  pack_over_keys(p, p.v, head, packed + count.keys * count.features * kPieceWords);
+  pack_over_features(p, p.k, head, {0, p.keys}, packed);
+  pack_over_keys(p, p.v, head, {0, p.keys}, packed + count.keys * count.features * kPieceWords);
 }
 
 }  // namespace

@@ -25,21 +25,21 @@ constexpr std::size_t kLanes = HWY_MAX_BYTES >= 64 ? 16 : 8;  // of float, with 
 HWY_INLINE F exp(F x) {
   const Floats d;
   const Ints i;
-  const F low = hn::Set(d, -87.33f);
-  const auto vanishes = hn::Lt(x, low);
-  x = hn::Max(low, hn::Min(hn::Set(d, 88.0f), x));  // both return x where it is NaN
-  const auto n = hn::NearestInt(hn::Mul(x, hn::Set(d, 1.44269504f)));
-  const F nf = hn::ConvertTo(d, n);
-  F f = hn::NegMulAdd(nf, hn::Set(d, 0.693359375f), x);  // x - n ln 2, in two parts
-  f = hn::NegMulAdd(nf, hn::Set(d, -2.12194440e-4f), f);
+  const auto vanishes = hn::Lt(x, hn::Set(d, -87.33f));
+  x = hn::Min(hn::Set(d, 88.0f), x);  // x where it is NaN
+  // x / ln 2 rounds to n in the sum with 1.5 * 2^23, whose last bits are then n's; what overflows there vanishes.
+  const F shifter = hn::Set(d, 12582912.0f), shifted = hn::MulAdd(x, hn::Set(d, 1.44269504f), shifter);
+  const F n = hn::Sub(shifted, shifter);
+  F f = hn::NegMulAdd(n, hn::Set(d, 0.693359375f), x);  // x - n ln 2, in two parts
+  f = hn::NegMulAdd(n, hn::Set(d, -2.12194440e-4f), f);
   F p = hn::Set(d, 1.9875691500e-4f);  // Cephes: e^f = 1 + f + f^2 p(f)
   p = hn::MulAdd(p, f, hn::Set(d, 1.3981999507e-3f));
   p = hn::MulAdd(p, f, hn::Set(d, 8.3334519073e-3f));
   p = hn::MulAdd(p, f, hn::Set(d, 4.1665795894e-2f));
   p = hn::MulAdd(p, f, hn::Set(d, 1.6666665459e-1f));
   p = hn::MulAdd(p, f, hn::Set(d, 5.0000001201e-1f));
-  p = hn::Add(hn::MulAdd(hn::Mul(p, f), f, f), hn::Set(d, 1.0f));
-  const F power = hn::BitCast(d, hn::ShiftLeft<23>(hn::Add(n, hn::Set(i, 127))));
+  p = hn::MulAdd(hn::MulAdd(p, f, hn::Set(d, 1.0f)), f, hn::Set(d, 1.0f));
+  const F power = hn::BitCast(d, hn::Add(hn::ShiftLeft<23>(hn::BitCast(i, shifted)), hn::Set(i, 0x3f800000)));
   return hn::IfThenZeroElse(vanishes, hn::Mul(p, power));
 }
 

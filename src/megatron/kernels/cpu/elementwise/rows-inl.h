@@ -6,7 +6,9 @@
 #define MEGATRON_KERNELS_CPU_ROWS_INL_H_
 #endif
 
+#include <hwy/cache_control.h>
 #include <algorithm>
+
 #include <cstddef>
 
 #include "megatron/kernels/cpu/elementwise/element.h"
@@ -18,11 +20,21 @@ namespace megatron::kernels::cpu::HWY_NAMESPACE {
 
 constexpr std::size_t kPanel = 64;  // rows of a transposed panel
 
+/// Asks for the `size` elements of a row that is read soon: rows of one head lie too far apart for the processor to
+/// see what comes next.
+template <class T>
+HWY_INLINE void ask_for_row(const std::byte* row, std::size_t size) {
+  constexpr std::size_t kLine = 64;
+  for (std::size_t at = 0; at < size * sizeof(T); at += kLine) hwy::Prefetch(row + at);
+}
+constexpr std::size_t kRowsAhead = 16;
+
 template <class T>
 void read_rows_of(const std::byte* from, std::ptrdiff_t position, std::size_t rows, std::size_t size, float* to,
                   std::size_t to_stride) {
   for (std::size_t r = 0; r < rows; ++r, from += position, to += to_stride) {
     const T* row = reinterpret_cast<const T*>(from);
+    if (r + kRowsAhead < rows) ask_for_row<T>(from + static_cast<std::ptrdiff_t>(kRowsAhead) * position, size);
     for_vectors(size, [=](std::size_t c, std::size_t lanes) HWY_ATTR { store(load(row + c, lanes), to + c, lanes); });
     for (std::size_t c = size; c < to_stride; ++c) to[c] = 0.0f;
   }
@@ -68,6 +80,8 @@ void read_transposed_of(const std::byte* from, std::ptrdiff_t position, std::siz
   F block[kLanes];
   for (std::size_t r0 = 0; r0 < rows; r0 += kPanel, to += size * kPanel) {
     for (std::size_t r = 0; r < kPanel; r += kLanes) {
+      for (std::size_t i = r0 + r + kRowsAhead; i < std::min(rows, r0 + r + kRowsAhead + kLanes); ++i)
+        ask_for_row<T>(from + static_cast<std::ptrdiff_t>(i) * position, size);
       for (std::size_t c = 0; c < size; c += kLanes) {
         const std::size_t count = std::min(kLanes, size - c);
         for (std::size_t i = 0; i < kLanes; ++i) {

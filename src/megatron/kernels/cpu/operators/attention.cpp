@@ -4,13 +4,15 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
-#include <stdexcept>
+#include <vector>
 
 #include "megatron/base/philox.h"
 #include "megatron/kernels/cpu/attention/attention.h"
 #include "megatron/kernels/cpu/attention/attention_tiles.h"
+#include "megatron/kernels/cpu/attention/backward_pieces.h"
 #include "megatron/kernels/cpu/elementwise/element_of.h"
 #include "megatron/kernels/cpu/isa.h"
 #include "megatron/kernels/cpu/operators.h"
@@ -154,15 +156,23 @@ void forward_few(const cpu::AttentionProblem& p, const cpu::MutableHeads& out, f
   cpu::attention_of_few({&queries, 1}, memory.part(0));
 }
 
+/// Calls compute(head, number of a block of `size` queries, thread) for each head and block, the last blocks first.
+template <class Compute>
+void for_query_blocks(const cpu::AttentionProblem& p, std::size_t size, const Compute& compute) {
+  const std::size_t blocks = (p.queries + size - 1) / size;
+  cpu::for_each_block(static_cast<std::int64_t>(p.batch * p.heads() * blocks), [&](std::int64_t i, int thread) {
+    const auto number = static_cast<std::size_t>(i);
+    compute(p.head(number / blocks), blocks - 1 - number % blocks, thread);
+  });
+}
+
 /// Calls pack(group, index) for each group, then compute(head, block of queries, index of its group, thread).
 template <class Pack, class Compute>
 void in_blocks(const cpu::AttentionProblem& p, const Pack& pack, const Compute& compute) {
   cpu::for_each_block(static_cast<std::int64_t>(p.batch * p.groups),
                       [&](std::int64_t i, int) { pack(group_at(p, i), static_cast<std::size_t>(i)); });
-  const std::size_t blocks = (p.queries + cpu::kQueryBlock - 1) / cpu::kQueryBlock;
-  cpu::for_each_block(static_cast<std::int64_t>(p.batch * p.heads() * blocks), [&](std::int64_t i, int thread) {
-    const auto number = static_cast<std::size_t>(i) / blocks, block = blocks - 1 - static_cast<std::size_t>(i) % blocks;
-    compute(p.head(number), block, number / p.sharing, thread);
+  for_query_blocks(p, cpu::kQueryBlock, [&](const cpu::Head& head, std::size_t block, int thread) {
+    compute(head, block, head.b * p.groups + head.group, thread);
   });
 }
 
@@ -218,6 +228,67 @@ AttentionOutput forward_in_blocks(const at::Tensor& q, const at::Tensor& k, cons
   return forward_prepared(q, prepare(q, in_blocks_of(k, v, blocks, keys), options).problem);
 }
 
+/// A piece's gradients of queries, the part of each with its index.
+struct QueryGradientsOf {
+  cpu::QueryGradients shape;
+  std::size_t members;
+  Scratch sums;
+  std::vector<std::uint8_t> touched;
+
+  QueryGradientsOf(const cpu::QueryGradients& one, std::size_t most_members, std::size_t parts)
+      : shape(one),
+        members(most_members),
+        sums(one.floats(most_members), parts),
+        touched(parts * most_members * one.blocks()) {}
+  cpu::QueryGradients part(std::size_t index) {
+    cpu::QueryGradients part = shape;
+    part.sums = sums.part(index);
+    part.touched = touched.data() + index * members * shape.blocks();
+    return part;
+  }
+};
+
+/// dq, dk and dv. A piece that has all keys of its heads is done with their queries; else those are summed at last.
+void compute_pieces(const cpu::AttentionGradient& asked, bool tiles) {
+  const cpu::AttentionProblem& p = asked.p;
+  const cpu::BackwardPieces& pieces = asked.pieces;
+  const bool lanes = pieces.lanes > 1, subsets = pieces.subsets > 1;
+  const cpu::TileUnit unit = cpu::tile_unit();
+  const std::size_t count = pieces.count(p), threads = static_cast<std::size_t>(cpu::num_threads());
+  const Scratch scratch(tiles ? cpu::tile_backward_scratch_floats(p, pieces) : cpu::backward_scratch_floats(p, pieces));
+  const Scratch shared(cpu::shared_gradient_floats(p), subsets ? p.batch * p.groups * pieces.subsets : 0);
+  QueryGradientsOf queries(tiles ? cpu::tile_query_gradients(p) : cpu::query_gradients(p), pieces.members(p),
+                           lanes ? count : threads);
+  cpu::for_each_block(static_cast<std::int64_t>(count), [&](std::int64_t i, int thread) {
+    const cpu::BackwardPiece piece = pieces.piece(p, static_cast<std::size_t>(i));
+    const cpu::QueryGradients dq = queries.part(lanes ? piece.number : static_cast<std::size_t>(thread));
+    std::fill_n(dq.touched, piece.members * dq.blocks(), std::uint8_t{0});
+    float *part = subsets ? shared.part(piece.number / pieces.lanes) : nullptr, *space = scratch.part(thread);
+    if (tiles) {
+      cpu::tile_attention_backward(asked, unit, piece, dq, part, space);
+    } else {
+      cpu::attention_backward(asked, piece, dq, part, space);
+    }
+    for (std::size_t j = 0; !lanes && j < piece.members * dq.blocks(); ++j) {
+      const std::size_t member = j / dq.blocks();
+      const cpu::Head head{piece.group.b, piece.group.group, piece.first_member + member};
+      cpu::sum_query_gradients(asked, head, member, j % dq.blocks(), {&dq, 1});
+    }
+  });
+  if (lanes) {
+    for_query_blocks(p, queries.shape.block, [&](const cpu::Head& head, std::size_t block, int) {
+      const cpu::BackwardPiece piece = pieces.piece_of(p, head);
+      std::vector<cpu::QueryGradients> of_lanes;
+      for (std::size_t lane = 0; lane < pieces.lanes; ++lane) of_lanes.push_back(queries.part(piece.number + lane));
+      cpu::sum_query_gradients(asked, head, head.member - piece.first_member, block, of_lanes);
+    });
+  }
+  if (!subsets) return;
+  cpu::for_each_block(static_cast<std::int64_t>(p.batch * p.groups), [&](std::int64_t i, int) {
+    cpu::sum_shared_gradients(asked, group_at(p, i), shared.part(static_cast<std::size_t>(i) * pieces.subsets));
+  });
+}
+
 void backward_fast(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                    const AttentionOutput& forward, const AttentionOptions& options, const at::Tensor& dq,
                    const at::Tensor& dk, const at::Tensor& dv, const at::Tensor& dbias) {
@@ -229,32 +300,25 @@ void backward_fast(const at::Tensor& dout, const at::Tensor& q, const at::Tensor
     p.dbias = of_biases.mutable_data_ptr<float>();
   }
   const std::int64_t groups = k.size(2);
+  const bool tiles = attention_on_tiles(p);
   const cpu::Heads dout_heads = heads_of(dout, groups), out_heads = heads_of(forward.out, groups);
-  const cpu::MutableHeads dq_heads = mutable_heads_of(dq, groups), dk_heads = mutable_heads_of(dk, groups),
-                          dv_heads = mutable_heads_of(dv, groups);
-  const float* logsumexp = forward.logsumexp.const_data_ptr<float>();
-  const std::size_t heads = p.batch * p.heads();
-  const bool sharing = p.sharing > 1, tiles = attention_on_tiles(p);
-  const cpu::TileUnit unit = cpu::tile_unit();
-  const Scratch scratch(tiles ? cpu::tile_backward_scratch_floats(p) : cpu::backward_scratch_floats(p));
-  const Scratch shared(cpu::shared_gradient_floats(p), sharing ? heads : 0);
-  cpu::for_each_block(static_cast<std::int64_t>(heads), [&](std::int64_t i, int thread) {
-    const auto number = static_cast<std::size_t>(i);
-    float *part = sharing ? shared.part(number) : nullptr, *space = scratch.part(thread);
-    if (tiles) {
-      cpu::tile_attention_backward(p, unit, p.head(number), dout_heads, out_heads, logsumexp, dq_heads, dk_heads,
-                                   dv_heads, part, space);
-    } else {
-      cpu::attention_backward(p, p.head(number), dout_heads, out_heads, logsumexp, dq_heads, dk_heads, dv_heads, part,
-                              space);
-    }
+  const at::Tensor delta = at::empty(forward.logsumexp.sizes(), at::kFloat);
+  const cpu::AttentionGradient asked{
+      .p = p,
+      .pieces = tiles ? cpu::tile_attention_backward_pieces(p) : cpu::attention_backward_pieces(p),
+      .dout = dout_heads,
+      .logsumexp_bns = forward.logsumexp.const_data_ptr<float>(),
+      .delta_bns = delta.const_data_ptr<float>(),
+      .dq = mutable_heads_of(dq, groups),
+      .dk = mutable_heads_of(dk, groups),
+      .dv = mutable_heads_of(dv, groups)};
+  for_query_blocks(p, cpu::kQueryBlock, [&](const cpu::Head& head, std::size_t block, int) {
+    const std::size_t q0 = block * cpu::kQueryBlock;
+    cpu::softmax_deltas(p, head, q0, std::min(q0 + cpu::kQueryBlock, p.queries), dout_heads, out_heads,
+                        delta.mutable_data_ptr<float>());
   });
+  compute_pieces(asked, tiles);
   if (dbias.defined()) dbias.copy_(of_biases.sum(0).narrow(1, 0, dbias.size(1)));
-  if (!sharing) return;
-  cpu::for_each_block(static_cast<std::int64_t>(p.batch * p.groups), [&](std::int64_t i, int) {
-    cpu::sum_shared_gradients(p, group_at(p, i), shared.part(static_cast<std::size_t>(i) * p.sharing), dk_heads,
-                              dv_heads);
-  });
 }
 
 }  // namespace
