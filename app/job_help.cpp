@@ -94,7 +94,8 @@ const std::vector<Row>& rows() {
        "37",
        {"megatron pretrain_t5 --encoder-num-layers 2 --decoder-num-layers 2 --hidden-size 64 --num-attention-heads 2 "
         "--encoder-seq-length 64 --decoder-seq-length 32 --max-position-embeddings 64 --micro-batch-size 2 "
-        "--train-iters 20 --lr 1e-3 --data-path data/corpus_text_sentence --vocab-file vocab.txt"}},
+        "--train-iters 20 --lr 1e-3 --data-path data/corpus_text_sentence --vocab-file vocab.txt --vocab-extra-ids "
+        "100"}},
       {"preprocess_data",
        "PREFIX_KEY_document.bin and .idx (with --split-sentences PREFIX_KEY_sentence)",
        "",
@@ -103,7 +104,7 @@ const std::vector<Row>& rows() {
       {"sweep",
        "in train.out: lr_LR_batch_N/ for each trial, sweep.json, sweep.svg",
        "37",
-       {"megatron sweep --lr 3e-4,1e-3,3e-3 --batch 16,32 -- train configs/llama_tiny.toml --data-path "
+       {"megatron sweep --lr 3e-4,1e-3,3e-3 --batch 16,32 -- train configs/llama_tiny.toml --vocab-size 0 --data-path "
         "data/corpus_text_document --tokenizer tok --train.out runs/sweep"}},
       {"run",
        "what the job writes, and train.out/events.jsonl",

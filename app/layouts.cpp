@@ -1,6 +1,7 @@
 #include "app/layouts.h"
 
 #include <algorithm>
+#include <bit>
 
 #include "app/config_file.h"
 #include "app/flags.h"
@@ -21,6 +22,18 @@ plan::Facts facts_of(const config::RunConfig& recipe) {
               text::Tokenizer::load(data.tokenizer, data.tokenizer_type, data.vocab_extra_ids).vocab_size()};
 }
 
+/// The largest number of ranks below that of `recipe` that some layout divides.
+int fewer_ranks(config::RunConfig recipe, const RanksMachine& machine, const plan::Facts& facts) {
+  constexpr int kTries = 256;
+  const int ranks = recipe.parallel.world_size;
+  for (int fewer = ranks - 1; fewer > std::max(1, ranks - kTries); --fewer) {
+    recipe.parallel.world_size = fewer;
+    if (plan::search_layouts(recipe, machine.hardware, machine.capacity_bytes, facts, 1, 0, 1).allowed > 0)
+      return fewer;
+  }
+  return static_cast<int>(std::bit_floor(static_cast<unsigned>(ranks - 1)));
+}
+
 }  // namespace
 
 RanksMachine machine_of(const std::string& hardware, const std::string& fit) {
@@ -31,8 +44,20 @@ RanksMachine machine_of(const std::string& hardware, const std::string& fit) {
 }
 
 plan::LayoutSearch find_layouts(const config::RunConfig& recipe, const RanksMachine& machine, int threads, int most) {
-  plan::LayoutSearch found = plan::search_layouts(recipe, machine.hardware, machine.capacity_bytes, facts_of(recipe),
+  const int ranks = recipe.parallel.world_size;
+  if (ranks < 1)
+    throw ConfigError(rule_got_fix("A search needs a number of ranks above 0.", concat(ranks), "--world-size 8"));
+  const plan::Facts facts = facts_of(recipe);
+  plan::LayoutSearch found = plan::search_layouts(recipe, machine.hardware, machine.capacity_bytes, facts,
                                                   std::max(most, kMinLayouts), kMaxEvaluated, threads);
+  if (found.allowed == 0 && ranks > 1)
+    throw ConfigError(
+        rule_got_fix("The ranks must divide into tp (of attention heads and MLP width, within a node), cp, pp (at most "
+                     "the layers) and "
+                     "dp, of which the global batch is a multiple.",
+                     concat(ranks, " ranks, ", recipe.model.num_layers, " layers, ", recipe.model.num_attention_heads,
+                            " heads, a global batch of ", recipe.train.global_batch_size),
+                     concat("--world-size ", fewer_ranks(recipe, machine, facts))));
   if (found.layouts.empty())
     throw ConfigError(rule_got_fix(
         concat("No layout of the ranks fits into ", human_bytes(machine.capacity_bytes), " per rank."),

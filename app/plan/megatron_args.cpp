@@ -81,7 +81,10 @@ std::string commented(const char* title, const std::string& text) {
 int plan_megatron_args(const std::string& file, const std::string& program, bool as_json) {
   constexpr std::uint64_t kMaxFile = std::uint64_t{1} << 20;
   std::vector<std::string> words = config::shell_words(read_file(file, kMaxFile), file);
-  const int world_size = take_world_size(words, file);
+  int world_size = take_world_size(words, file);
+  config::RunConfig own;  // the ranks may stand among the words too, as pretrain_* take them
+  config::parse_words(config::fields_of(own), config::MegatronArguments(words).own_words(), "");
+  if (own.parallel.world_size > 0) world_size = own.parallel.world_size;
   config::MegatronLaunch launch{.world_size = world_size};
   if (const std::string yaml = config::yaml_file_of(words); !yaml.empty()) launch.yaml = read_file(yaml, kMaxFile);
   auto translation = config::translate_megatron_arguments(program, words, launch);

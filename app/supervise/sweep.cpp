@@ -22,6 +22,7 @@
 #include "megatron/charts/line_chart.h"
 #include "megatron/config/options.h"
 #include "megatron/config/run_config.h"
+#include "megatron/plan/rules.h"
 #include "megatron/supervise/child.h"
 #include "megatron/supervise/run_files.h"
 
@@ -72,12 +73,13 @@ struct Trial {
   double last() const { return losses.empty() ? kNone : losses.back(); }
 };
 
-double number_of(const std::string& text, const char* flag) {
+double number_of(const std::string& text, const char* flag, const char* example) {
   double value = 0;
   const char* const end = text.data() + text.size();
   const auto [stop, error] = std::from_chars(text.data(), end, value);
   if (error != std::errc() || stop != end || !std::isfinite(value) || value <= 0)
-    throw ConfigError(rule_got_fix(concat(flag, " takes numbers above 0."), "'" + text + "'", concat(flag, " 1e-4")));
+    throw ConfigError(
+        rule_got_fix(concat(flag, " takes numbers above 0."), "'" + text + "'", concat(flag, " ", example)));
   return value;
 }
 
@@ -94,7 +96,7 @@ std::vector<std::string> values_of(const std::vector<std::string>& words) {
 }
 
 std::int64_t batch_of(const std::string& text) {
-  const double value = number_of(text, "--batch");
+  const double value = number_of(text, "--batch", "32");
   if (value != std::floor(value) || value > 1e9)
     throw ConfigError(rule_got_fix("--batch takes whole numbers of samples.", text, "--batch 32"));
   return static_cast<std::int64_t>(value);
@@ -127,6 +129,18 @@ SweptCommand swept_command(const Args& words) {
   return command;
 }
 
+/// Samples of a microbatch of all data-parallel ranks; 0 where the recipe itself is wrong, which its first run says.
+std::int64_t samples_at_once(const config::RunConfig& config) {
+  constexpr std::int64_t kSomeVocabulary = 32000;  // it is not read; any that is large enough stands for it
+  try {
+    const plan::ResolvedRun run =
+        plan::resolve(config, {.tokenizer_vocab = config.model.vocab_size > 0 ? 0 : kSomeVocabulary});
+    return run.config.train.global_batch_size / std::max<std::int64_t>(1, run.microbatches_per_step);
+  } catch (const ConfigError&) {
+    return 0;
+  }
+}
+
 class Sweep {
  public:
   Sweep(SweptCommand command, const SweepOptions& options) : options_(options), command_(std::move(command)) {
@@ -137,11 +151,20 @@ class Sweep {
     if (options.lr.size() * batches.size() > kMaxTrials)
       throw ConfigError(rule_got_fix(concat("A sweep has at most ", kMaxTrials, " trials."),
                                      concat(options.lr.size() * batches.size()), "fewer values of --lr and --batch"));
+    const std::int64_t each = samples_at_once(command_.config);
     const std::int64_t samples = train.train_iters * own, parts = std::int64_t{1} << (options.rounds - 1);
     for (const std::string& lr : options.lr)
       for (const std::string& batch : batches) {
-        number_of(lr, "--lr");
         const std::int64_t size = batch_of(batch), iters = (samples + size - 1) / size;
+        if (each > 0 && size % each != 0)
+          throw ConfigError(rule_got_fix("Each --batch must be a multiple of train.micro_batch_size x dp.",
+                                         concat("--batch ", size, ", ", each, " samples at once"),
+                                         concat("--batch ", std::max(each, size / each * each))));
+        if (const double rate = number_of(lr, "--lr", "1e-4"); std::ranges::any_of(trials_, [&](const Trial& trial) {
+              return trial.batch == size && number_of(trial.lr, "--lr", "1e-4") == rate;
+            }))
+          throw ConfigError(rule_got_fix("The trials of a sweep must differ.",
+                                         concat("--lr ", lr, ", --batch ", size, " twice"), "name each value once"));
         trials_.push_back({.lr = lr,
                            .batch = size,
                            .round_iters = (iters + parts - 1) / parts,
@@ -205,7 +228,7 @@ class Sweep {
   /// The least rate is the recipe's share of the rate.
   double min_lr_of(const Trial& trial) const {
     const config::ScheduleConfig& schedule = command_.config.schedule;
-    return schedule.lr > 0 ? schedule.min_lr / schedule.lr * number_of(trial.lr, "--lr") : 0;
+    return schedule.lr > 0 ? schedule.min_lr / schedule.lr * number_of(trial.lr, "--lr", "1e-4") : 0;
   }
   bool validates() const { return command_.config.train.eval_interval > 0; }
   const char* measure() const { return validates() ? "valid_loss" : "loss"; }

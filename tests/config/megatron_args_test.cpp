@@ -404,6 +404,9 @@ TEST(MegatronArgs, CountTheScheduleInSamples) {
   EXPECT_EQ(recipe(small + "--lr-decay-style WSD --lr-wsd-decay-iters 5").schedule.lr_wsd_decay_samples, 160);
   EXPECT_THAT(error_of(small + "--lr-decay-samples 7"), HasSubstr("fix:  --lr-decay-iters 1"));
   EXPECT_THAT(error_of(small + "--train-samples 640"), HasSubstr("--train-iters and --train-samples exclude"));
+  EXPECT_THAT(error_of(small + "--lr-warmup-iters 300000"), HasSubstr("fix:  --lr-warmup-iters "));
+  EXPECT_EQ(recipe(small + "--exit-signal-handler --exit-signal SIGUSR1").train.exit_signal, "SIGUSR1");
+  EXPECT_THAT(error_of(small + "--exit-signal-handler --exit-signal SIGALRM"), HasSubstr("end by signals other than"));
   EXPECT_THAT(error_of(small + "--lr-warmup-iters 3 --lr-warmup-fraction .1"), HasSubstr("other lengths of the"));
   EXPECT_EQ(recipe(small + "--lr-warmup-iters 0 --lr-warmup-fraction .1").schedule.lr_warmup_fraction, 0.1);
 }

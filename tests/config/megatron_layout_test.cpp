@@ -60,6 +60,11 @@ TEST(MegatronArguments, TakeThisProgramsNamesOfTheLayout) {
   EXPECT_TRUE(args.has("sequence-parallel"));
   EXPECT_THAT(args.own_words(),
               ElementsAre("--parallel.dp=3", "--parallel.pp_schedule", "auto", "--parallel.world_size", "48"));
+  const MegatronArguments fixes({"--ep", "2", "--etp=1", "--pp-layout", "balanced", "--tokenizer", "DIR"});
+  EXPECT_THAT(fixes.errors(), IsEmpty());
+  EXPECT_EQ(fixes.integer("expert-model-parallel-size"), 2);
+  EXPECT_EQ(fixes.integer("expert-tensor-parallel-size"), 1);
+  EXPECT_THAT(fixes.own_words(), ElementsAre("--parallel.pp_layout", "balanced", "--data.tokenizer", "DIR"));
   EXPECT_THAT(MegatronArguments({"--pq", "8"}).errors(), testing::SizeIs(1));
 }
 

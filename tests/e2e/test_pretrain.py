@@ -1,6 +1,7 @@
 """Megatron-LM's argument lists train as they do there: its example scripts, shrunk, against recipes by hand."""
 import json
 import pathlib
+import shutil
 import shlex
 import subprocess
 import sys
@@ -219,6 +220,14 @@ class Pretrain(unittest.TestCase):
         self.assertEqual([fields[4] for fields in progress[1::2]], ["Iteration: 4", "Iteration: 8"])
         done = [float(fields[7].removeprefix("Floating-point operations: ")) for fields in progress[1::2]]
         self.assertAlmostEqual(done[1], 2 * done[0], delta=0.01 * done[1])
+        # The schedule is the checkpoint's where that is asked for.
+        shutil.rmtree(self.path / "parts")
+        self.pretrain("pretrain_gpt", small + "--train-iters 4 " + kept)
+        others = small.replace("--lr 1e-3 --lr-decay-iters 8", "--lr 5e-4 --lr-decay-iters 99")
+        theirs = self.pretrain("pretrain_gpt",
+                               others + "--train-iters 8 --use-checkpoint-opt_param-scheduler " + kept)
+        self.assertIn("schedule.lr 5e-04 -> 0.001", theirs)
+        self.assertEqual(self.losses("parts"), self.losses("whole"))
         refused = self.pretrain("pretrain_gpt", small + "--train-iters 8 --save F/parts --save-interval 4", code=2)
         self.assertIn("--load not given", refused)
         # Nothing is saved without --save.

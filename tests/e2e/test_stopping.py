@@ -105,13 +105,15 @@ class Stopping(unittest.TestCase):
         info = run("checkpoint", "info", self.place.path / "run", "--json")
         self.assertIn(f'"iteration":{max(self.place.losses("run"))}', info.replace(" ", ""))
 
-    def test_sighup_saves_as_sigterm_does(self):
-        for options in [], ["--world-size", 2, "--parallel.launch", "processes"]:
-            with self.subTest(options=options):
+    def test_other_signals_save_as_sigterm_does(self):
+        processes = ["--world-size", 2, "--parallel.launch", "processes"]
+        for sent, options in [(signal.SIGHUP, []), (signal.SIGHUP, processes),
+                              (signal.SIGUSR1, ["--exit-signal", "SIGUSR1", *processes])]:
+            with self.subTest(sent=sent, options=options):
                 process = start(self.place.train_words("run", "--train-iters", 100000, *options))
                 self.addCleanup(process.kill)
                 self.wait_for_steps(process, 3)
-                process.send_signal(signal.SIGHUP)
+                process.send_signal(sent)
                 _, errors = process.communicate(timeout=120)
                 self.assertEqual(process.returncode, 3, errors)
                 self.assert_saved_its_last_step()

@@ -55,6 +55,10 @@ class Sweep(unittest.TestCase):
         self.assertIn("--lr must be given", self.sweep("wrong", code=2))
         self.assertIn("numbers above 0", self.sweep("wrong", "--lr", "fast", code=2))
         self.assertIn("whole numbers", self.sweep("wrong", "--lr", "1e-3", "--batch", "1.5", code=2))
+        self.assertIn("fix:  --batch 32", self.sweep("wrong", "--lr", "1e-3", "--batch", "0", code=2))
+        self.assertIn("a multiple of train.micro_batch_size x dp",
+                      self.sweep("wrong", "--lr", "1e-3", "--batch", "8,3", code=2))
+        self.assertIn("must differ", self.sweep("wrong", "--lr", "1e-3,0.001", code=2))
         self.assertIn("a job that trains", run("sweep", "--lr", "1e-3", "--", "generate", code=2))
         self.assertFalse((self.place.path / "wrong").exists())
 

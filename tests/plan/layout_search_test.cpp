@@ -6,9 +6,11 @@
 #include <algorithm>
 #include <functional>
 #include <iterator>
+#include <sstream>
 
 #include "megatron/base/error.h"
 #include "megatron/base/files/file.h"
+#include "megatron/config/options.h"
 #include "megatron/schedule/table.h"
 #include "tests/testing/folders.h"
 #include "tests/testing/sanitized.h"
@@ -235,10 +237,49 @@ TEST(LayoutSearch, ReplacesWhatARecipeSaysOfItsLayout) {
                      got = search_layouts(resolved, h100(), 80e9, {}, 3, 1000, 2);
   ASSERT_EQ(got.layouts.size(), want.layouts.size());
   for (std::size_t i = 0; i < want.layouts.size(); ++i) EXPECT_EQ(got.layouts[i].choice, want.layouts[i].choice) << i;
+  resolved.train.recompute_num_layers = 2;
+  resolved.train.recompute_method = "block";
+  resolved.train.distribute_saved_activations = true;
+  resolved.parallel.vpp = 2;
+  resolved.parallel.microbatch_group_size = 4;
+  resolved.train.recompute_layers = "";
+  EXPECT_EQ(search_layouts(resolved, h100(), 80e9, {}, 1, 1000, 2).layouts.at(0).choice, want.layouts.at(0).choice);
+  resolved.train.recompute_layers = "0-1";
   const std::string flags = flags_of(resolved, {});
   EXPECT_THAT(flags, testing::HasSubstr(" --pp-layout= --parallel.account_for_loss false "));
-  EXPECT_THAT(flags, testing::HasSubstr(" --train.recompute_layers= --train.recompute_partial_microbatches 0 "));
+  EXPECT_THAT(flags, testing::HasSubstr(" --train.recompute_layers= --train.recompute_num_layers 0 "));
   EXPECT_THAT(flags, testing::HasSubstr(" --use-distributed-optimizer false "));
+}
+
+/// What `recipe` becomes by the words of flags_of().
+config::RunConfig by_flags(config::RunConfig recipe, const std::string& flags) {
+  std::istringstream words(flags);
+  config::parse_words(config::fields_of(recipe), {std::istream_iterator<std::string>(words), {}}, "");
+  recipe.parallel.dp = 0;
+  return recipe;
+}
+
+// Recipes with stages of all kinds: a launch command must take back what its layout does without.
+TEST(LayoutSearch, NamesFlagsThatMakeOfARecipeTheLayoutThatWasFound) {
+  for (const char* name : {"gpt_145.6b", "gpt_39.1b", "gpt_tiny_pp", "gpt_1.3b", "moe_tiny", "llama2_7b"}) {
+    config::RunConfig recipe;
+    config::load_toml(recipe, concat(tests_folder() + "/../configs/", name, ".toml"));
+    recipe.data.tokenizer = "";
+    if (recipe.model.vocab_size == 0) recipe.model.vocab_size = 32'000;
+    recipe.train.recompute_num_layers = 1;
+    recipe.train.recompute = "full";
+    recipe.parallel.dp = 0;
+    for (const int ranks : {1, 8, 64}) {
+      recipe.parallel.world_size = ranks;
+      for (const FoundLayout& each : search_layouts(recipe, h100(), 1e18, {}, 3, 60, 2).layouts) {
+        const std::string flags = flags_of(recipe, each.choice);
+        SCOPED_TRACE(concat(name, ", ", ranks, " ranks: ", flags));
+        config::RunConfig want = with_layout(recipe, each.choice), got = by_flags(recipe, flags);
+        EXPECT_EQ(broken_rules(got), "");
+        EXPECT_EQ(config::to_toml(config::fields_of(got)), config::to_toml(config::fields_of(want)));
+      }
+    }
+  }
 }
 
 /// The least that any of them holds for which `holds`.

@@ -122,6 +122,12 @@ TEST(Recipes, OfTuningFitAModelThatIsNamed) {
     return config;
   };
   config::RunConfig adapters = tuned("lora_sft"), preferences = tuned("dpo");
+  for (const char* name : {"lora_sft", "dpo"}) {  // a reference without dropout equals the policy at first
+    config::RunConfig config;
+    config::load_toml(config, concat(tests_folder() + "/../configs/tuning/", name, ".toml"));
+    EXPECT_EQ(config.model.hidden_dropout, 0) << name;
+    EXPECT_EQ(config.model.attention_dropout, 0) << name;
+  }
   adapters.lora.base = preferences.checkpoint.load = "model";
   EXPECT_EQ(resolve(adapters).shape.lora->rank, 16);
   EXPECT_EQ(resolve(preferences).config.dpo.beta, 0.1);

@@ -13,6 +13,7 @@ struct CheckpointConfig {
   bool no_load_optim = false;
   bool load_strict = true;
   bool use_checkpoint_args = false;
+  bool use_checkpoint_schedule = false;
   std::string save;
   std::int64_t save_interval = 0;
   bool async_save = true;
@@ -34,6 +35,10 @@ struct CheckpointConfig {
     v("use_checkpoint_args", use_checkpoint_args,
       "Take the network's options from the checkpoint that the run starts from, whatever else is given for them.",
       "use-checkpoint-args", OnlyInTraining());
+    v("use_checkpoint_schedule", use_checkpoint_schedule,
+      "Resume with the learning rate's schedule and the weight decay of the checkpoint, whatever else is given for "
+      "them.",
+      "use-checkpoint-opt-param-scheduler", unless("checkpoint.finetune"), OnlyInTraining());
     v("save", save, "Folder of the checkpoints; empty: train.out/checkpoints.", "save", OnlyInTraining());
     v("save_interval", save_interval, "Steps between checkpoints; 0: only at the end; -1: no checkpoints.",
       "save-interval", Common());

@@ -36,6 +36,7 @@ struct TrainConfig {
   bool exit_on_nan = false;
   std::int64_t exit_interval = 0;
   double exit_duration_mins = 0;
+  std::string exit_signal = "SIGTERM";
 
   void visit(auto& v) {
     v("out", out, "The run's folder: recipe, metrics, checkpoints.", Affects::Nothing, Common());
@@ -106,6 +107,9 @@ struct TrainConfig {
       "Save and end after the step in which the run has lasted these minutes by the first rank's clock, with exit code "
       "0; the same command resumes. 0: never.",
       "exit-duration-in-mins", Affects::Nothing, OnlyInTraining());
+    v("exit_signal", exit_signal,
+      "SIGUSR1: it saves and ends the run as SIGTERM, SIGINT and SIGHUP always do, where else it only saves.",
+      "exit-signal", Affects::Nothing, Choices({"SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1"}), OnlyInTraining());
   }
 };
 

@@ -434,11 +434,15 @@ config::RunConfig with_layout(config::RunConfig recipe, const LayoutChoice& choi
   parallel.etp = choice.etp;
   parallel.sp = choice.tp > 1 && recipe.data.seq_length / std::max(1, parallel.cp) % choice.tp == 0;
   parallel.pp_schedule = choice.schedule;
+  parallel.microbatch_group_size = 0;
   reset_stages(parallel);
   parallel.pp_layout = choice.stages;
   recipe.train.micro_batch_size = choice.micro_batch_size;
   recipe.train.recompute = choice.recompute;
+  recipe.train.recompute_method = config::TrainConfig().recompute_method;
+  recipe.train.recompute_num_layers = 0;
   recipe.train.recompute_layers.clear();
+  recipe.train.distribute_saved_activations = false;
   if (choice.recompute == kFitLayers) {
     recipe.train.recompute = "full";
     recipe.train.recompute_layers = kFitLayers;
@@ -452,9 +456,12 @@ config::RunConfig with_layout(config::RunConfig recipe, const LayoutChoice& choi
 
 namespace {
 
-/// The flags that take back what a recipe says of its stages, " --pp-layout=".
+/// The flags that take back what a recipe says of its stages and schedule, " --pp-layout=".
 std::string flags_that_reset_stages(const config::ParallelConfig& parallel, const LayoutChoice& choice) {
   std::string flags;
+  if (choice.pp == 1 && parallel.vpp > 1) flags += " --vpp 1";
+  if (choice.pp == 1 && !parallel.pp_schedule.empty()) flags += " --schedule=";
+  if (parallel.microbatch_group_size > 0) flags += " --parallel.microbatch_group_size 0";
   if (!parallel.pp_layout.empty() && choice.stages.empty()) flags += " --pp-layout=";
   for (const auto& [name, layers] : {std::pair{"layers_per_virtual_stage", parallel.layers_per_virtual_stage},
                                      {"first_stage_layers", parallel.first_stage_layers},
@@ -467,11 +474,27 @@ std::string flags_that_reset_stages(const config::ParallelConfig& parallel, cons
   return flags;
 }
 
+/// The flags that take back how a recipe recomputes.
+std::string flags_that_reset_recomputation(const config::TrainConfig& train, const LayoutChoice& choice) {
+  std::string flags;
+  if (!train.recompute_layers.empty() && choice.recompute != kFitLayers) flags += " --train.recompute_layers=";
+  if (train.recompute_num_layers > 0) flags += " --train.recompute_num_layers 0";
+  if (const auto& method = config::TrainConfig().recompute_method; train.recompute_method != method)
+    flags += concat(" --train.recompute_method ", method);
+  if (train.distribute_saved_activations) flags += " --train.distribute_saved_activations false";
+  if (train.recompute_partial_microbatches > 0) flags += " --train.recompute_partial_microbatches 0";
+  return flags;
+}
+
 }  // namespace
 
 std::string flags_of(const config::RunConfig& recipe, const LayoutChoice& choice) {
   const config::RunConfig config = with_layout(recipe, choice);
-  std::string flags = concat("--tp ", choice.tp, config.parallel.sp ? " --sp" : "", " --pp ", choice.pp);
+  std::string flags = concat("--tp ", choice.tp,
+                             config.parallel.sp   ? " --sp"
+                             : recipe.parallel.sp ? " --sp false"
+                                                  : "",
+                             " --pp ", choice.pp);
   if (choice.cp > 1)
     flags += concat(" --cp ", choice.cp, " --cp-comm-type ", config.parallel.cp_comm_type);
   else if (recipe.parallel.cp > 1)
@@ -484,9 +507,7 @@ std::string flags_of(const config::RunConfig& recipe, const LayoutChoice& choice
   flags += concat(" --micro-batch-size ", choice.micro_batch_size, " --train.recompute ", config.train.recompute);
   if (choice.recompute == kFitLayers)
     flags += concat(" --train.recompute_layers fit --train.memory_limit_gb ", choice.limit_gb);
-  else if (!recipe.train.recompute_layers.empty())
-    flags += " --train.recompute_layers=";
-  if (recipe.train.recompute_partial_microbatches > 0) flags += " --train.recompute_partial_microbatches 0";
+  flags += flags_that_reset_recomputation(recipe.train, choice);
   if (!choice.sharding.empty())
     flags += concat(" --use-distributed-optimizer --data-parallel-sharding-strategy ", choice.sharding);
   else if (recipe.optimizer.use_distributed_optimizer)

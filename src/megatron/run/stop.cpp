@@ -16,7 +16,7 @@ static_assert(std::atomic<int>::is_always_lock_free, "a signal handler may touch
 
 }  // namespace
 
-void stop_on_signals() {
+void stop_on_signals(bool also_usr1) {
   has_supervisor = process_environment().contains(kAttemptVariable);
   struct sigaction action = {};
   action.sa_handler = [](int signal) {
@@ -26,10 +26,11 @@ void stop_on_signals() {
   };
   action.sa_flags = SA_RESTART;
   sigemptyset(&action.sa_mask);
-  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGUSR1}) {
+    if (signal == SIGUSR1 && !also_usr1) continue;
     struct sigaction before = {};
-    // Who has us ignore one means it: nohup, and a shell's background jobs.
-    if (sigaction(signal, nullptr, &before) == 0 && before.sa_handler == SIG_IGN) continue;
+    // Who has us ignore one means it: nohup, and a shell's background jobs. SIGUSR1 is ignored until we listen to it.
+    if (signal != SIGUSR1 && sigaction(signal, nullptr, &before) == 0 && before.sa_handler == SIG_IGN) continue;
     sigaction(signal, &action, nullptr);
   }
 }

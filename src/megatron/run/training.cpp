@@ -81,6 +81,29 @@ std::vector<std::string> take_network_of_checkpoint(config::RunConfig& config) {
   return {concat("note: checkpoint.use_checkpoint_args: ", changed, ", as in ", folder->string())};
 }
 
+/// What checkpoint.use_checkpoint_schedule asks for; what it has changed.
+std::vector<std::string> take_schedule_of_checkpoint(config::RunConfig& config) {
+  if (!config.checkpoint.use_checkpoint_schedule || train::takes_weights_alone(config)) return {};
+  const auto folder = train::checkpoint_to_load(config);
+  if (!folder || !std::filesystem::exists(*folder)) return {};
+  config::RunConfig theirs = interchange::format_of(*folder).native
+                                 ? checkpoint::saved_recipe(checkpoint::find_checkpoint(*folder))
+                                 : interchange::training_state_of(*folder, /*with_optimizer=*/false)->recipe;
+  const config::Fields from = config::fields_of(theirs), to = config::fields_of(config);
+  std::string changed;
+  for (std::size_t i = 0; i < to.fields.size(); ++i) {
+    const config::Field& field = to.fields[i];
+    const bool is_rate = field.path.starts_with("schedule.lr") || field.path == "schedule.min_lr";
+    if (!is_rate && field.path != "optimizer.weight_decay") continue;
+    const std::string before = config::plain_value(field.value), after = config::plain_value(from.fields[i].value);
+    if (before == after) continue;
+    changed += concat(changed.empty() ? "" : ", ", field.path, " ", before, " -> ", after);
+    std::visit([&](auto* option) { *option = *std::get<decltype(option)>(from.fields[i].value); }, field.value);
+  }
+  if (changed.empty()) return {};
+  return {concat("note: checkpoint.use_checkpoint_schedule: ", changed, ", as in ", folder->string())};
+}
+
 /// The vocabulary of Megatron-LM's run in a folder, with the rows that pad it; of its weights alone for a run that
 /// takes no more. 0: there is none.
 std::int64_t megatron_vocabulary(const config::CheckpointConfig& options) {
@@ -137,6 +160,7 @@ TrainingJob open_training(config::RunConfig& config, const ChooseLayout& choose)
   take_tokenizer_of_weights(config);
   std::vector<std::string> notes = take_network_of_checkpoint(config);
   for (std::string& note : take_padded_vocabulary(config)) notes.push_back(std::move(note));
+  for (std::string& note : take_schedule_of_checkpoint(config)) notes.push_back(std::move(note));
   if (choose) {
     if (place) config.parallel.world_size = place->world_size;
     if (std::string note = choose(config, place ? place->local_size : 1); !note.empty())
@@ -198,8 +222,9 @@ int train(const TrainingJob& job, const TrainingOptions& options) {
 
   kernels::install_caching_allocator();
   if (options.stop_on_signals && !starts) {
-    stop_on_signals();
-    save_on_signal();
+    const bool ends_by_usr1 = run.config.train.exit_signal == "SIGUSR1";
+    stop_on_signals(ends_by_usr1);
+    if (!ends_by_usr1) save_on_signal();
   }
   const auto stop = [&] { return stop_requested() || (options.stop_requested && options.stop_requested()); };
   const comm::Environment variables = comm::process_environment();

@@ -4,13 +4,17 @@
 #include <charconv>
 #include <cmath>
 #include <iterator>
+#include <map>
 #include <optional>
 #include <stdexcept>
 #include <string_view>
 #include <utility>
+#include <variant>
 
 #include "megatron/base/error.h"
 #include "megatron/base/text/nearest.h"
+#include "megatron/config/options.h"
+#include "megatron/config/run_config.h"
 
 namespace megatron::config {
 namespace {
@@ -57,8 +61,7 @@ bool is_list(FlagKind kind) {
   return kind == FlagKind::List || kind == FlagKind::ListOrNone || kind == FlagKind::Three;
 }
 
-/// This program's names of the layout, which its errors name as a fix: each as the flag that it stands for, or by the
-/// whole name of its option.
+/// This program's names of the layout, which its errors name as a fix: each as the flag that it stands for.
 constexpr std::pair<std::string_view, std::string_view> kOwnNames[] = {
     {"tp", "tensor-model-parallel-size"},
     {"parallel.tp", "tensor-model-parallel-size"},
@@ -69,16 +72,33 @@ constexpr std::pair<std::string_view, std::string_view> kOwnNames[] = {
     {"vpp", "num-virtual-stages-per-pipeline-rank"},
     {"parallel.vpp", "num-virtual-stages-per-pipeline-rank"},
     {"sp", "sequence-parallel"},
-    {"dp", "parallel.dp"},
-    {"world-size", "parallel.world_size"},
-    {"schedule", "parallel.pp_schedule"},
-    {"pp-communication", "parallel.pp_communication"}};
+    {"ep", "expert-model-parallel-size"},
+    {"parallel.ep", "expert-model-parallel-size"},
+    {"etp", "expert-tensor-parallel-size"},
+    {"parallel.etp", "expert-tensor-parallel-size"}};
+
+/// This program's other options by their short names, which its errors name too: the whole name; `name` itself where it
+/// is none.
+std::string own_option(const std::string& name) {
+  static const std::map<std::string, std::string, std::less<>> paths = [] {
+    RunConfig config;
+    std::map<std::string, std::string, std::less<>> all;
+    for (const Field& field : fields_of(config).fields)
+      for (const std::string& alias : field.aliases) {
+        all.emplace(alias, field.path);
+        if (std::holds_alternative<bool*>(field.value)) all.emplace("no-" + alias, "no-" + field.path);
+      }
+    return all;
+  }();
+  const auto found = paths.find(name);
+  return found == paths.end() ? name : found->second;
+}
 
 /// `name` as Megatron-LM's flag, or as an option's whole name; itself where it is neither.
 std::string flag_or_option(const std::string& name) {
   if (megatron_flag(name) != nullptr) return name;
   const auto* const found = std::ranges::find(kOwnNames, name, &std::pair<std::string_view, std::string_view>::first);
-  return found == std::end(kOwnNames) ? name : std::string(found->second);
+  return found == std::end(kOwnNames) ? own_option(name) : std::string(found->second);
 }
 
 const char* kind_text(FlagKind kind) {

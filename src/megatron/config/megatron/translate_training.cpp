@@ -167,6 +167,14 @@ void exits(Translation& c) {
   if (c.args.has("exit-interval")) t.exit_interval = c.args.integer("exit-interval");
   if (c.args.has("exit-duration-in-mins"))
     t.exit_duration_mins = static_cast<double>(c.args.integer("exit-duration-in-mins"));
+  if (!c.args.has("exit-signal-handler")) {
+    c.ignore("exit-signal", "without --exit-signal-handler");
+  } else if (const std::string signal = c.args.text("exit-signal");
+             signal == "SIGTERM" || signal == "SIGINT" || signal == "SIGHUP" || signal == "SIGUSR1") {
+    t.exit_signal = signal;
+  } else {
+    c.miss("exit-signal", "an end by signals other than SIGTERM, SIGINT, SIGHUP and SIGUSR1");
+  }
   if (c.args.has("rerun-mode") && c.args.text("rerun-mode") == "report_stats") c.run.guard.rerun_interval = 1;
   for (const std::string& word : c.args.list("iterations-to-skip")) {  // counted from 0 there
     std::int64_t number = 0;
@@ -407,6 +415,14 @@ void translate_schedule(Translation& c) {
   s.lr_decay_samples = in_samples("lr-decay-iters", "lr-decay-samples", whole);
   s.lr_wsd_decay_samples = in_samples("lr-wsd-decay-iters", "lr-wsd-decay-samples", 0);
   s.lr_warmup_samples = in_samples("lr-warmup-iters", "lr-warmup-samples", 0);
+  if (s.lr_decay_style != "constant" && s.lr_warmup_samples > 0 && s.lr_warmup_samples >= s.lr_decay_samples &&
+      !c.is_saved()) {
+    const std::int64_t unit = samples ? 1 : std::max<std::int64_t>(1, batch);
+    const char* const length = samples ? "samples" : "iters";
+    c.require(false, "the warm-up must end before the decay does.",
+              concat("--lr-warmup-", length, " ", s.lr_warmup_samples / unit, ", decay ", s.lr_decay_samples / unit),
+              concat("--lr-warmup-", length, " ", s.lr_decay_samples / unit / 10));
+  }
   if (!c.args.has("lr-warmup-fraction")) return;
   s.lr_warmup_fraction = c.args.number("lr-warmup-fraction");
   c.require(s.lr_warmup_samples == 0, "--lr-warmup-fraction excludes other lengths of the warm-up.",
@@ -482,6 +498,7 @@ void translate_checkpoints(Translation& c) {
   saved.load = c.args.text("load");
   saved.finetune = c.args.has("finetune") && !saved.load.empty();
   saved.no_load_optim = c.args.has("no-load-optim") && !saved.load.empty();
+  saved.use_checkpoint_schedule = c.args.has("use-checkpoint-opt_param-scheduler") && !saved.load.empty();
   saved.use_checkpoint_args = c.args.has("use-checkpoint-args") && !saved.load.empty();
   if (saved.load.empty())
     for (const char* name : {"finetune", "no-load-optim", "exit-on-missing-checkpoint", "use-checkpoint-args"})

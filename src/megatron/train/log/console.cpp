@@ -46,7 +46,7 @@ std::string iteration_line(const IterationLine& line, std::int64_t time_us) {
     if (line.depth_losses[k] > 0) text += fmt::format(" mtp_{} loss: {:.6E} |", k + 1, line.depth_losses[k]);
   for (const LossFigure& figure : line.figures) text += fmt::format(" {}: {:.6E} |", figure.name, figure.value);
   text += fmt::format(" loss scale: {:.1f} |", line.loss_scale);
-  text += fmt::format(" grad norm: {:.3f} |", line.grad_norm);
+  if (std::isfinite(line.grad_norm)) text += fmt::format(" grad norm: {:.3f} |", line.grad_norm);
   if (line.num_zeros) text += fmt::format(" num zeros: {:.0f} |", *line.num_zeros);
   if (line.params_norm) text += fmt::format(" params norm: {:.3f} |", *line.params_norm);
   text += fmt::format(" number of skipped iterations: {:3} |", line.skipped);
@@ -65,7 +65,8 @@ std::string compact_line(const IterationLine& line, std::int64_t time_us) {
   for (std::size_t k = 0; k < line.depth_losses.size(); ++k)
     if (line.depth_losses[k] > 0) text += fmt::format(" mtp_{} loss {:.4f} |", k + 1, line.depth_losses[k]);
   for (const LossFigure& figure : line.figures) text += fmt::format(" {} {:.4g} |", figure.name, figure.value);
-  text += fmt::format(" lr {:.3e} | grad norm {:.3g} |", line.learning_rate, line.grad_norm);
+  text += fmt::format(" lr {:.3e} |", line.learning_rate);
+  if (std::isfinite(line.grad_norm)) text += fmt::format(" grad norm {:.3g} |", line.grad_norm);
   if (line.num_zeros) text += fmt::format(" zeros {:.0f} |", *line.num_zeros);
   if (line.params_norm) text += fmt::format(" params norm {:.5g} |", *line.params_norm);
   if (line.loss_scale != 1) text += fmt::format(" loss scale {:g} |", line.loss_scale);
