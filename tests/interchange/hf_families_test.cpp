@@ -215,6 +215,48 @@ TEST(HuggingFaceFamilies, HaveTransformersDefaults) {
   EXPECT_TRUE(oss.add_bias_linear && oss.untie_embeddings_and_output_weights);
 }
 
+// transformers 5: rope_parameters = rope_scaling or rope_parameters, and rope_theta of the fields around them.
+TEST(HuggingFaceFamilies, TakeARopeScalingInPlaceOfRopeParameters) {
+  const json parameters = {{"rope_type", "default"}, {"rope_theta", 5e5}};
+  const json five = with(sizes("qwen3", "Qwen3"), {{"rope_parameters", parameters}});
+  for (const json& nothing : {json(), json::object()}) {
+    EXPECT_EQ(read(with(five, {{"rope_scaling", nothing}})).rope_scaling_factor, 1);
+    EXPECT_EQ(read(with(five, {{"rope_scaling", nothing}})).rotary_base, 5e5);
+  }
+  const auto stretched = read(with(five, {{"rope_scaling", yarn()}}));
+  EXPECT_EQ(stretched.rope_scaling_type, "yarn");
+  EXPECT_EQ(stretched.rope_scaling_factor, 2);
+  EXPECT_EQ(stretched.rotary_base, 1e4) << "of rope_parameters nothing is read";
+  EXPECT_EQ(read(with(five, {{"rope_scaling", yarn()}, {"rope_theta", 3e5}})).rotary_base, 3e5);
+  EXPECT_EQ(read(with(five, {{"rope_scaling", with(yarn(), {{"rope_theta", 7e5}})}})).rotary_base, 7e5);
+  const auto neox = read(with(sizes("gpt_neox", "GPTNeoX"), {{"rope_parameters", parameters},
+                                                             {"rope_scaling", {{"type", "linear"}, {"factor", 4.0}}},
+                                                             {"rotary_emb_base", 2e4},
+                                                             {"rope_theta", 3e5},
+                                                             {"rotary_pct", 0.5}}));
+  EXPECT_EQ(neox.rope_scaling_factor, 4);
+  EXPECT_EQ(neox.rotary_base, 2e4);
+  EXPECT_EQ(neox.rotary_percent, 0.5);
+  // What is exported has both.
+  FolderConfig folder = parse_config(with(five, {{"rope_scaling", yarn()}, {"rope_theta", 3e5}}).dump(), "c");
+  const auto again = parse_config(config_json(folder, "float32"), "d").model;
+  EXPECT_EQ(again.rope_scaling_factor, 2);
+  EXPECT_EQ(again.rotary_base, 3e5);
+}
+
+TEST(HuggingFaceFamilies, OfGemma3HaveSingleFieldsReplacedByARopeScaling) {
+  const json five = with(gemma3(), {{"rope_parameters",
+                                     {{"full_attention", {{"rope_type", "default"}, {"rope_theta", 3e5}}},
+                                      {"sliding_attention", {{"rope_type", "default"}, {"rope_theta", 7e3}}}}}});
+  const auto model = read(with(five, {{"rope_scaling", {{"rope_type", "linear"}, {"factor", 8.0}}}}));
+  EXPECT_EQ(model.rope_scaling_type, "linear");
+  EXPECT_EQ(model.rope_scaling_factor, 8);
+  EXPECT_EQ(model.rotary_base, 3e5);
+  EXPECT_EQ(model.rotary_base_local, 7e3);
+  expect_refused_by_name(gemma3(), "rope_parameters", {{"rope_type", "linear"}, {"factor", 8.0}});
+  expect_refused_by_name(gemma3(), "rope_scaling", {{"type", "linear"}, {"factor", 8.0}});
+}
+
 TEST(HuggingFaceFamilies, RefuseWhatNoGptOssHas) {
   const json oss =
       with(sizes("gpt_oss", "GptOss"),
@@ -267,6 +309,7 @@ TEST(HuggingFaceFamilies, HoldNoModelWithAnOptionThatTheyCannotSay) {
     ASSERT_NE(find_family(model), nullptr);
     model.no_rope_freq = 2;
     EXPECT_EQ(find_family(model), nullptr) << folder["model_type"];
+  expect_refused_by_name(oss, "rope_scaling", nullptr);  // none in transformers 4, YaRN in 5
   }
   auto third = read(with(gemma3(), {{"rope_scaling", {{"rope_type", "linear"}, {"factor", 8.0}}}}));
   ASSERT_NE(find_family(third), nullptr);

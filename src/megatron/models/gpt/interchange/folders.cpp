@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <optional>
 #include <utility>
 
 #include "megatron/base/error.h"
@@ -28,6 +29,7 @@ constexpr std::array<std::pair<const char*, const char*>, 9> kActivations = {{{"
                                                                               {"relu2", "squared_relu"},
                                                                               {"quick_gelu", "quick_gelu"}}};
 
+constexpr const char *kRopeParameters = "rope_parameters", *kRopeScaling = "rope_scaling";
 constexpr const char *kSlidingAttention = "sliding_attention", *kFullAttention = "full_attention";
 
 void read_llama3(JsonFields& rope, ModelConfig& model) {
@@ -117,6 +119,38 @@ void read_positions(JsonFields& rope, ModelConfig& model, const RopeDefaults& de
 }  // namespace
 
 std::string our_activation(JsonFields& fields, const std::string& key, const std::string& otherwise) {
+/// The object of config.json that says where tokens stand, and what precedes its fields in messages.
+struct RopeObject {
+  json fields;
+  std::string prefix;
+};
+
+/// As transformers 5 chooses it: a rope_scaling that says something stands in place of all of rope_parameters; of a
+/// family with an object for each kind of layer it replaces single fields of that of full_attention.
+std::optional<RopeObject> rope_object(const json& object, JsonFields& fields, const RopeDefaults& defaults) {
+  fields.ignore({kRopeParameters, kRopeScaling});
+  for (const char* key : {kRopeParameters, kRopeScaling})
+    if (fields.has(key) && !object.at(key).is_object()) fields.refuse(key, "an object");
+  const json none = json::object(), scaling = fields.has(kRopeScaling) ? object.at(kRopeScaling) : none;
+  if (defaults.by_kind && scaling.contains("type") && !scaling.contains("rope_type"))
+    fields.refuse(kRopeScaling, "one with rope_type: transformers 5 reads no type there");
+  if (!fields.has(kRopeParameters) || (!scaling.empty() && !defaults.by_kind)) {
+    if (scaling.empty()) return std::nullopt;
+    return RopeObject{scaling, concat(kRopeScaling, ".")};
+  }
+  const json& all = object.at(kRopeParameters);
+  const auto full = all.find(kFullAttention);
+  if (full == all.end()) {
+    if (defaults.by_kind && !(all.empty() && scaling.empty()))
+      fields.refuse(kRopeParameters, "objects of full_attention and sliding_attention");
+    return RopeObject{all, concat(kRopeParameters, ".")};
+  }
+  if (!full->is_object()) fields.refuse(kRopeParameters, "an object of objects");
+  json merged = *full;
+  merged.update(scaling);
+  return RopeObject{merged, concat(scaling.empty() ? concat(kRopeParameters, ".", kFullAttention) : kRopeScaling, ".")};
+}
+
   const std::string name = fields.text(key, otherwise);
   for (const auto& [theirs, ours] : kActivations)
     if (name == theirs) return ours;
@@ -204,25 +238,19 @@ bool mlp_biased(const ModelConfig& model) { return model.add_bias_linear && mode
 
 void read_rope(const json& object, JsonFields& fields, ModelConfig& model, const RopeDefaults& defaults) {
   model.position_embedding_type = "rope";
-  model.rotary_base = fields.number("rope_theta", defaults.base);
+  model.rotary_base = fields.number(defaults.theta, defaults.base);
+  fields.ignore({"rope_theta"});
   model.rotary_percent = defaults.percent;
   if (defaults.partial)
     model.rotary_percent = fields.number("partial_rotary_factor", model.rotary_percent);
   else
     fields.must_be("partial_rotary_factor", 1.0);
   fields.must_be("rope_interleaved", false);
-  const std::string key = fields.has("rope_parameters") ? "rope_parameters" : "rope_scaling";
-  fields.ignore({"rope_parameters", "rope_scaling"});
-  if (fields.has(key)) {
-    const json& inner = object.at(key);
-    if (!inner.is_object()) fields.refuse(key, "an object");
-    const auto full = inner.find(kFullAttention);
-    const bool apart = full != inner.end();
-    if (apart && !full->is_object()) fields.refuse(key, "an object of objects");
-    JsonFields rope(apart ? *full : inner, fields.file(), key + (apart ? concat(".", kFullAttention, ".") : "."));
+  if (const auto positions = rope_object(object, fields, defaults)) {
+    JsonFields rope(positions->fields, fields.file(), positions->prefix);
     read_positions(rope, model, defaults);
   }
-  if (!(model.rotary_base > 0)) fields.refuse("rope_theta", "above 0");
+  if (!(model.rotary_base > 0)) fields.refuse(defaults.theta, "above 0");
   if (!(model.rotary_percent > 0 && model.rotary_percent <= 1)) fields.refuse("partial_rotary_factor", "from 0 to 1");
 }
 

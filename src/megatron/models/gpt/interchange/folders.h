@@ -47,13 +47,16 @@ bool mlp_biased(const config::ModelConfig& model);
 /// What a family's rotary positions are where config.json does not say, and whether a part of a head may be rotated.
 struct RopeDefaults {
   double base = 10000, percent = 1;
+  const char* theta = "rope_theta";  ///< the field of the base outside of these objects
   bool partial = false;
   bool mscales = false;  ///< YaRN's mscale and mscale_all_dim
+  bool by_kind = false;  ///< rope_parameters has an object for each kind of layer
   /// Of a family whose positions are stretched by longrope alone: those of the model before; 0: any other stretch.
   std::int64_t longrope_positions = 0;
 };
-/// Base, scaling and share of the rotary positions: rope_parameters (transformers 5), or rope_theta and rope_scaling
-/// (4). A rope_parameters with an object for each kind of layer has that of "full_attention" taken.
+/// Base, scaling and share of the rotary positions: rope_theta and rope_scaling (transformers 4), or rope_parameters
+/// (5), which a rope_scaling that is there too takes precedence over, as in transformers. A rope_parameters with an
+/// object for each kind of layer has that of "full_attention" taken.
 void read_rope(const nlohmann::json& object, interchange::JsonFields& fields, config::ModelConfig& model,
                const RopeDefaults& defaults = {});
 /// As both write it; the object of rope_parameters.

@@ -93,7 +93,7 @@ void read_gemma(const json& object, JsonFields& fields, FolderConfig& folder) {
     fields.ignore({"cache_implementation"});
   }
   model.qk_layernorm = third;
-  read_rope(object, fields, model, {.base = third ? 1e6 : 1e4});
+  read_rope(object, fields, model, {.base = third ? 1e6 : 1e4, .by_kind = third});
   if (third) {
     const double base = local_base(object, fields);
     if (model.sliding_window > 0) model.rotary_base_local = base;

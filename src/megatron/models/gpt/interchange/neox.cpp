@@ -26,8 +26,8 @@ void read_neox(const json& object, JsonFields& fields, FolderConfig& folder) {
   model.untie_embeddings_and_output_weights = !fields.flag("tie_word_embeddings", false);
   model.parallel_residual = fields.flag("use_parallel_residual", true);
   set_biases(model, fields.flag("attention_bias", true), /*mlp=*/true);
-  const double base = fields.number("rotary_emb_base", 10000), percent = fields.number("rotary_pct", 0.25);
-  read_rope(object, fields, model, {.base = base, .percent = percent, .partial = true});
+  const double percent = fields.number("rotary_pct", 0.25);
+  read_rope(object, fields, model, {.percent = percent, .theta = "rotary_emb_base", .partial = true});
   read_head(object, fields, folder);
 }
 

@@ -54,7 +54,10 @@ void read_oss(const json& object, JsonFields& fields, FolderConfig& folder) {
   fields.ignore({"initial_context_length", "router_aux_loss_coef"});
   fields.must_be("output_router_logits", false);
   read_rope(object, fields, model, {.base = kBase});
-  if (!object.contains("rope_parameters") && !object.contains("rope_scaling")) {
+  const json scaling = object.value("rope_scaling", json());
+  if (!fields.has("rope_parameters") && (scaling.is_null() || scaling.empty())) {
+    if (object.contains("rope_scaling"))
+      fields.refuse("rope_scaling", "left out or say something: null is YaRN in transformers 5, and was not in 4");
     model.rope_scaling_type = "yarn";
     model.rope_scaling_factor = kFactor;
     model.rope_original_positions = kOriginalPositions;
