@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <nlohmann/json.hpp>
+#include <tuple>
 
 #include "megatron/checkpoint/files/safetensors.h"
 #include "megatron/interchange/weights.h"
@@ -177,6 +178,35 @@ TEST(HuggingFaceFolder, WeightsThatDoNotFitTheConfigurationAreRefusedByName) {
   Changed copy(folder);  // a tied output may be there twice
   copy.tensors["lm_head.weight"] = copy.tensors.at("model.embed_tokens.weight");
   EXPECT_EQ(copy.refused(), "");
+}
+
+TEST(HuggingFaceFolder, ASecondNameThatHoldsSomethingElseIsRefused) {
+  const std::tuple<const char*, const char*, const char*> cases[] = {
+      {"tiny_llama", "lm_head.weight", "model.embed_tokens.weight"},
+      {"tiny_gpt2", "lm_head.weight", "transformer.wte.weight"},
+      {"tiny_bert", "cls.predictions.decoder.weight", "bert.embeddings.word_embeddings.weight"},
+      {"tiny_bert", "cls.predictions.decoder.bias", "cls.predictions.bias"},
+      {"tiny_t5", "decoder.embed_tokens.weight", "shared.weight"}};
+  for (const auto& [name, second, first] : cases) {
+    SCOPED_TRACE(second);
+    NEED_GOLDEN(folder, name);
+    Changed changed(folder);
+    at::Tensor& tensor = changed.tensors[second];
+    tensor = changed.tensors.at(first).clone();
+    EXPECT_EQ(changed.refused(), "");
+    tensor.view({-1})[tensor.numel() - 1].add_(1);
+    const std::string message = changed.refused();
+    for (const std::string word : {second, first, "take"})
+      EXPECT_NE(message.find(word), std::string::npos) << word << " in: " << message;
+    if (std::string(second) != "lm_head.weight") continue;
+    EXPECT_NE(message.find("\"tie_word_embeddings\": false"), std::string::npos) << message;
+    changed.config["tie_word_embeddings"] = false;  // what the message proposes
+    EXPECT_EQ(changed.refused(), "");
+    EXPECT_TRUE(read_whole(*open_weights(changed.folder.path()), "output_layer.weight").equal(tensor));
+    changed.config["tie_word_embeddings"] = true;
+    tensor = tensor.narrow(0, 0, 3).contiguous();
+    EXPECT_NE(changed.refused().find(second), std::string::npos) << "of another shape";
+  }
 }
 
 TEST(HuggingFaceFolder, TheFirstBertsNamesOfNormsAreRead) {

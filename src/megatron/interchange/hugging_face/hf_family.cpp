@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "megatron/base/error.h"
+#include "megatron/plan/parameters/parameters.h"
 
 #define MEGATRON_MODEL(name)                       \
   namespace megatron::models::name {               \
@@ -82,7 +83,15 @@ const HfFamily& family_of(const config::ModelConfig& model) {
 }
 
 bool is_tied_head(const FolderConfig& folder, const std::string& name) {
-  return name == "lm_head.weight" && !folder.model.untie_embeddings_and_output_weights;
+  return name == folder.family->head && !folder.model.untie_embeddings_and_output_weights;
+}
+
+const char* second_name_of(const FolderConfig& folder, const std::string& name) {
+  if (folder.model.head != "tokens") return nullptr;  // of other tasks nothing reads an output layer
+  if (is_tied_head(folder, name)) return plan::kWordEmbedding;
+  for (const auto& [theirs, ours] : folder.family->second_names)
+    if (name == theirs) return ours;
+  return nullptr;
 }
 
 }  // namespace megatron::interchange

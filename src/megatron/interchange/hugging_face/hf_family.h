@@ -21,6 +21,12 @@ namespace megatron::interchange {
 /// Whether weights have a tensor of that name.
 using HasTensor = std::function<bool(const std::string& name)>;
 
+/// A tensor of a folder that must hold what another does: `ours` is that one's name here.
+struct SecondName {
+  std::string_view theirs;
+  const char* ours;
+};
+
 /// Models of transformers that share the form of config.json and the names of their tensors.
 struct HfFamily {
   const char* name;                               ///< "llama": of families.def, which has its models for people
@@ -39,6 +45,10 @@ struct HfFamily {
   Mapping (*written_table)(const plan::ModelShape& shape, const HasTensor& ours);
   /// Tensors that folders hold besides the weights: constants, and second names of tied matrices.
   bool (*needs_no_reading)(const FolderConfig& folder, const std::string& name);
+  /// The output layer's matrix of an untied model. A tied one may have it too, which must then be its embedding.
+  const char* head = "lm_head.weight";
+  /// Further second names, and what ours they are of, whatever config.json says of ties.
+  std::span<const SecondName> second_names = {};
   /// Tensors of a folder that is to be written, made of ours, that hold what others hold too. Null: there are none.
   Mapping (*copies)(const plan::ModelShape& shape) = nullptr;
   bool experts = false;  ///< its layers are mixtures of experts; of others no layer is
@@ -67,5 +77,8 @@ const HfFamily* find_family(const config::ModelConfig& model);
 
 /// Whether `name` is the output layer's second name for the word embedding.
 bool is_tied_head(const FolderConfig& folder, const std::string& name);
+
+/// Our name of the tensor that `name`, which needs no reading, must hold a second time; null: there is none.
+const char* second_name_of(const FolderConfig& folder, const std::string& name);
 
 }  // namespace megatron::interchange

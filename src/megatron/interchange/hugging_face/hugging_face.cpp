@@ -1,6 +1,9 @@
 #include "megatron/interchange/hugging_face/hugging_face.h"
 
+#include <ATen/ops/empty.h>
+
 #include <algorithm>
+#include <cstring>
 #include <utility>
 #include <vector>
 
@@ -11,18 +14,60 @@
 #include "megatron/interchange/hugging_face/hf_family.h"
 #include "megatron/interchange/hugging_face/safetensors_folder.h"
 #include "megatron/interchange/mapped_source.h"
+#include "megatron/interchange/stored_tensor.h"
 
 namespace megatron::interchange {
 namespace {
 
 constexpr std::uint64_t kMaxConfigBytes = std::uint64_t{1} << 20;
 
+/// Whether two tensors have the same shape and the same bits, as far as the first difference.
+bool hold_the_same(const checkpoint::WeightSource& raw, const std::string& a, const std::string& b) {
+  constexpr std::int64_t kElementsAtOnce = std::int64_t{1} << 20;
+  const std::vector<std::int64_t>& shape = *raw.shape(a);
+  if (shape != *raw.shape(b)) return false;
+  if (shape.empty() || std::ranges::count(shape, 0) > 0) return true;
+  const std::string dtype = raw.dtype(a);
+  const at::ScalarType type = dtype == raw.dtype(b) ? scalar_type(dtype, raw.name()) : at::kDouble;
+  checkpoint::Box box{std::vector<std::int64_t>(shape.size(), 0), shape};
+  const std::int64_t rows = shape[0], step = std::max<std::int64_t>(1, kElementsAtOnce / (box.elements() / rows));
+  for (; box.offset[0] < rows; box.offset[0] += step) {
+    box.shape[0] = std::min(step, rows - box.offset[0]);
+    const at::Tensor one = at::empty(box.shape, type), other = at::empty(box.shape, type);
+    raw.read(a, box, one);
+    raw.read(b, box, other);
+    if (std::memcmp(one.const_data_ptr(), other.const_data_ptr(), one.nbytes()) != 0) return false;
+  }
+  return true;
+}
+
+/// transformers 5 computes with both where they differ, and 4 with the first alone.
+void check_second_name(const checkpoint::WeightSource& raw, const Mapping& mapping, const FolderConfig& config,
+                       const std::string& name) {
+  const char* const ours = second_name_of(config, name);
+  const auto found = ours == nullptr ? mapping.end() : mapping.find(ours);
+  if (found == mapping.end() || found->second.pieces.size() != 1) return;
+  const std::string& first = found->second.pieces[0].source;
+  if (first == name || raw.shape(first) == nullptr || hold_the_same(raw, first, name)) return;
+  const std::string out = concat("take \"", printable(name), "\" out of the file");
+  throw ConfigError(rule_got_fix(
+      concat(raw.name(), ": \"", printable(name), "\" must hold what \"", first, "\" does, to which it is tied."),
+      "other numbers",
+      is_tied_head(config, name) && !config::model_traits(config.model.architecture).encoder_decoder
+          ? concat("\"tie_word_embeddings\": false in config.json computes with it; or else ", out)
+          : out));
+}
+
 void check_all_are_used(const checkpoint::WeightSource& raw, const Mapping& mapping, const FolderConfig& config) {
   const auto used = source_shapes(mapping);
   std::string unused;
   std::size_t count = 0;
   for (const std::string& name : raw.tensors()) {
-    if (used.contains(name) || config.family->needs_no_reading(config, name)) continue;
+    if (used.contains(name)) continue;
+    if (config.family->needs_no_reading(config, name)) {
+      check_second_name(raw, mapping, config, name);
+      continue;
+    }
     if (++count <= 5) unused += concat(count == 1 ? "" : ", ", "\"", printable(name), "\"");
   }
   if (count > 5) unused += concat(" and ", count - 5, " more");

@@ -7,6 +7,7 @@
 #include "megatron/interchange/hugging_face/hf_family.h"
 #include "megatron/interchange/mapping_builder.h"
 #include "megatron/models/bert/interchange/encoders.h"
+#include "megatron/plan/parameters/parameters.h"
 
 // BERTs as folders of Hugging Face: with the heads of their pretraining, or with that of a task. A BERT whose blocks
 // begin with their norms (Shoeybi et al. 2019, figure 7 (b)) is transformers' MegatronBert.
@@ -125,6 +126,9 @@ Mapping written_table(const ModelShape& shape, const HasTensor& has) {
 
 constexpr std::string_view kTypes[] = {"bert", kMegatronBert};
 
+constexpr SecondName kSecondNames[] = {{"cls.predictions.decoder.weight", plan::kWordEmbedding},
+                                       {"cls.predictions.decoder.bias", "output_layer.bias"}};
+
 constexpr HfFamily kFamilies[] = {
     {.name = "bert",
      .architecture = "bert",
@@ -142,7 +146,8 @@ constexpr HfFamily kFamilies[] = {
            return name.ends_with("embeddings.position_ids") || name == "cls.predictions.decoder.weight" ||
                   name == "cls.predictions.decoder.bias" ||
                   (folder.model.head == "span" && name.starts_with("bert.pooler.dense."));  // where answers need none
-         }}};
+         },
+     .second_names = kSecondNames}};
 
 /// `before`, `between`: the norms of what attention and the MLP read.
 LayerNames layer_names(const std::string& layer, const std::string& before, const std::string& between) {

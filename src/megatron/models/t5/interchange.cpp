@@ -5,6 +5,7 @@
 #include "megatron/base/error.h"
 #include "megatron/interchange/hugging_face/hf_family.h"
 #include "megatron/interchange/mapping_builder.h"
+#include "megatron/plan/parameters/parameters.h"
 
 // T5s as folders of Hugging Face (v1.0: ReLU and a tied head; v1.1 and mT5: gated GELU and a head of its own).
 namespace megatron::models::t5 {
@@ -148,6 +149,9 @@ Mapping t5_table(const ModelShape& shape, const std::string& head) {
 
 constexpr std::string_view kTypes[] = {"t5", "mt5"};
 
+constexpr SecondName kSecondNames[] = {{"encoder.embed_tokens.weight", plan::kWordEmbedding},
+                                       {"decoder.embed_tokens.weight", plan::kWordEmbedding}};
+
 constexpr HfFamily kFamilies[] = {
     {.name = "t5",
      .architecture = "t5",
@@ -169,11 +173,13 @@ constexpr HfFamily kFamilies[] = {
            return t5_table(shape, has("lm_head.weight") ? "lm_head.weight" : "shared.weight");
          },
      .written_table = [](const ModelShape& shape, const HasTensor&) { return t5_table(shape, "lm_head.weight"); },
-     .needs_no_reading = [](const FolderConfig& folder,
-                            const std::string& name) {  // the last: of the first T5s, where it is not used
-       return name == "encoder.embed_tokens.weight" || name == "decoder.embed_tokens.weight" ||
-              name.ends_with("EncDecAttention.relative_attention_bias.weight") || is_tied_head(folder, name);
-     }}};
+     .needs_no_reading =
+         [](const FolderConfig& folder,
+            const std::string& name) {  // the last: of the first T5s, where it is not used
+           return name == "encoder.embed_tokens.weight" || name == "decoder.embed_tokens.weight" ||
+                  name.ends_with("EncDecAttention.relative_attention_bias.weight") || is_tied_head(folder, name);
+         },
+     .second_names = kSecondNames}};
 
 }  // namespace
 

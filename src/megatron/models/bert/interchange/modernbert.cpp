@@ -4,6 +4,7 @@
 #include "megatron/base/error.h"
 #include "megatron/interchange/hugging_face/hf_family.h"
 #include "megatron/models/bert/interchange/encoders.h"
+#include "megatron/plan/parameters/parameters.h"
 
 // ModernBERT: an encoder with rotary positions, windows in most layers, gated units and norms before branches.
 namespace megatron::models::bert {
@@ -156,6 +157,8 @@ Mapping modern_table(const ModelShape& shape, const std::string& prefix, bool to
 
 constexpr std::string_view kModernTypes[] = {kModernType};
 
+constexpr SecondName kModernSecondNames[] = {{"decoder.weight", plan::kWordEmbedding}};
+
 }  // namespace
 
 extern const HfFamily kModernBert;
@@ -190,6 +193,7 @@ constinit const HfFamily kModernBert{
           const bool token_head = ours("output_layer.bias");
           return modern_table(shape, token_head ? "model." : "", token_head);
         },
-    .needs_no_reading = [](const FolderConfig&, const std::string& name) { return name == "decoder.weight"; }};
+    .needs_no_reading = [](const FolderConfig&, const std::string& name) { return name == "decoder.weight"; },
+    .second_names = kModernSecondNames};
 
 }  // namespace megatron::models::bert

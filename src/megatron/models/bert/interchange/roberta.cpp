@@ -5,6 +5,7 @@
 #include "megatron/interchange/hugging_face/hf_classes.h"
 #include "megatron/interchange/hugging_face/hf_family.h"
 #include "megatron/models/bert/interchange/encoders.h"
+#include "megatron/plan/parameters/parameters.h"
 
 // RoBERTa and XLM-RoBERTa: BERT's layers, positions that are counted from the padding's id on, one type of tokens, no
 // head for the order of segments.
@@ -95,6 +96,9 @@ Mapping write_table(const ModelShape& shape, const HasTensor& has) {
 
 constexpr std::string_view kRobertaTypes[] = {kRobertaType, kXlmType};
 
+constexpr SecondName kRobertaSecondNames[] = {{"lm_head.decoder.weight", plan::kWordEmbedding},
+                                              {"lm_head.decoder.bias", "output_layer.bias"}};
+
 }  // namespace
 
 extern const HfFamily kRoberta;
@@ -117,6 +121,7 @@ constinit const HfFamily kRoberta{
           const bool pooled = folder.model.head == "options" || folder.model.head == "tokens";
           return name.ends_with("embeddings.position_ids") || name.ends_with("embeddings.token_type_ids") ||
                  name.starts_with("lm_head.decoder.") || (!pooled && name.starts_with("roberta.pooler.dense."));
-        }};
+        },
+    .second_names = kRobertaSecondNames};
 
 }  // namespace megatron::models::bert

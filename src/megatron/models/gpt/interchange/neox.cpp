@@ -82,8 +82,8 @@ constinit const HfFamily kNeoX{
     .needs_no_reading =
         [](const FolderConfig& folder, const std::string& name) {
           return name.ends_with(".attention.bias") || name.ends_with(".attention.masked_bias") ||
-                 name.ends_with(".rotary_emb.inv_freq") ||
-                 (name == "embed_out.weight" && !folder.model.untie_embeddings_and_output_weights);
-        }};
+                 name.ends_with(".rotary_emb.inv_freq") || is_tied_head(folder, name);
+        },
+    .head = "embed_out.weight"};
 
 }  // namespace megatron::models::gpt
