@@ -257,6 +257,16 @@ TEST(HuggingFaceFamilies, OfGemma3HaveSingleFieldsReplacedByARopeScaling) {
   expect_refused_by_name(gemma3(), "rope_scaling", {{"type", "linear"}, {"factor", 8.0}});
 }
 
+TEST(HuggingFaceFamilies, OfMixtralHaveTransformersDefaultsToo) {
+  const auto mixtral = read(with(sizes("mixtral", "Mixtral"), {{"num_local_experts", 4}, {"num_experts_per_tok", 2}}));
+  EXPECT_EQ(mixtral.rotary_base, 1e6);
+  EXPECT_EQ(mixtral.layernorm_epsilon, 1e-5);
+  const auto qwen = read(with(sizes("qwen3_moe", "Qwen3Moe"),
+                              {{"num_experts", 4}, {"num_experts_per_tok", 2}, {"moe_intermediate_size", 32}}));
+  EXPECT_EQ(qwen.rotary_base, 1e4);
+  EXPECT_EQ(qwen.layernorm_epsilon, 1e-6);
+}
+
 TEST(HuggingFaceFamilies, RefuseWhatNoGptOssHas) {
   const json oss =
       with(sizes("gpt_oss", "GptOss"),

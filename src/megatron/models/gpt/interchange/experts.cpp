@@ -32,7 +32,7 @@ void read_mixture(const json& object, JsonFields& fields, FolderConfig& folder) 
   else
     refuse_windows(object, fields);
   read_sizes(fields, model);
-  read_gated(fields, model);
+  read_gated(fields, model, "hidden_act", mixtral ? 1e-5 : 1e-6);
   model.untie_embeddings_and_output_weights = !fields.flag("tie_word_embeddings", false);
   fields.must_be("attention_bias", false);
   fields.must_be("mlp_bias", false);
@@ -50,7 +50,7 @@ void read_mixture(const json& object, JsonFields& fields, FolderConfig& folder) 
   const double coefficient = fields.number("router_aux_loss_coef", 0.001);
   if (!(coefficient >= 0 && coefficient <= 1)) fields.refuse("router_aux_loss_coef", "from 0 to 1");
   if (fields.flag("output_router_logits", false)) model.moe_aux_loss_coeff = coefficient * balance_of_one(model);
-  read_rope(object, fields, model);
+  read_rope(object, fields, model, {.base = mixtral ? 1e6 : 1e4});
   read_head(object, fields, folder);
 }
 
