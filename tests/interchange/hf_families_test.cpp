@@ -267,6 +267,17 @@ TEST(HuggingFaceFamilies, OfMixtralHaveTransformersDefaultsToo) {
   EXPECT_EQ(qwen.layernorm_epsilon, 1e-6);
 }
 
+TEST(HuggingFaceFamilies, RefuseAYarnThatStretchesNothingAndScalesSomething) {
+  json folder = with(sizes("llama", "Llama"), {{"rope_scaling", with(yarn(), {{"factor", 1.0}})}});
+  EXPECT_EQ(read(folder).rope_scaling_factor, 1);
+  folder["rope_scaling"]["attention_factor"] = 1.0;
+  EXPECT_EQ(read(folder).rope_scaling_factor, 1);
+  for (const double factor : {1.5, 0.0}) {
+    folder["rope_scaling"]["attention_factor"] = factor;
+    expect_refused([&] { read(folder); }, {"rope_scaling.attention_factor"});
+  }
+}
+
 TEST(HuggingFaceFamilies, RefuseWhatNoGptOssHas) {
   const json oss =
       with(sizes("gpt_oss", "GptOss"),

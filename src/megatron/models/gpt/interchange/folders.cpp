@@ -59,7 +59,9 @@ void read_yarn(JsonFields& rope, ModelConfig& model) {
   model.yarn_attention_factor = rope.number("attention_factor", 0);
   if (!(model.yarn_beta_slow > 0)) rope.refuse("beta_slow", "above 0");
   if (!(model.yarn_beta_fast > model.yarn_beta_slow)) rope.refuse("beta_fast", "above beta_slow");
-  if (model.yarn_attention_factor < 0) rope.refuse("attention_factor", "above 0");
+  if (rope.has("attention_factor") && !(model.yarn_attention_factor > 0)) rope.refuse("attention_factor", "above 0");
+  if (model.rope_scaling_factor == 1 && model.yarn_attention_factor != 0 && model.yarn_attention_factor != 1)
+    rope.refuse("attention_factor", "1 with factor 1, which stretches nothing here");
   model.yarn_correction_range_round_to_int = rope.flag("truncate", true);
 }
 
@@ -87,7 +89,8 @@ void read_longrope(JsonFields& rope, ModelConfig& model, std::int64_t positions)
   model.longrope_long_factor = factors_of(rope, "long_factor", pairs);
   model.longrope_attention_factor = rope.number("attention_factor", 0);
   if (!(model.rope_scaling_factor > 1)) rope.refuse("factor", "above 1: of so many times the positions before");
-  if (model.longrope_attention_factor < 0) rope.refuse("attention_factor", "above 0");
+  if (rope.has("attention_factor") && !(model.longrope_attention_factor > 0))
+    rope.refuse("attention_factor", "above 0");
   rope.finish();
 }
 
