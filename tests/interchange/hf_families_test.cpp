@@ -278,6 +278,22 @@ TEST(HuggingFaceFamilies, RefuseAYarnThatStretchesNothingAndScalesSomething) {
   }
 }
 
+TEST(HuggingFaceFamilies, WithWindowsSayHowLongTheyAre) {
+  const json oss = with(sizes("gpt_oss", "GptOss"), {{"num_local_experts", 4}, {"num_experts_per_tok", 2}});
+  const json full = {"full_attention", "full_attention", "full_attention", "full_attention"};
+  for (const json& folder : {oss, gemma2(), gemma3(), sizes("olmo3", "Olmo3")}) {
+    expect_refused_by_name(folder, "sliding_window", nullptr);
+    json without = with(folder, {{"sliding_window", nullptr}, {"layer_types", full}});
+    EXPECT_EQ(read(without).sliding_window, 0) << folder["model_type"];
+    const json written = json::parse(config_json(parse_config(without.dump(), "c"), "float32"));
+    if (written["model_type"] != "olmo2") {
+      EXPECT_TRUE(written["sliding_window"].is_number()) << written["model_type"];
+      EXPECT_EQ(written["layer_types"], full);
+    }
+    EXPECT_EQ(read(written).sliding_window, 0);
+  }
+}
+
 TEST(HuggingFaceFamilies, RefuseWhatNoGptOssHas) {
   const json oss =
       with(sizes("gpt_oss", "GptOss"),

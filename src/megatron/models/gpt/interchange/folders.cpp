@@ -119,9 +119,6 @@ void read_positions(JsonFields& rope, ModelConfig& model, const RopeDefaults& de
   rope.finish();
 }
 
-}  // namespace
-
-std::string our_activation(JsonFields& fields, const std::string& key, const std::string& otherwise) {
 /// The object of config.json that says where tokens stand, and what precedes its fields in messages.
 struct RopeObject {
   json fields;
@@ -154,6 +151,9 @@ std::optional<RopeObject> rope_object(const json& object, JsonFields& fields, co
   return RopeObject{merged, concat(scaling.empty() ? concat(kRopeParameters, ".", kFullAttention) : kRopeScaling, ".")};
 }
 
+}  // namespace
+
+std::string our_activation(JsonFields& fields, const std::string& key, const std::string& otherwise) {
   const std::string name = fields.text(key, otherwise);
   for (const auto& [theirs, ours] : kActivations)
     if (name == theirs) return ours;
@@ -322,6 +322,8 @@ void read_layer_types(JsonFields& fields, ModelConfig& model, std::int64_t other
     model.window_attn_skip_freq = period_of(fields, "layer_types", layers, kFullAttention, kSlidingAttention);
   }
   if (model.window_attn_skip_freq > model.num_layers) model.window_attn_skip_freq = 0;
+  if (model.sliding_window == 0 && model.window_attn_skip_freq != 1)
+    fields.refuse("sliding_window", "a number of tokens, as some layers have a window");
   if (model.sliding_window == 0 || model.window_attn_skip_freq == 1)  // no layer has a window
     model.sliding_window = model.window_attn_skip_freq = 0;
 }

@@ -65,7 +65,7 @@ nlohmann::json write_rope(const config::ModelConfig& model, nlohmann::json& obje
 bool rotates_halves(const config::ModelConfig& model, bool whole = true);
 
 /// Which layers have the window, of "layer_types", or of how many one has none where there is no such list; refused
-/// where they do not repeat.
+/// where they do not repeat, and where some have one and model.sliding_window is 0.
 void read_layer_types(interchange::JsonFields& fields, config::ModelConfig& model, std::int64_t otherwise);
 nlohmann::json layer_types(const config::ModelConfig& model);
 /// Of how many elements one is `odd`, the last of each group; 0: none. Refused where they do not repeat so.

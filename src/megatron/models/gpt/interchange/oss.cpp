@@ -84,6 +84,8 @@ bool holds_oss(const ModelConfig& model, const ModelShape& shape) {
 
 void write_oss(const FolderConfig& folder, const HasTensor&, json& object) {
   const ModelConfig& model = folder.model;
+  // transformers makes a mask of windows even where no layer has one.
+  const std::int64_t window = model.sliding_window > 0 ? model.sliding_window : kWindow;
   write_network(folder, object, "gpt_oss", "GptOss");
   object.update({{"hidden_act", "silu"},
                  {"intermediate_size", plan::experts_of(model)->expert.width},
@@ -91,7 +93,7 @@ void write_oss(const FolderConfig& folder, const HasTensor&, json& object) {
                  {"swiglu_limit", kLimit},
                  {"num_local_experts", model.num_experts},
                  {"num_experts_per_tok", model.moe_router_topk},
-                 {"sliding_window", window_or_null(model)},
+                 {"sliding_window", window},
                  {"layer_types", layer_types(model)},
                  {"output_router_logits", false}});
   write_head(folder, object);
