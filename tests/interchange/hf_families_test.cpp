@@ -215,6 +215,16 @@ TEST(HuggingFaceFamilies, HaveTransformersDefaults) {
   EXPECT_TRUE(oss.add_bias_linear && oss.untie_embeddings_and_output_weights);
 }
 
+TEST(HuggingFaceFamilies, OfMixtralHaveTransformersDefaultsToo) {
+  const auto mixtral = read(with(sizes("mixtral", "Mixtral"), {{"num_local_experts", 4}, {"num_experts_per_tok", 2}}));
+  EXPECT_EQ(mixtral.rotary_base, 1e6);
+  EXPECT_EQ(mixtral.layernorm_epsilon, 1e-5);
+  const auto qwen = read(with(sizes("qwen3_moe", "Qwen3Moe"),
+                              {{"num_experts", 4}, {"num_experts_per_tok", 2}, {"moe_intermediate_size", 32}}));
+  EXPECT_EQ(qwen.rotary_base, 1e4);
+  EXPECT_EQ(qwen.layernorm_epsilon, 1e-6);
+}
+
 // transformers 5: rope_parameters = rope_scaling or rope_parameters, and rope_theta of the fields around them.
 TEST(HuggingFaceFamilies, TakeARopeScalingInPlaceOfRopeParameters) {
   const json parameters = {{"rope_type", "default"}, {"rope_theta", 5e5}};
@@ -255,16 +265,6 @@ TEST(HuggingFaceFamilies, OfGemma3HaveSingleFieldsReplacedByARopeScaling) {
   EXPECT_EQ(model.rotary_base_local, 7e3);
   expect_refused_by_name(gemma3(), "rope_parameters", {{"rope_type", "linear"}, {"factor", 8.0}});
   expect_refused_by_name(gemma3(), "rope_scaling", {{"type", "linear"}, {"factor", 8.0}});
-}
-
-TEST(HuggingFaceFamilies, OfMixtralHaveTransformersDefaultsToo) {
-  const auto mixtral = read(with(sizes("mixtral", "Mixtral"), {{"num_local_experts", 4}, {"num_experts_per_tok", 2}}));
-  EXPECT_EQ(mixtral.rotary_base, 1e6);
-  EXPECT_EQ(mixtral.layernorm_epsilon, 1e-5);
-  const auto qwen = read(with(sizes("qwen3_moe", "Qwen3Moe"),
-                              {{"num_experts", 4}, {"num_experts_per_tok", 2}, {"moe_intermediate_size", 32}}));
-  EXPECT_EQ(qwen.rotary_base, 1e4);
-  EXPECT_EQ(qwen.layernorm_epsilon, 1e-6);
 }
 
 TEST(HuggingFaceFamilies, RefuseAYarnThatStretchesNothingAndScalesSomething) {
@@ -309,6 +309,7 @@ TEST(HuggingFaceFamilies, RefuseWhatNoGptOssHas) {
   expect_refused_by_name(oss, "experts_per_token", 3);
   expect_refused_by_name(oss, "output_router_logits", true);
   expect_refused_by_name(oss, "expert_capacity", 2);
+  expect_refused_by_name(oss, "rope_scaling", nullptr);  // none in transformers 4, YaRN in 5
   json other = oss;
   other["quantization_config"]["quant_method"] = "gptq";
   expect_refused([&] { read(other); }, {"quantization_config.quant_method", "mxfp4"});
@@ -346,12 +347,15 @@ TEST(HuggingFaceFamilies, HoldNoModelWithAnOptionThatTheyCannotSay) {
     ASSERT_NE(find_family(model), nullptr);
     model.no_rope_freq = 2;
     EXPECT_EQ(find_family(model), nullptr) << folder["model_type"];
-  expect_refused_by_name(oss, "rope_scaling", nullptr);  // none in transformers 4, YaRN in 5
   }
   auto third = read(with(gemma3(), {{"rope_scaling", {{"rope_type", "linear"}, {"factor", 8.0}}}}));
   ASSERT_NE(find_family(third), nullptr);
   third.rotary_base_local = 0;  // then its windows are stretched too
   EXPECT_EQ(find_family(third), nullptr);
+  auto capped = read(gemma3());
+  ASSERT_NE(find_family(capped), nullptr);
+  capped.attn_logit_softcapping = 30;
+  EXPECT_EQ(find_family(capped), nullptr);
 }
 
 TEST(HuggingFaceFamilies, RefuseWhatIsNotComputedByName) {
@@ -359,6 +363,7 @@ TEST(HuggingFaceFamilies, RefuseWhatIsNotComputedByName) {
   expect_refused_by_name(gemma2(), "attention_bias", true);
   expect_refused_by_name(gemma2(), "query_pre_attn_scalar", 0);
   expect_refused_by_name(gemma2(), "attn_logit_softcapping", -1);
+  expect_refused_by_name(gemma3(), "attn_logit_softcapping", 30.0);
   expect_refused_by_name(gemma2(), "no_rope_layers", {1, 1, 1, 0});
   expect_refused_by_name(gemma3(), "layer_types", {"full_attention"});  // of one layer
   expect_refused_by_name(gemma3(), "layer_types", "sliding_attention");

@@ -26,7 +26,7 @@ std::string gemma_type(const ModelConfig& model) {
     attention.sliding_window = model.sliding_window;
     attention.window_attn_skip_freq = model.window_attn_skip_freq;
     attention.query_pre_attn_scalar = model.query_pre_attn_scalar;
-    attention.attn_logit_softcapping = model.attn_logit_softcapping;
+    if (!third) attention.attn_logit_softcapping = model.attn_logit_softcapping;
     layers.final_logit_softcapping = model.final_logit_softcapping;
   }
   if (third) attention.rotary_base_local = model.rotary_base_local;
@@ -80,6 +80,7 @@ void read_gemma(const json& object, JsonFields& fields, FolderConfig& folder) {
     model.norm_position = "both";
     model.query_pre_attn_scalar = fields.number("query_pre_attn_scalar", 256);
     if (!(model.query_pre_attn_scalar > 0)) fields.refuse("query_pre_attn_scalar", "above 0");
+    if (third) fields.must_be("attn_logit_softcapping", nullptr);  // transformers has the field and never applies it
     model.attn_logit_softcapping =
         fields.number("attn_logit_softcapping", second && !object.contains("attn_logit_softcapping") ? 50 : 0);
     model.final_logit_softcapping =
