@@ -282,5 +282,72 @@ TEST_F(Gguf, WhatItCannotHoldIsRefusedAndNothingWritten) {
   EXPECT_EQ(read_file(path), "somebody's");
 }
 
+/// Llama 3's factors are all that a file has of its scaling.
+FolderConfig stretched_llama(std::int64_t original, double high = 4) {
+  FolderConfig config = small_llama();
+  config.model.max_position_embeddings = 384;
+  config.model.rotary_base = 50000;
+  config.model.rope_scaling_type = "llama3";
+  config.model.rope_scaling_factor = 8;
+  config.model.rope_low_freq_factor = 1;
+  config.model.rope_high_freq_factor = high;
+  config.model.rope_original_positions = original;
+  return config;
+}
+
+TEST_F(Gguf, HasAScalingThatIsReadAgainOrIsNotWritten) {
+  for (const std::int64_t original : {16, 48, 100, 4097, 8192, 8193}) {
+    const FolderConfig config = stretched_llama(original);
+    const fs::path path = place_.path() / concat("llama3-", original, ".gguf");
+    gguf().write(weights_of(config), config, path, {.dtype = "float32", .tokenizer = {}});
+    const config::ModelConfig again = gguf().model(path);
+    EXPECT_EQ(again.rope_scaling_type, "llama3");
+    EXPECT_EQ(again.rope_scaling_factor, 8);
+    EXPECT_EQ(again.rope_original_positions, original);
+  }
+  const fs::path path = place_.path() / "other.gguf";
+  const FolderConfig other = stretched_llama(100, 3);
+  expect_refused([&] { gguf().write(weights_of(other), other, path, {.dtype = "float32", .tokenizer = {}}); },
+                 {"high_freq_factor 3", "--format huggingface"});
+  EXPECT_FALSE(fs::exists(path));
+}
+
+/// A file with one more entry, and one that keeps the data where it is.
+std::string with_number(std::string bytes, const std::string& key, float value) {
+  const auto append = [](std::string& to, const auto& number) {
+    to.append(reinterpret_cast<const char*>(&number), sizeof number);
+  };
+  const auto name = [&](std::string& to, const std::string& of, std::uint32_t type) {
+    append(to, std::uint64_t{of.size()});
+    to += of;
+    append(to, type);
+  };
+  std::string entries;
+  name(entries, key, 6);
+  append(entries, value);
+  name(entries, "general.filler", 8);
+  const std::uint64_t filler = 64 - (entries.size() + sizeof filler) % 32;
+  append(entries, filler);
+  entries.append(filler, ' ');
+  std::uint64_t count = 0;
+  constexpr std::size_t kCount = 16, kEntries = 24;
+  std::memcpy(&count, bytes.data() + kCount, sizeof count);
+  count += 2;
+  std::memcpy(bytes.data() + kCount, &count, sizeof count);
+  return bytes.insert(kEntries, entries);
+}
+
+TEST_F(Gguf, AFactorWithoutATypeIsThatOfLinearScaling) {  // llama.cpp's load_hparams
+  const FolderConfig config = small_llama();
+  const fs::path path = place_.path() / "plain.gguf", scaled = place_.path() / "scaled.gguf";
+  gguf().write(weights_of(config), config, path, {.dtype = "float32", .tokenizer = {}});
+  write_file(scaled, with_number(read_file(path), "llama.rope.scaling.factor", 4));
+  EXPECT_EQ(gguf().model(path).rope_scaling_factor, 1);
+  EXPECT_EQ(gguf().model(scaled).rope_scaling_factor, 4);
+  EXPECT_EQ(gguf().model(scaled).rope_scaling_type, "linear");
+  EXPECT_TRUE(read_whole(*gguf().weights(scaled), "output_layer.weight")
+                  .equal(read_whole(*gguf().weights(path), "output_layer.weight")));
+}
+
 }  // namespace
 }  // namespace megatron::interchange

@@ -321,6 +321,20 @@ std::string architecture_of(const config::ModelConfig& model) {
   return model.add_qkv_bias && !model.add_bias_linear ? "qwen2" : "llama";
 }
 
+/// Throws ConfigError for a scaling of Llama 3's that could not be read again of its factors, all that a file has.
+void check_scaling(const config::ModelConfig& model) {
+  if (model.rope_scaling_factor == 1 ||
+      find_llama3_scaling(rope_factors(model, shape_of(model).head()), model.rotary_base, 1e-6))
+    return;
+  throw ConfigError(rule_got_fix(
+      "export: a GGUF file has Llama 3's scaling as factors, of which low_freq_factor 1 and high_freq_factor 4 alone "
+      "can be read again.",
+      concat("low_freq_factor ", model.rope_low_freq_factor, ", high_freq_factor ", model.rope_high_freq_factor,
+             ", factor ", model.rope_scaling_factor, ", original_max_position_embeddings ",
+             model.rope_original_positions),
+      kOtherFormat));
+}
+
 /// Throws ConfigError for a model that no architecture of llama.cpp known here computes.
 void check_model(const FolderConfig& config) {
   const config::ModelConfig& model = config.model;
@@ -328,7 +342,7 @@ void check_model(const FolderConfig& config) {
   if (config.family == &hf_family("llama") && model.head == "tokens" && model.activation == "silu" &&
       !(scaled && architecture_of(model) == "qwen2") && !(scaled && model.rope_scaling_type != "llama3") &&
       model == config::LayerVariant{} && model == config::AttentionVariant{.add_qkv_bias = model.add_qkv_bias})
-    return;
+    return check_scaling(model);
   throw ConfigError(rule_got_fix(
       "export: a GGUF file can hold a Llama, Mistral or Qwen2 with its output layer: RMSNorm, rope (scaled in a Llama "
       "alone), a gated silu unit, no qk_layernorm, sliding_window or experts.",

@@ -6,10 +6,13 @@
 #include <charconv>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <numbers>
 #include <optional>
 #include <set>
+#include <span>
 #include <stdexcept>
 #include <string_view>
 #include <utility>
@@ -114,45 +117,65 @@ class ArchitectureEntries {
   std::set<std::string, std::less<>> asked_;
 };
 
-/// Llama 3's scaling, of which the file has the factors alone: the least original length, a power of two, that gives
-/// them with the usual bounds 1 and 4.
+constexpr double kLowTurns = 1, kHighTurns = 4;
+
+/// The largest difference of two lists of factors, as a part of the second's; infinite where it is no number.
+double largest_difference(const std::vector<float>& a, std::span<const float> b) {
+  double most = 0;
+  for (std::size_t i = 0; i < b.size(); ++i) {
+    const double each = std::abs(a[i] - b[i]) / std::abs(b[i]);
+    if (!(each <= 1)) return std::numeric_limits<double>::infinity();
+    most = std::max(most, each);
+  }
+  return most;
+}
+
+/// What the original length may be: a power of two, as published models have it; what a factor between 1 and `most`
+/// tells, of how often its pair turns within that length; the least in which all pairs turn often enough whose is 1.
+std::vector<std::int64_t> lengths_to_try(std::span<const float> factors, double base, double most) {
+  constexpr int kTold = 4;  // one would do
+  std::vector<std::int64_t> lengths;
+  for (std::int64_t power = 1; power <= kMaxPositions; power *= 2) lengths.push_back(power);
+  double least = 0;
+  int told = 0;
+  for (std::size_t i = 0; i < factors.size(); ++i) {
+    const double period =
+        2 * std::numbers::pi * std::pow(base, static_cast<double>(i) / static_cast<double>(factors.size()));
+    const double kept = (1 / factors[i] - 1 / most) / (1 - 1 / most);
+    if (kept >= 1) least = std::ceil(period * kHighTurns);
+    const double length = std::round(period * (kLowTurns + kept * (kHighTurns - kLowTurns)));
+    if (kept > 0 && kept < 1 && length >= 1 && length <= kMaxPositions && ++told <= kTold)
+      lengths.push_back(static_cast<std::int64_t>(length));
+  }
+  if (least >= 1 && least <= kMaxPositions) lengths.push_back(static_cast<std::int64_t>(least));
+  return lengths;
+}
+
+/// Llama 3's scaling, of which the file has the factors alone.
 json llama3_scaling(const Gguf& file, std::string_view bytes, const GgufTensor& tensor, double base,
                     std::int64_t head) {
   const auto refuse = [&](const std::string& got) {
     throw ConfigError(rule_got_fix(concat(file.name(), ": ", kRopeFactors,
-                                          " must hold Llama 3's factors: low_freq_factor 1, "
-                                          "high_freq_factor 4."),
+                                          " must hold Llama 3's factors: low_freq_factor 1, high_freq_factor 4, and "
+                                          "some whole number of original positions."),
                                    got, kTakeFolder));
   };
   if (tensor.type != GgufType::F32 || tensor.shape != std::vector<std::int64_t>{head / 2} || head < 2)
     refuse("another type or size");
   std::vector<float> given(static_cast<std::size_t>(head / 2));
   std::memcpy(given.data(), bytes.data() + tensor.begin, tensor.bytes);
-  config::ModelConfig model;
-  model.rotary_base = base;
-  model.rope_low_freq_factor = 1;
-  model.rope_high_freq_factor = 4;
-  model.rope_scaling_factor = as_written(*std::ranges::max_element(given));
-  for (std::int64_t original = 1; original <= std::int64_t{1} << 24; original *= 2) {
-    model.rope_original_positions = original;
-    const std::vector<float> factors = rope_factors(model, head);
-    const bool same = std::ranges::equal(factors, given, [](float a, float b) {
-      return std::abs(a - b) <= 1e-4F * std::abs(a);  // false for NaN
-    });
-    if (same)
-      return {{"rope_type", "llama3"},
-              {"factor", model.rope_scaling_factor},
-              {"low_freq_factor", 1.0},
-              {"high_freq_factor", 4.0},
-              {"original_max_position_embeddings", original}};
-  }
-  refuse("other factors");
-  return {};
+  const auto found = find_llama3_scaling(given, base, 1e-4);
+  if (!found) refuse("other factors");
+  return {{"rope_type", "llama3"},
+          {"factor", found->factor},
+          {"low_freq_factor", kLowTurns},
+          {"high_freq_factor", kHighTurns},
+          {"original_max_position_embeddings", found->original_positions}};
 }
 
 json scaling_of(const Gguf& file, std::string_view bytes, ArchitectureEntries& entries, double base,
                 std::int64_t head) {
-  const std::string type = entries.text("rope.scaling.type", "none");
+  const std::string type = entries.text("rope.scaling.type", "linear");  // as llama.cpp takes it
   const double factor = entries.number("rope.scaling.factor", 1);
   if (type != "none" && type != "linear")
     entries.refuse("rope.scaling.type must be none or linear.", printable(type.substr(0, 60)));
@@ -328,6 +351,24 @@ FolderConfig config_from(const OpenGguf& gguf) {
 }
 
 }  // namespace
+
+std::optional<Llama3Scaling> find_llama3_scaling(std::span<const float> factors, double base, double difference) {
+  if (factors.empty()) return std::nullopt;
+  config::ModelConfig model;
+  model.rotary_base = base;
+  model.rope_low_freq_factor = kLowTurns;
+  model.rope_high_freq_factor = kHighTurns;
+  model.rope_scaling_factor = as_written(*std::ranges::max_element(factors));
+  std::optional<Llama3Scaling> best;
+  for (const std::int64_t length : lengths_to_try(factors, base, model.rope_scaling_factor)) {
+    model.rope_original_positions = length;
+    const double far = largest_difference(rope_factors(model, 2 * std::ssize(factors)), factors);
+    if (!(best ? far < difference : far <= difference)) continue;
+    difference = far;
+    best = {.factor = model.rope_scaling_factor, .original_positions = length};
+  }
+  return best;
+}
 
 std::string gguf_config_json(const Gguf& file, std::string_view bytes) {
   json config = config_of(file, bytes);

@@ -2,6 +2,8 @@
 #include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -22,6 +24,15 @@ inline constexpr std::pair<const char*, const char*> kGgufLayer[] = {
     {"attn_norm", "input_layernorm"}, {"attn_q", "self_attn.q_proj"},      {"attn_k", "self_attn.k_proj"},
     {"attn_v", "self_attn.v_proj"},   {"attn_output", "self_attn.o_proj"}, {"ffn_norm", "post_attention_layernorm"},
     {"ffn_gate", "mlp.gate_proj"},    {"ffn_up", "mlp.up_proj"},           {"ffn_down", "mlp.down_proj"}};
+
+/// Llama 3's scaling with low_freq_factor 1 and high_freq_factor 4, as every published Llama 3 has it.
+struct Llama3Scaling {
+  double factor = 1;
+  std::int64_t original_positions = 0;
+};
+/// The one whose rope_factors() with this base differ from `factors` by no larger share of them than that; none where
+/// there is no such.
+std::optional<Llama3Scaling> find_llama3_scaling(std::span<const float> factors, double base, double difference);
 
 /// By how much Llama 3's scaling slows each pair of a head of `head` numbers down: what rope_freqs.weight holds.
 std::vector<float> rope_factors(const config::ModelConfig& model, std::int64_t head);
