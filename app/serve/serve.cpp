@@ -188,6 +188,8 @@ serve::ServiceOptions service_options(const Plan& plan, std::int64_t context) {
       .created =
           std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch()).count(),
       .embeddings = plan.pooling.has_value(),
+      .prompt = plan.pooling ? plan.pooling->prompt : "",
+      .lower_case = plan.pooling && plan.pooling->lower_case,
       .limits = limits,
       .pictures = plan.pooling ? decltype(serve::ServiceOptions::pictures){} : run_pictures(plan.flags.load)};
 }

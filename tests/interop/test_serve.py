@@ -130,11 +130,15 @@ class Embeddings(unittest.TestCase):
 
     @classmethod
     def setUpClass(cls):
-        tokenizer = transformers.AutoTokenizer.from_pretrained(MINILM)
-        model = transformers.AutoModel.from_pretrained(MINILM, dtype=torch.float32).eval()
-        cls.ids = [tokenizer(text)["input_ids"] for text in TEXTS]
+        cls.tokenizer = transformers.AutoTokenizer.from_pretrained(MINILM)
+        cls.model = transformers.AutoModel.from_pretrained(MINILM, dtype=torch.float32).eval()
+        cls.ids = [cls.tokenizer(text)["input_ids"] for text in TEXTS]
+        cls.states = cls.states_of(TEXTS)
+
+    @classmethod
+    def states_of(cls, texts):
         with torch.no_grad():
-            cls.states = [model(torch.tensor([ids])).last_hidden_state[0] for ids in cls.ids]
+            return [cls.model(torch.tensor([cls.tokenizer(text)["input_ids"]])).last_hidden_state[0] for text in texts]
 
     def expect(self, vectors, wanted):
         self.assertEqual(len(vectors), len(wanted))
@@ -168,6 +172,19 @@ class Embeddings(unittest.TestCase):
         client, _ = self.served(self.folder("pooling_mode_max_tokens", normalized=False))
         self.expect([one.embedding for one in client.embeddings.create(model="minilm", input=TEXTS).data],
                     [states.amax(0) for states in self.states])
+
+    def test_are_of_the_text_behind_the_prompt_that_is_named_by_default(self):
+        """As sentence-transformers' encode() puts prompt and text together where it is given no prompt."""
+        folder = self.folder(normalized=False)
+        (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 64, "do_lower_case": True}))
+        (folder / "config_sentence_transformers.json").write_text(json.dumps(
+            {"prompts": {"passage": "", "query": "A question of cats: "}, "default_prompt_name": "query"}))
+        client, _ = self.served(folder)
+        self.expect([one.embedding for one in client.embeddings.create(model="minilm", input=TEXTS).data],
+                    [states.mean(0) for states in self.states_of(["A question of cats: " + text for text in TEXTS])])
+        (folder / "1_Pooling/config.json").write_text(json.dumps(
+            {"pooling_mode_mean_tokens": True, "include_prompt": False}))
+        self.assertIn("include_prompt", run("serve", folder, code=2))
 
     def test_what_cannot_be_is_refused(self):
         client, server = self.served(self.folder())

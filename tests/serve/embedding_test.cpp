@@ -31,6 +31,9 @@ struct Kept : Reply {
 
 /// A service of an encoder that frames texts by tokens 1 and 2; each byte is a token.
 struct EncoderBench {
+  explicit EncoderBench(
+      ServiceOptions options = {.model = "m", .context = 6, .vocab = 256, .embeddings = true, .limits = {.choices = 4}})
+      : service(std::move(options), tokenizer, std::nullopt, queue, metrics) {}
   static text::Tokenizer framing() {
     text::Vocabulary vocabulary;
     for (int byte = 0; byte < 256; ++byte) vocabulary.tokens.emplace_back(1, static_cast<char>(byte));
@@ -54,12 +57,19 @@ struct EncoderBench {
   text::Tokenizer tokenizer = framing();
   TaskQueue queue{QueueLimits{.texts = 8, .texts_of_client = 4}};
   Metrics metrics;
-  Service service{{.model = "m", .context = 6, .vocab = 256, .embeddings = true, .limits = {.choices = 4}},
-                  tokenizer,
-                  std::nullopt,
-                  queue,
-                  metrics};
+  Service service;
 };
+
+TEST(Embeddings, AreOfTheTextBehindThePromptInLowerCase) {
+  EncoderBench bench(
+      {.model = "m", .context = 12, .vocab = 256, .embeddings = true, .prompt = "Q: ", .lower_case = true});
+  bench.ask({{"input", "aBc"}, {"model", "m"}});
+  bench.ask({{"input", {65, 66}}, {"model", "m"}});  // ids are taken as they are
+  const auto tasks = bench.tasks();
+  ASSERT_EQ(tasks.size(), 2);
+  EXPECT_EQ(tasks[0].prompt, (std::vector<std::int64_t>{1, 'q', ':', ' ', 'a', 'b', 'c', 2}));
+  EXPECT_EQ(tasks[1].prompt, (std::vector<std::int64_t>{65, 66}));
+}
 
 TEST(Embeddings, OfSeveralTextsAreSentInTheirOrderOnceAllAreThere) {
   EncoderBench bench;

@@ -18,6 +18,7 @@
 #include "megatron/serve/grammar/json_schema.h"
 #include "megatron/serve/page.h"
 #include "megatron/serve/text_response.h"
+#include "megatron/text/normalize/normalize.h"
 
 namespace megatron::serve {
 namespace {
@@ -149,11 +150,17 @@ void Service::check_model(const std::string& asked) const {
         "model", "model_not_found");
 }
 
+std::string Service::text_of_vector(const std::string& text) const {
+  const std::string all = options_.prompt + text;
+  return options_.lower_case ? text::to_lower_case(all) : all;
+}
+
 std::vector<std::int64_t> Service::tokens_of(const Prompt& prompt, const std::string& name) const {
   std::vector<std::int64_t> tokens;
   if (const auto* text = std::get_if<std::string>(&prompt)) {
-    auto ids = tokenizer_.encode(*text, options_.embeddings ? text::Specials::AsText : text::Specials::Recognised);
-    if (options_.embeddings) ids = tokenizer_.frame(ids).ids;
+    const auto ids = options_.embeddings
+                         ? tokenizer_.frame(tokenizer_.encode(text_of_vector(*text), text::Specials::AsText)).ids
+                         : tokenizer_.encode(*text, text::Specials::Recognised);
     tokens.assign(ids.begin(), ids.end());
   } else {
     tokens = std::get<std::vector<std::int64_t>>(prompt);

@@ -30,6 +30,8 @@ struct ServiceOptions {
   double request_timeout_s = 600;
   std::int64_t created = 0;  ///< seconds since 1970
   bool embeddings = false;   ///< the model makes vectors of texts, and writes none
+  std::string prompt = {};   ///< what precedes each text of which a vector is made
+  bool lower_case = false;   ///< such a text, with what precedes it, is put into lower case
   RequestLimits limits = {};
   /// Of the run that the model comes from: SVG files by name ("curves"), made when they are asked for. Throw ApiError
   /// where there is nothing to draw.
@@ -53,6 +55,8 @@ class Service {
   std::string authorized_client(const HttpRequest& request) const;
   void answer(Request request, const std::shared_ptr<Reply>& reply, const std::string& client);
   void embed(const EmbeddingRequest& request, const std::shared_ptr<Reply>& reply, const std::string& client);
+  /// What is read of a text of which a vector is asked for.
+  std::string text_of_vector(const std::string& text) const;
   std::vector<std::int64_t> tokens_of(const Prompt& prompt, const std::string& name) const;
   std::int64_t new_tokens(const Request& request, std::int64_t prompt_tokens) const;
   void check_model(const std::string& asked) const;

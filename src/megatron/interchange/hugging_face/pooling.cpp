@@ -29,8 +29,12 @@ constexpr std::tuple<const char*, const char*, TextPooling::Kind> kModes[] = {
                                  "serve a model that pools by the mean, the first token or the maximum"));
 }
 
+json object_in(const fs::path& file) { return parse_json_object(read_file(file, kMaxFileOfPooling), file.string()); }
+
 void read_modes(const fs::path& file, TextPooling& pooling) {
-  const json config = parse_json_object(read_file(file, kMaxFileOfPooling), file.string());
+  const json config = object_in(file);
+  if (!pooling.prompt.empty() && config.value("include_prompt", json()) == json(false))
+    refuse_pooling(file, "include_prompt must be true where a prompt is named by default.", "false");
   std::string mode = config.value("pooling_mode", json("")).is_string() ? config.value("pooling_mode", "") : "";
   for (const auto& [name, value] : config.items()) {
     if (!name.starts_with("pooling_mode_") || value != json(true)) continue;
@@ -72,23 +76,41 @@ void read_modules(const fs::path& folder, const fs::path& file, TextPooling& poo
   if (!pooled) refuse_pooling(file, "there must be a Pooling among the modules.", "none");
 }
 
+/// How many tokens of a string are read, and whether in lower case.
+void read_sizes(const fs::path& file, TextPooling& pooling) {
+  const json config = object_in(file);
+  const json most = config.value("max_seq_length", json()), lower = config.value("do_lower_case", json());
+  if (!most.is_null() && (!most.is_number_integer() || most < 1 || most > (std::int64_t{1} << 30)))
+    refuse_pooling(file, "max_seq_length must be 1 or above.", most.dump().substr(0, 60));
+  if (!lower.is_null() && !lower.is_boolean())
+    refuse_pooling(file, "do_lower_case must be true or false.", printable(lower.dump().substr(0, 60)));
+  if (!most.is_null()) pooling.max_tokens = most.get<std::int64_t>();
+  pooling.lower_case = lower == json(true);
+}
+
+/// The prompt that is taken where none is asked for.
+std::string default_prompt(const fs::path& file) {
+  const json config = object_in(file);
+  const json name = config.value("default_prompt_name", json()), prompts = config.value("prompts", json());
+  if (name.is_null()) return "";
+  const auto found = name.is_string() && prompts.is_object() ? prompts.find(name.get<std::string>()) : prompts.end();
+  if (found == prompts.end() || !found->is_string())
+    refuse_pooling(file, "default_prompt_name must be one of prompts.", printable(name.dump().substr(0, 60)));
+  return found->get<std::string>();
+}
+
 }  // namespace
 
 TextPooling read_pooling(const fs::path& folder) {
   TextPooling pooling;
   const fs::path modules = folder / "modules.json", alone = folder / kPoolingFolder / "config.json",
-                 sizes = folder / "sentence_bert_config.json";
+                 sizes = folder / "sentence_bert_config.json", prompts = folder / "config_sentence_transformers.json";
+  if (fs::is_regular_file(prompts)) pooling.prompt = default_prompt(prompts);
   if (fs::is_regular_file(modules))
     read_modules(folder, modules, pooling);
   else if (fs::is_regular_file(alone))
     read_modes(alone, pooling);
-  if (!fs::is_regular_file(sizes)) return pooling;
-  const json most =
-      parse_json_object(read_file(sizes, kMaxFileOfPooling), sizes.string()).value("max_seq_length", json());
-  if (most.is_null()) return pooling;
-  if (!most.is_number_integer() || most < 1 || most > (std::int64_t{1} << 30))
-    refuse_pooling(sizes, "max_seq_length must be 1 or above.", most.dump().substr(0, 60));
-  pooling.max_tokens = most.get<std::int64_t>();
+  if (fs::is_regular_file(sizes)) read_sizes(sizes, pooling);
   return pooling;
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 #include <cstdint>
 #include <filesystem>
+#include <string>
 
 namespace megatron::interchange {
 
@@ -10,11 +11,13 @@ struct TextPooling {
   Kind kind = Kind::Mean;
   bool normalized = false;      ///< divided by its length
   std::int64_t max_tokens = 0;  ///< per string; 0: the model's positions
+  bool lower_case = false;      ///< strings are put into lower case first
+  std::string prompt;           ///< what precedes each string: the prompt named by default
 };
 
-/// Reads it from `folder`: its modules.json, the Pooling among them, and sentence_bert_config.json. Without them the
-/// mean as it is, as sentence-transformers takes such a folder. Throws ConfigError for what is damaged or not known
-/// here.
+/// Reads it from `folder`: its modules.json, the Pooling among them, sentence_bert_config.json and
+/// config_sentence_transformers.json. Without them the mean as it is, as sentence-transformers takes such a folder.
+/// Throws ConfigError for what is damaged or not known here.
 TextPooling read_pooling(const std::filesystem::path& folder);
 
 }  // namespace megatron::interchange

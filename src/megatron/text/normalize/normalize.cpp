@@ -239,4 +239,11 @@ NormalizeSteps::NormalizeSteps(const std::vector<Normalizer>& normalizers, const
     if (StepPointer step = compile(normalizer, where)) steps_.push_back(std::move(step));
 }
 
+std::string to_lower_case(const std::string& text) {
+  std::size_t replaced = 0;
+  AlignedText lowered(text, 0, /*aligned=*/false, /*stand_in_base=*/0, replaced);
+  lower_case(lowered);
+  return lowered.bytes();
+}
+
 }  // namespace megatron::text

@@ -33,4 +33,7 @@ class NormalizeSteps {
   std::vector<std::shared_ptr<const NormalizeStep>> steps_;
 };
 
+/// `text` in lower case, as the normalizer Lowercase has it: each character for itself.
+std::string to_lower_case(const std::string& text);
+
 }  // namespace megatron::text
