@@ -75,6 +75,10 @@ def families():
         "gpt_oss_plain": ("GptOss", dict(GROUPED, head_dim=8, num_local_experts=4, num_experts_per_tok=2,
                                          sliding_window=9, attention_bias=False, num_hidden_layers=3,
                                          rope_parameters=dict(rope_type="default", rope_theta=1000.0))),
+        "gpt_oss_full": ("GptOss", dict(GROUPED, head_dim=8, num_local_experts=4, num_experts_per_tok=2,
+                                        layer_types=["full_attention"] * 4,
+                                        rope_parameters=dict(rope_type="default", rope_theta=1000.0))),
+        "mixtral": ("Mixtral", dict(GROUPED, num_local_experts=4, num_experts_per_tok=2)),
         "deepseek_v2": ("DeepseekV2", dict(LATENT, q_lora_rank=None, routed_scaling_factor=1.5)),
         "deepseek_v2_groups": ("DeepseekV2", dict(LATENT, q_lora_rank=20, topk_method="group_limited_greedy", n_group=4,
                                                   topk_group=2, rope_parameters=LATENT_YARN)),
@@ -142,8 +146,9 @@ def plain_in_windows(model):
     return model
 
 
-@unittest.skipIf(MISSING, MISSING)
-class Families(unittest.TestCase):
+class FamilyFolders(unittest.TestCase):
+    """Folders of these models with a tokenizer, and a text."""
+
     @classmethod
     def setUpClass(cls):
         cls.place = RunFolder()
@@ -174,6 +179,20 @@ class Families(unittest.TestCase):
         run("checkpoint", "export", "--load", load, "--output", back)
         return back
 
+    def loss_of(self, folder):
+        return json.loads(run("eval", "loss", "--load", folder, "--data", self.text, "--json"))["loss"]
+
+    def expect_loss(self, folder, model):
+        """Ours of the folder is that of transformers' `model`, which is returned."""
+        ids = torch.tensor([self.ids])
+        with torch.no_grad():
+            theirs = model(ids, labels=ids).loss.item()
+        self.assertAlmostEqual(self.loss_of(folder) / theirs, 1, delta=TOLERANCE)
+        return theirs
+
+
+@unittest.skipIf(MISSING, MISSING)
+class Families(FamilyFolders):
     def check_weights(self, name, model, folder, ids):
         run("checkpoint", "import", "--from", folder, "--output", self.path / f"{name}-ours")
         back = self.exported(name, self.path / f"{name}-ours")
@@ -222,9 +241,7 @@ class Families(unittest.TestCase):
         ids = torch.tensor([self.ids])
         self.assertGreater(ids.shape[1], 30)
         self.check_weights(name, model, folder, ids)
-        ours = json.loads(run("eval", "loss", "--load", folder, "--data", self.text, "--json"))
-        with torch.no_grad():
-            self.assertAlmostEqual(ours["loss"] / model(ids, labels=ids).loss.item(), 1, delta=TOLERANCE)
+        self.expect_loss(folder, model)
         self.check_text(folder, model)
         self.check_gradients(name, folder, model, ids)
 
@@ -378,6 +395,82 @@ class Families(unittest.TestCase):
         (packed / "config.json").write_text(json.dumps(written))
         message = run("checkpoint", "import", "--from", packed, "--output", self.path / "no", code=2)
         self.assertIn("quantization_config.quant_method", message)
+
+
+@unittest.skipIf(MISSING, MISSING)
+class Fields(FamilyFolders):
+    """Fields of config.json that are left out, or stand in place of others."""
+
+    def changed(self, folder, change, name):
+        """A copy of a folder whose config.json is changed."""
+        copy_of = self.path / f"{folder.name}-{name}"
+        shutil.copytree(folder, copy_of)
+        config = json.loads((folder / "config.json").read_text())
+        change(config)
+        (copy_of / "config.json").write_text(json.dumps(config))
+        return copy_of
+
+    def expect_refused(self, folder, word):
+        self.assertIn(word, run("eval", "loss", "--load", folder, "--data", self.text, code=2))
+
+    def test_a_rope_scaling_stands_in_place_of_rope_parameters(self):
+        yarn = {key: value for key, value in YARN.items() if key != "rope_theta"}
+        linear = dict(rope_type="linear", factor=4.0)
+        for name, fields in (("olmo2", dict(rope_scaling=yarn)), ("olmo2", dict(rope_scaling=yarn, rope_theta=300.0)),
+                             ("pythia", dict(rope_scaling=linear, rotary_emb_base=300.0, rope_theta=700.0)),
+                             ("gemma3", dict(rope_scaling=dict(linear, factor=8.0))),
+                             ("gpt_oss_plain", dict(rope_scaling=dict(yarn, truncate=False)))):
+            with self.subTest(name=name, fields=fields):
+                _, folder = self.folder_of(name)
+                before = self.expect_loss(folder, loaded(folder))
+                folder = self.changed(folder, lambda config: config.update(fields), "-".join(fields))
+                after = self.expect_loss(folder, loaded(folder))
+                self.assertGreater(abs(after / before - 1), 10 * TOLERANCE)
+                back = self.exported(f"{name}-{len(fields)}-scaled", folder)
+                self.assertAlmostEqual(self.expect_loss(back, loaded(back)) / after, 1, delta=TOLERANCE)
+
+    def test_what_a_mixtral_leaves_out(self):
+        _, folder = self.folder_of("mixtral")
+
+        def leave_out(config):
+            for key in ("rope_parameters", "rms_norm_eps"):
+                del config[key]
+
+        folder = self.changed(folder, leave_out, "short")
+        self.expect_loss(folder, loaded(folder))
+
+    def test_an_exported_gpt_oss_without_windows_is_one_that_transformers_computes(self):
+        _, folder = self.folder_of("gpt_oss_full")
+        back = self.exported("gpt_oss_full", folder)
+        self.assertAlmostEqual(self.expect_loss(back, loaded(back)) / self.loss_of(folder), 1, delta=TOLERANCE)
+
+    def test_windows_without_a_length_are_refused_where_transformers_does(self):
+        for name in ("gpt_oss", "gemma2", "gemma3", "olmo3"):
+            _, folder = self.folder_of(name)
+            folder = self.changed(folder, lambda config: config.update(sliding_window=None), "null")
+            with self.assertRaises((TypeError, ValueError)):
+                loaded(folder)(torch.tensor([self.ids]))
+            self.expect_refused(folder, "sliding_window")
+
+    def test_a_cap_of_scores_that_transformers_does_not_apply_is_refused(self):
+        _, folder = self.folder_of("gemma3")
+        capped = self.changed(folder, lambda config: config.update(attn_logit_softcapping=0.5), "capped")
+        self.expect_loss(folder, loaded(capped))
+        self.expect_refused(capped, "attn_logit_softcapping")
+
+    def test_a_tied_output_layer_with_numbers_of_its_own_is_refused(self):
+        _, folder = self.folder_of("gemma")
+        tensors = tensors_of(folder)
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+        safetensors.save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+        tied = self.expect_loss(folder, loaded(folder))
+        tensors["lm_head.weight"] += torch.randn_like(tensors["lm_head.weight"]) * 0.1
+        safetensors.save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+        self.expect_refused(folder, '"tie_word_embeddings": false')
+        untied = self.changed(folder, lambda config: config.update(tie_word_embeddings=False), "untied")
+        own = self.expect_loss(untied, loaded(untied))
+        self.assertGreater(abs(own / tied - 1), 100 * TOLERANCE)
+        self.expect_loss(untied, loaded(folder))  # transformers 5 does not tie them, whatever config.json says
 
 
 if __name__ == "__main__":
