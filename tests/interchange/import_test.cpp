@@ -147,6 +147,39 @@ TEST(Import, ARunKeepsTheIdsOfTheModelThatItBeganWith) {
   EXPECT_EQ(ids, (TokenIds{{"bos_token_id", "0"}, {"eos_token_id", "1"}, {"pad_token_id", "2"}}));
 }
 
+TEST(Import, ARunWhoseFilesNameNoIdsEndsTextsAsItsDocumentsEnded) {
+  const Companions theirs({{"vocab.json", R"({"a": 0, "<s>": 1, "</s>": 2, "<eot>": 3})"}, {"merges.txt", ""}});
+  if (!fs::exists(theirs.folder())) GTEST_SKIP() << "tiny_llama is not there";
+  auto object = nlohmann::json::parse(read_file(theirs.folder() / "config.json"));
+  for (const char* name : {"eos_token_id", "bos_token_id", "pad_token_id"}) object.erase(name);
+  write_file(theirs.folder() / "config.json", object.dump());
+  const fs::path run = run_of(theirs);
+  EXPECT_EQ(end_tokens(run, text::Tokenizer::load(companion_folder(run))), std::vector<std::int64_t>{2});
+  EXPECT_EQ(export_config(run).token_ids, (TokenIds{{"bos_token_id", "2"}, {"eos_token_id", "2"}}));
+  write_file(run / "tokenizer_config.json", R"({"eos_token": "<eot>", "bos_token": "<s>", "add_bos_token": true})");
+  EXPECT_EQ(end_tokens(run, text::Tokenizer::load(companion_folder(run))), std::vector<std::int64_t>{3});
+  EXPECT_EQ(export_config(run).token_ids, (TokenIds{{"bos_token_id", "1"}, {"eos_token_id", "3"}}));
+}
+
+TEST(Import, TextsOfAnAdapterEndWhereThoseOfItsBaseDo) {
+  const Companions theirs(with(kPair, "generation_config.json", R"({"eos_token_id": [1, 0]})"));
+  if (!fs::exists(theirs.folder())) GTEST_SKIP() << "tiny_llama is not there";
+  const fs::path adapter = theirs.place.path() / "adapter", ours = theirs.place.path() / "ours";
+  import_weights(theirs.folder(), ours, {});
+  fs::create_directories(adapter);
+  const auto ends = [&](const fs::path& base) {
+    write_file(adapter / "adapter_config.json",
+               nlohmann::json{{"peft_type", "LORA"}, {"r", 2}, {"base_model_name_or_path", base.string()}}.dump());
+    return end_tokens(adapter, text::Tokenizer::load(companion_folder(adapter)));
+  };
+  EXPECT_EQ(ends(theirs.folder()), (std::vector<std::int64_t>{1, 0}));
+  EXPECT_EQ(ends(ours), (std::vector<std::int64_t>{1, 0}));
+  for (const auto& [name, text] : kPair) write_file(adapter / name, text);  // PEFT's users save their tokenizer too
+  EXPECT_EQ(ends(theirs.folder()), (std::vector<std::int64_t>{1, 0}));
+  write_file(adapter / "generation_config.json", R"({"eos_token_id": 0})");
+  EXPECT_EQ(ends(theirs.folder()), std::vector<std::int64_t>{0});
+}
+
 TEST(Import, IdsThatOnlyConfigJsonNamesAreKeptToo) {
   Companions theirs(kPair);
   if (!fs::exists(theirs.folder())) GTEST_SKIP() << "tiny_llama is not there";

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "megatron/base/files/file.h"
+#include "megatron/text/vocabulary.h"
 #include "tests/testing/folders.h"
 
 namespace megatron::text {
@@ -45,6 +46,25 @@ TEST(Texts, KeepTheBlankBetweenPromptAndAnswer) {
     EXPECT_EQ(text_after(tokenizer, {}, prompt), "the") << file;
     EXPECT_EQ(text_after(tokenizer, prompt, {}), "") << file;
   }
+}
+
+TEST(Texts, OpenWithWhatTheTemplateSetsBeforeThem) {
+  Vocabulary vocabulary;
+  vocabulary.tokens = {"<s>", "<t>", "a", "</s>"};
+  using Kind = Template::Kind;
+  const auto opening = [&](std::vector<Template::Item> items, std::vector<std::int32_t> ids) {
+    vocabulary.frame.single = std::move(items);
+    return opening_of(Tokenizer(vocabulary), ids);
+  };
+  using Ids = std::vector<std::int32_t>;
+  const Template::Item s{Kind::Token, 0, 0}, t{Kind::Token, 1, 0}, text{Kind::First, 0, 0}, end{Kind::Token, 3, 0};
+  EXPECT_EQ(opening({}, {2}), Ids());
+  EXPECT_EQ(opening({text, end}, {2}), Ids());
+  EXPECT_EQ(opening({s, text, end}, {2}), Ids{0});
+  EXPECT_EQ(opening({s, text}, {}), Ids{0});
+  EXPECT_EQ(opening({s, text}, {0, 2}), Ids());
+  EXPECT_EQ(opening({s, t, text}, {0, 2}), (Ids{0, 1}));
+  EXPECT_EQ(opening({s, t, text}, {0, 1, 2}), Ids());
 }
 
 TEST(Texts, AreWholeCharactersWhereThePromptEndsInsideOne) {

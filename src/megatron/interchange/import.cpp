@@ -16,6 +16,7 @@
 #include "megatron/config/options.h"
 #include "megatron/config/run_config.h"
 #include "megatron/data/samples/masking_vocabulary.h"
+#include "megatron/interchange/adapters/adapters.h"
 #include "megatron/interchange/formats.h"
 #include "megatron/interchange/hugging_face/companions.h"
 #include "megatron/interchange/native.h"
@@ -41,7 +42,7 @@ config::RunConfig recipe_of(const config::ModelConfig& model, at::ScalarType typ
 }
 
 /// The ids that belong to the weights in `folder`: of the files beside them, else of the config.json that they were
-/// imported from.
+/// imported from, and of adapters that have none those of their base.
 struct KnownIds {
   TokenIds ids;
   bool trained_here = false;
@@ -54,6 +55,10 @@ KnownIds known_ids(const fs::path& folder) {
   std::optional<FolderConfig> imported;
   if (native) imported = imported_config(checkpoint::find_checkpoint(folder));
   if (!ids.contains("eos_token_id") && imported) ids = imported->token_ids;
+  if (!ids.contains("eos_token_id") && holds_adapter(folder)) {
+    const std::string base = adapter_base(folder);
+    if (!holds_adapter(base)) return known_ids(base);  // what is wrong with another is said where it is opened
+  }
   return {std::move(ids), native && !imported};
 }
 
@@ -148,8 +153,8 @@ std::vector<std::int64_t> end_tokens(const fs::path& folder, const text::Tokeniz
   const auto [ids, trained_here] = known_ids(folder);
   std::vector<std::int64_t> ends = ids_of(ids, "eos_token_id");
   if (!ends.empty() && !trained_here) return ends;
-  const auto eod = tokenizer.token_to_id("<|endoftext|>");
-  if (eod && std::count(ends.begin(), ends.end(), *eod) == 0) ends.push_back(*eod);
+  for (const auto& end : {tokenizer.find_eod_id(), tokenizer.token_to_id("<|endoftext|>")})
+    if (end && std::ranges::count(ends, *end) == 0) ends.push_back(*end);
   return ends;
 }
 

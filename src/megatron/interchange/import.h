@@ -38,8 +38,9 @@ bool is_encoder(const std::filesystem::path& folder);
 void check_writes(const std::filesystem::path& folder, const std::string& job, Writes writes);
 
 /// The tokens that end a text of the model in `folder`: eos_token_id of the files beside the weights or of the
-/// config.json that they were imported from. A model that was trained here ends at "<|endoftext|>" of `tokenizer` too,
-/// as its documents did; and so does one whose folder names no end.
+/// config.json that they were imported from, of adapters those of their base. A model that was trained here ends
+/// at the end of documents of `tokenizer` too (Tokenizer::eod_id(), and "<|endoftext|>"), as its documents did; and so
+/// does one whose folder names no end.
 std::vector<std::int64_t> end_tokens(const std::filesystem::path& folder, const text::Tokenizer& tokenizer);
 
 /// The tokens that frame what the T5 in `folder` reads and writes.

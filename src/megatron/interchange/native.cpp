@@ -17,6 +17,7 @@
 #include "megatron/interchange/hugging_face/hf_family.h"
 #include "megatron/interchange/hugging_face/labels.h"
 #include "megatron/interchange/import.h"
+#include "megatron/text/texts.h"
 #include "megatron/text/tokenizer.h"
 
 namespace megatron::interchange {
@@ -39,21 +40,23 @@ fs::path companions_of(const fs::path& folder) {
   return !run.empty() && has_tokenizer(run) ? run : fs::path();
 }
 
-/// The ids that the files beside the weights name; for a tokenizer that was learned here the one that ends a text or,
-/// of an encoder and a decoder, those of its samples.
-TokenIds token_ids_beside(const fs::path& folder, bool encoder_decoder) {
+/// The ids that the files beside the weights name; where they name none, those with which the documents of a GPT began
+/// and ended or, of an encoder and a decoder, those of its samples.
+TokenIds token_ids_beside(const fs::path& folder, const config::ModelTraits& kind) {
   const fs::path companions = companions_of(folder);
   if (companions.empty()) return {};
   TokenIds ids = read_token_ids(companions);
   if (!ids.empty()) return ids;
   const auto tokenizer = text::Tokenizer::load(companions);
-  if (encoder_decoder && tokenizer.token_to_id("<extra_id_0>")) {
+  if (kind.encoder_decoder && tokenizer.token_to_id("<extra_id_0>")) {
     const data::MaskingVocabulary vocabulary = data::t5_vocabulary(tokenizer);
     ids["pad_token_id"] = std::to_string(vocabulary.pad);
     ids["eos_token_id"] = std::to_string(vocabulary.end);
     ids["decoder_start_token_id"] = std::to_string(vocabulary.begin);
-  } else if (const auto id = tokenizer.token_to_id("<|endoftext|>")) {
-    ids["bos_token_id"] = ids["eos_token_id"] = std::to_string(*id);
+  } else if (const auto end = tokenizer.find_eod_id(); end && kind.causal) {
+    const auto opening = text::opening_of(tokenizer, {});
+    ids["eos_token_id"] = std::to_string(*end);
+    ids["bos_token_id"] = std::to_string(opening.empty() ? *end : opening.front());
   }
   return ids;
 }
@@ -79,7 +82,7 @@ FolderConfig config_of(const fs::path& folder) {
   if (const auto* shape = source->shape("embedding.word_embeddings.weight"); shape != nullptr)
     config.model.vocab_size = shape->at(0);
   config.family = find_family(config.model);
-  config.token_ids = token_ids_beside(folder, config::model_traits(config.model.architecture).encoder_decoder);
+  config.token_ids = token_ids_beside(folder, config::model_traits(config.model.architecture));
   return config;
 }
 

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstddef>
 
+#include "megatron/text/vocabulary.h"
+
 namespace megatron::text {
 
 std::vector<std::int32_t> ids_with_text(const Tokenizer& tokenizer, std::span<const std::int64_t> ids,
@@ -12,6 +14,16 @@ std::vector<std::int32_t> ids_with_text(const Tokenizer& tokenizer, std::span<co
     if (id >= 0 && id < tokenizer.vocab_size() && std::ranges::count(ends, id) == 0)
       kept.push_back(static_cast<std::int32_t>(id));
   return kept;
+}
+
+std::vector<std::int32_t> opening_of(const Tokenizer& tokenizer, std::span<const std::int32_t> ids) {
+  std::vector<std::int32_t> opening;
+  for (const Template::Item& item : tokenizer.vocabulary().frame.single) {
+    if (item.kind != Template::Kind::Token) break;
+    opening.push_back(item.token);
+  }
+  if (ids.size() >= opening.size() && std::ranges::equal(ids.first(opening.size()), opening)) return {};
+  return opening;
 }
 
 std::string text_after(const Tokenizer& tokenizer, std::span<const std::int32_t> prompt,

@@ -12,6 +12,10 @@ namespace megatron::text {
 std::vector<std::int32_t> ids_with_text(const Tokenizer& tokenizer, std::span<const std::int64_t> ids,
                                         std::span<const std::int64_t> ends);
 
+/// What the tokenizer's template sets before a text (<s>), where `ids` do not begin with it already: what models that
+/// were trained with such a tokenizer read first.
+std::vector<std::int32_t> opening_of(const Tokenizer& tokenizer, std::span<const std::int32_t> ids);
+
 /// What `added` adds to the text of `prompt`: the text of both, from where it leaves that of the prompt alone. So a
 /// space between the two is kept, and a character that the prompt left incomplete is there as a whole. All ids must be
 /// the tokenizer's.

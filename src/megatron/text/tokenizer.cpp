@@ -72,10 +72,15 @@ std::optional<std::int32_t> Tokenizer::token_to_id(std::string_view bytes) const
   return found < 0 ? std::nullopt : std::optional(found);
 }
 
-std::int32_t Tokenizer::eod_id() const {
-  if (const auto id = model_->vocabulary().end_of_text) return *id;
+std::optional<std::int32_t> Tokenizer::find_eod_id() const {
+  if (const auto id = model_->vocabulary().end_of_text) return id;
   for (const char* name : {"<|endoftext|>", "<|end_of_text|>", "</s>", "[EOS]", "[SEP]"})
-    if (const auto id = token_to_id(name)) return *id;
+    if (const auto id = token_to_id(name)) return id;
+  return std::nullopt;
+}
+
+std::int32_t Tokenizer::eod_id() const {
+  if (const auto id = find_eod_id()) return *id;
   throw ConfigError(
       rule_got_fix("tokenizer: the end of documents is the token <|endoftext|>, <|end_of_text|>, </s>, [EOS] or [SEP]",
                    concat("a vocabulary of ", vocab_size(), " tokens without them"),

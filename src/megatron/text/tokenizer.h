@@ -93,6 +93,8 @@ class Tokenizer {
   /// tokenizer_config.json, without one sep_token, as Megatron-Core's HuggingFaceTokenizer has it), else
   /// "<|endoftext|>", "<|end_of_text|>", "</s>", "[EOS]" or "[SEP]". Throws ConfigError where the vocabulary has none.
   std::int32_t eod_id() const;
+  /// The same; nothing where the vocabulary has none.
+  std::optional<std::int32_t> find_eod_id() const;
 
   /// "<kind>-<vocab size>-<16 hex digits>", equal for tokenizers that encode and decode equally; for cache keys.
   const std::string& fingerprint() const;

@@ -45,6 +45,10 @@ bool holds_adapter(const fs::path& folder) {
   }
 }
 
+std::string adapter_base(const fs::path& folder) {
+  return format_of(folder).native ? checkpoint::saved_recipe(folder).lora.base : peft_base(folder);
+}
+
 OpenedAdapter open_adapter(const fs::path& folder, const config::ModelConfig& model, AdapterUse use) {
   const WeightFormat& format = format_of(folder);
   if (!format.native && is_peft(folder)) return open_peft(folder, model, use);

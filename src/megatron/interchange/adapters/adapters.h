@@ -28,6 +28,10 @@ enum class AdapterUse : std::uint8_t { Merging, Training };
 /// Whether `folder` holds adapters, without their base.
 bool holds_adapter(const std::filesystem::path& folder);
 
+/// The folder of the model that the adapters in `folder` belong to. Throws ConfigError where PEFT's names none that is
+/// there.
+std::string adapter_base(const std::filesystem::path& folder);
+
 /// The adapters in `folder`, of layers of `model`. Throws ConfigError naming file and field for what is damaged,
 /// unknown (biases, ranks by layer), or of other layers.
 OpenedAdapter open_adapter(const std::filesystem::path& folder, const config::ModelConfig& model, AdapterUse use);

@@ -83,20 +83,6 @@ plan::Lora read_lora(const fs::path& folder) {
   return lora;
 }
 
-/// The folder of the model that the adapters belong to, as it is or within the adapters' folder.
-std::string base_of(const fs::path& folder) {
-  constexpr const char* kKey = "base_model_name_or_path";
-  const json name = read_peft_config(folder).value(kKey, json());
-  const fs::path named = name.is_string() ? name.get<std::string>() : "";
-  for (const fs::path& base : {named, folder / named})
-    if (!named.empty() && find_format(base) != nullptr && !is_peft(base)) return base.string();
-  throw ConfigError(rule_got_fix(
-      concat((folder / kConfig).string(), ": ", kKey, " must name the folder of the model that was adapted."),
-      name.is_string() ? printable(name.get<std::string>()) + ", which is no model on this machine" : "no name",
-      concat("download the model and set ", kKey, " to its folder; or train on: --lora.base MODEL --load ",
-             folder.string())));
-}
-
 /// The matrices of a folder under our names.
 class PeftMatrices final : public checkpoint::WeightSource {
  public:
@@ -298,22 +284,37 @@ bool is_peft(const fs::path& folder) {
          !checkpoint::has_checkpoint(folder);
 }
 
+std::string peft_base(const fs::path& folder) {
+  constexpr const char* kKey = "base_model_name_or_path";
+  const json name = read_peft_config(folder).value(kKey, json());
+  // As it is named, or within the adapters' folder.
+  const fs::path named = name.is_string() ? name.get<std::string>() : "";
+  for (const fs::path& base : {named, folder / named})
+    if (!named.empty() && find_format(base) != nullptr && !is_peft(base)) return base.string();
+  throw ConfigError(rule_got_fix(
+      concat((folder / kConfig).string(), ": ", kKey, " must name the folder of the model that was adapted."),
+      name.is_string() ? printable(name.get<std::string>()) + ", which is no model on this machine" : "no name",
+      concat("download the model and set ", kKey, " to its folder; or train on: --lora.base MODEL --load ",
+             folder.string())));
+}
+
 OpenedAdapter open_peft(const fs::path& folder, const config::ModelConfig& model, AdapterUse use) {
   plan::Lora lora = read_lora(folder);
   return {std::make_shared<const PeftMatrices>(folder, model, use, lora.dora), std::move(lora)};
 }
 
 WeightFormat peft_format() {
-  return {.words = kPeftWords,
-          .holder = "PEFT's folder of an adapter (adapter_config.json) whose model is on this machine",
-          .detect = is_peft,
-          .model = [](const fs::path& folder) { return model_config_of(base_of(folder)); },
-          .config = [](const fs::path& folder) { return format_of(base_of(folder)).config(base_of(folder)); },
-          .weights = [](const fs::path& folder) { return open_adapted(folder, base_of(folder)); },
-          .knows_training = false,
-          .companions =
-              [](const fs::path& folder) { return has_tokenizer(folder) ? folder : companion_folder(base_of(folder)); },
-          .write = write_peft};
+  return {
+      .words = kPeftWords,
+      .holder = "PEFT's folder of an adapter (adapter_config.json) whose model is on this machine",
+      .detect = is_peft,
+      .model = [](const fs::path& folder) { return model_config_of(peft_base(folder)); },
+      .config = [](const fs::path& folder) { return format_of(peft_base(folder)).config(peft_base(folder)); },
+      .weights = [](const fs::path& folder) { return open_adapted(folder, peft_base(folder)); },
+      .knows_training = false,
+      .companions =
+          [](const fs::path& folder) { return has_tokenizer(folder) ? folder : companion_folder(peft_base(folder)); },
+      .write = write_peft};
 }
 
 }  // namespace megatron::interchange

@@ -9,6 +9,9 @@ namespace megatron::interchange {
 /// Judged by the files that are there.
 bool is_peft(const std::filesystem::path& folder);
 
+/// As adapter_base().
+std::string peft_base(const std::filesystem::path& folder);
+
 /// As open_adapter().
 OpenedAdapter open_peft(const std::filesystem::path& folder, const config::ModelConfig& model, AdapterUse use);
 
