@@ -255,8 +255,8 @@ class Clients(Serving):
         server = self.serve("--max-texts", 2)
         request = {"prompt": "the cat", "max_tokens": 20, "temperature": 0}
         expected = server.post("/v1/completions", request)["choices"]
-        for data in [b"", b"GET / HT", b"POST /v1/completions HTTP/1.1\r\nContent-Length: 100\r\n\r\n{",
-                     b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nab"] * 10:
+        for data in [b"", b"GET / HT", b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n{",
+                     b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nab"] * 10:
             self.open(server, data)  # and stays open
         for data, status in [(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", b"400"),
                              (b"GET / HTTP/1.1\r\nA: " + b"a" * 20000 + b"\r\n\r\n", b"431"),

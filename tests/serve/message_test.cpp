@@ -26,6 +26,23 @@ TEST(HttpMessage, HasItsBytes) {
   EXPECT_EQ(stream_end({}), "0\r\n\r\n");
 }
 
+TEST(HttpMessage, HasThePathThatItsTargetNames) {
+  for (const auto& [target, path] :
+       {std::pair("/v1/models/org%2Fmine", "/v1/models/org/mine"), std::pair("/v1/models?a=%2F", "/v1/models"),
+        std::pair("/a%20b%zz%4", "/a b%zz%4"), std::pair("http://host:80/health?x", "/health"),
+        std::pair("HTTPS://host/", "/"), std::pair("http://host", "/"), std::pair("http://host?x", "/"),
+        std::pair("//health", "//health"), std::pair("*", "*"), std::pair("", "")})
+    EXPECT_EQ(path_of(target), path) << target;
+}
+
+TEST(HttpMessage, HasAMediaType) {
+  const auto type = [](const char* value) { return media_type({.headers = {{"content-type", value}}}); };
+  EXPECT_EQ(type("Application/JSON"), "application/json");
+  EXPECT_EQ(type("application/json ;charset=utf-8"), "application/json");
+  EXPECT_EQ(type("application/jsonp"), "application/jsonp");
+  EXPECT_EQ(media_type({}), "");
+}
+
 TEST(BearerToken, IsWhatFollowsTheScheme) {
   const auto token = [](const char* value) { return bearer_token({.headers = {{"authorization", value}}}); };
   EXPECT_EQ(token("Bearer abc"), "abc");

@@ -3,9 +3,12 @@
 #include <arpa/inet.h>
 #include <gmock/gmock.h>
 #include <netinet/in.h>
+#include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <future>
 #include <memory>
@@ -20,7 +23,8 @@ constexpr std::size_t kPiece = std::size_t{4} << 20;
 /// A client, which reads when it is told to.
 class Client {
  public:
-  explicit Client(int port) {
+  explicit Client(int port, int receives = 0) {
+    if (receives > 0) setsockopt(socket_, SOL_SOCKET, SO_RCVBUF, &receives, sizeof(receives));
     sockaddr_in address{};
     address.sin_family = AF_INET;
     address.sin_port = htons(static_cast<std::uint16_t>(port));
@@ -87,6 +91,55 @@ TEST(HttpServer, HoldsAtMostTwiceItsConnections) {
   EXPECT_EQ(second.read(12), "HTTP/1.1 503");  // and may still be sending
   Client third(server.port());
   EXPECT_EQ(third.read(), "");
+}
+
+TEST(HttpServer, KeepsAClientThatReadsSlowlyButSteadily) {
+  // Reading all takes longer than what is allowed for a piece.
+  constexpr std::chrono::milliseconds kAllowed(1000);
+  const std::size_t size = std::size_t{16} << 20;
+  HttpServer server(
+      {.port = 0, .write_timeout = kAllowed},
+      [&](const HttpRequest&, const std::shared_ptr<Reply>& reply) { reply->send({.body = std::string(size, 'a')}); });
+  Client client(server.port(), 1 << 16);
+  client.say(kGet);
+  std::size_t got = 0;
+  const auto end = std::chrono::steady_clock::now() + 3 * kAllowed / 2;
+  pollfd nothing{.fd = -1, .events = 0, .revents = 0};
+  while (std::chrono::steady_clock::now() < end) {
+    got += client.read(1 << 17).size();
+    poll(&nothing, 1, 50);
+  }
+  got += client.read().size();
+  EXPECT_GT(got, size);
+}
+
+TEST(HttpServer, TakesNoRequestWhoseEndAnotherReaderMightFindElsewhere) {
+  std::atomic<int> asked = 0;
+  HttpServer server({.port = 0}, [&](const HttpRequest&, const std::shared_ptr<Reply>& reply) {
+    ++asked;
+    reply->send({.body = "{}"});
+  });
+  const auto answers = [&](const std::string& head) {
+    Client client(server.port());
+    client.say(head + "\r\n\r\nGET /smuggled HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n");
+    return client.read();
+  };
+  for (const char* codings : {"xchunked", "chunked, identity", "gzip, chunked", "identity", "chunked;a=b", ""}) {
+    const std::string all = answers(std::string("POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: ") + codings);
+    EXPECT_THAT(all, testing::StartsWith("HTTP/1.1 501 Not Implemented\r\n")) << codings;
+    EXPECT_EQ(all.find("HTTP/1.1 200"), std::string::npos) << codings;
+  }
+  for (const char* head :
+       {"POST / HTTP/1.0\r\nTransfer-Encoding: chunked", "GET / HTTP/1.1", "GET / HTTP/1.1\r\nHost: a\r\nHost: b",
+        "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\nTransfer-Encoding: chunked"}) {
+    const std::string all = answers(head);
+    EXPECT_THAT(all, testing::StartsWith("HTTP/1.1 400 Bad Request\r\n")) << head;
+    EXPECT_EQ(all.find("HTTP/1.1 200"), std::string::npos) << head;
+  }
+  EXPECT_EQ(asked, 0);
+  const std::string both = answers("POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: Chunked\r\n\r\n2\r\n{}\r\n0");
+  EXPECT_THAT(both, testing::StartsWith("HTTP/1.1 200"));
+  EXPECT_EQ(asked, 2);
 }
 
 }  // namespace

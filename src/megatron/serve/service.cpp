@@ -63,6 +63,11 @@ void Service::handle(const HttpRequest& request, const std::shared_ptr<Reply>& r
                  {{"path", family_of(request.path)}, {"status", std::to_string(error.status)}});
     HttpResponse response = error_response(error);
     if (error.status == 401) response.headers.emplace_back("WWW-Authenticate", "Bearer");
+    if (error.status == 405) {
+      const auto known = methods_of_paths().find(request.path);
+      const bool posts = known != methods_of_paths().end() && known->second == "POST";
+      response.headers.emplace_back("Allow", posts ? "POST" : "GET, HEAD");
+    }
     reply->send(std::move(response));
   };
   try {
@@ -105,9 +110,8 @@ std::string Service::authorized_client(const HttpRequest& request) const {
 
 void Service::route(const HttpRequest& request, const std::shared_ptr<Reply>& reply, const std::string& client) {
   if (request.method == "POST") {
-    const std::string type = request.header("content-type");
     // A page of another site cannot send this type without asking first.
-    if (!type.starts_with("application/json"))
+    if (media_type(request) != "application/json")
       throw ApiError(415, "the body must be application/json", "", "unsupported_media_type");
     const bool embeddings = request.path == "/v1/embeddings";
     if (embeddings != options_.embeddings)

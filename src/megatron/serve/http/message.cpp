@@ -5,6 +5,7 @@
 
 #include "megatron/base/error.h"
 #include "megatron/base/text/format.h"
+#include "megatron/base/text/percent.h"
 
 namespace megatron::serve {
 namespace {
@@ -29,6 +30,8 @@ const char* reason_of(int status) {
       return "Too Many Requests";
     case 431:
       return "Request Header Fields Too Large";
+    case 501:
+      return "Not Implemented";
     case 503:
       return "Service Unavailable";
     case 504:
@@ -69,6 +72,26 @@ std::string stream_piece(std::string_view data, const Framing& framing) {
 }
 
 std::string stream_end(const Framing& framing) { return framing.chunked ? "0\r\n\r\n" : ""; }
+
+std::string path_of(std::string_view target) {
+  // The absolute form, which clients send to proxies and any server must take: http://authority/path (RFC 9112, 3.2.2).
+  std::string scheme(target.substr(0, target.find("://")));
+  std::ranges::transform(scheme, scheme.begin(), [](unsigned char c) { return std::tolower(c); });
+  if (scheme == "http" || scheme == "https") {
+    target.remove_prefix(scheme.size() + 3);
+    target.remove_prefix(std::min(target.size(), target.find_first_of("/?")));
+    if (!target.starts_with('/')) return "/";
+  }
+  return percent_decoded(target.substr(0, target.find('?')));
+}
+
+std::string media_type(const HttpRequest& request) {
+  std::string type = request.header("content-type");
+  type = type.substr(0, type.find(';'));
+  type.erase(type.find_last_not_of(" \t") + 1);
+  std::ranges::transform(type, type.begin(), [](unsigned char c) { return std::tolower(c); });
+  return type;
+}
 
 std::string bearer_token(const HttpRequest& request) {
   constexpr std::string_view kScheme = "bearer ";

@@ -8,7 +8,7 @@
 namespace megatron::serve {
 
 struct HttpRequest {
-  std::string method = {}, path = {};               ///< the path without its query
+  std::string method = {}, path = {};               ///< path_of() what was asked for
   std::map<std::string, std::string> headers = {};  ///< names in lower case
   std::string body = {};
   std::string address = {};  ///< of the client
@@ -38,6 +38,12 @@ std::string stream_head(const HttpResponse& response, const Framing& framing);
 /// A piece of a stream; none is empty.
 std::string stream_piece(std::string_view data, const Framing& framing);
 std::string stream_end(const Framing& framing);
+
+/// The path of a request's target, without its query, percent-decoded; also of the absolute form
+/// (http://host/path).
+std::string path_of(std::string_view target);
+/// "application/json" of "Application/JSON; charset=utf-8"; "" where none is named.
+std::string media_type(const HttpRequest& request);
 
 /// The token of "Authorization: Bearer TOKEN"; "" where there is none.
 std::string bearer_token(const HttpRequest& request);

@@ -1,5 +1,9 @@
 #include "megatron/serve/http/server.h"
 
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+
 #include <algorithm>
 #include <atomic>
 #include <boost/asio/executor_work_guard.hpp>
@@ -33,17 +37,31 @@ namespace http = beast::http;
 using asio::ip::tcp;
 using boost::system::error_code;
 
+constexpr std::size_t kWrittenAtOnce = 64 << 10;   // for which a client has ServerOptions::write_timeout
 constexpr std::size_t kPipelinedBytes = 64 << 10;  // of later requests that are taken in before this one is answered
 
 HttpResponse refusal(int status, const std::string& message) {
   return {.status = status, .body = error_json(ApiError(status, message))};
 }
 
+/// Why a request is refused by its header alone. One of whose body another reader would find another end is taken for
+/// two by it or by us: a proxy in front would be tricked into passing one on unseen (RFC 9112, sections 3.2 and 6.3).
+std::optional<ApiError> header_error(const http::request<http::string_body>& message) {
+  if (const auto codings = message.count(http::field::transfer_encoding); codings > 0) {
+    if (message.version() < 11) return ApiError(400, "Transfer-Encoding is of HTTP/1.1");
+    if (codings > 1 || !beast::iequals(message[http::field::transfer_encoding], "chunked"))
+      return ApiError(501, "the one Transfer-Encoding that is known is chunked");
+  }
+  if (message.version() >= 11 && message.count(http::field::host) != 1)
+    return ApiError(400, "a request of HTTP/1.1 must have one Host");
+  return std::nullopt;
+}
+
 HttpRequest request_of(http::request<http::string_body>&& message, std::string address) {
   HttpRequest request;
   request.method = std::string(message.method_string());
   const auto target = message.target();
-  request.path = std::string(target.substr(0, target.find('?')));
+  request.path = path_of({target.data(), target.size()});
   for (const auto& field : message) {
     std::string name(field.name_string());
     std::ranges::transform(name, name.begin(), [](unsigned char c) { return std::tolower(c); });
@@ -80,6 +98,11 @@ class Session : public std::enable_shared_from_this<Session> {
     error_code ignored;
     address_ = stream_.socket().remote_endpoint(ignored).address().to_string();
     (void)stream_.socket().set_option(tcp::no_delay(true), ignored);
+#ifdef TCP_NOTSENT_LOWAT
+    // Else the kernel takes megabytes of what a slow client has yet to read, and then for long nothing.
+    const int unsent = static_cast<int>(kWrittenAtOnce);
+    (void)setsockopt(stream_.socket().native_handle(), IPPROTO_TCP, TCP_NOTSENT_LOWAT, &unsent, sizeof(unsent));
+#endif
     hub_.sessions.insert(this);
     ++hub_.count;
   }
@@ -109,6 +132,7 @@ class Session : public std::enable_shared_from_this<Session> {
   void on_request(error_code error);
   void watch();
   void write_next();
+  void write_piece();
   void on_written(error_code error);
   void close();
   void linger();
@@ -121,6 +145,7 @@ class Session : public std::enable_shared_from_this<Session> {
   std::optional<http::request_parser<http::string_body>> parser_;
   Framing framing_;
   std::deque<std::string> out_;
+  std::size_t sent_ = 0;    ///< bytes of the front
   std::size_t unread_ = 0;  ///< bytes in out_ behind the front, which is being sent
   std::atomic<bool> gone_{false};
   bool busy_ = false;  ///< a request is under way
@@ -215,6 +240,7 @@ void Session::on_header(error_code error) {
               .chunked = message.version() >= 11,
               .head_only = message.method() == http::verb::head};
   if (!framing_.chunked) framing_.keep_alive = false;
+  if (const auto wrong = header_error(message)) return refuse_at_once(wrong->status, wrong->what());
   if (beast::iequals(message[http::field::expect], "100-continue")) {
     stream_.expires_after(hub_.options.body_timeout);
     static const std::string go_on = "HTTP/1.1 100 Continue\r\n\r\n";
@@ -271,9 +297,19 @@ void Session::hand_over(std::string bytes, bool last) {
 void Session::write_next() {
   if (writing_ || out_.empty()) return;
   writing_ = true;
+  sent_ = 0;
+  write_piece();
+}
+
+// However large the front is, a client that reads some of it in time is not too slow.
+void Session::write_piece() {
   stream_.expires_after(hub_.options.write_timeout);
-  asio::async_write(stream_, asio::buffer(out_.front()),
-                    [self = shared_from_this()](error_code error, std::size_t) { self->on_written(error); });
+  asio::async_write(stream_, asio::buffer(asio::buffer(out_.front()) + sent_, kWrittenAtOnce),
+                    [self = shared_from_this()](error_code error, std::size_t count) {
+                      self->sent_ += count;
+                      if (error || self->sent_ == self->out_.front().size()) return self->on_written(error);
+                      self->write_piece();
+                    });
 }
 
 void Session::on_written(error_code error) {

@@ -16,7 +16,8 @@ struct ServerOptions {
   std::size_t header_bytes = 16 << 10, body_bytes = 1 << 20;
   /// Of a stream, that wait behind the piece being sent, before another comes; then the client is cut off.
   std::size_t unread_bytes = 1 << 20;
-  std::chrono::seconds header_timeout{15}, body_timeout{60}, idle_timeout{75}, write_timeout{30};
+  std::chrono::seconds header_timeout{15}, body_timeout{60}, idle_timeout{75};
+  std::chrono::milliseconds write_timeout{30'000};  ///< of each piece of 64 KiB that is sent
 };
 
 /// The way back to the client of one request. Its members may be called from any thread, and return at once.
