@@ -69,40 +69,49 @@ TEST(JsonSchema, MayReferToItself) {
   expect(tree, {R"({"value": 1, "next": {"value": 2, "next": null}})"}, {R"({"value": 1, "next": {"value": 2}})"});
 }
 
+TEST(JsonSchema, NeverLeadsWhereATextCannotEnd) {
+  const std::string endless = R"("$defs": {"e": {"type": "array", "items": {"$ref": "#/$defs/e"}, "minItems": 1}}})";
+  expect(R"({"anyOf": [{"type": "null"}, {"$ref": "#/$defs/e"}], )" + endless, {"null"}, {"[]"});
+  const Grammar grammar = grammar_of_schema(Ordered::parse(
+      R"({"type": "object", "properties": {"a": {"$ref": "#/$defs/e"}, "b": {"type": "null"}}, )" + endless));
+  EXPECT_TRUE(matches(grammar, R"({"b": null})"));
+  GrammarAutomaton automaton(grammar);
+  std::int32_t state = automaton.start();
+  for (const char c : std::string("{\"")) state = automaton.next(state, static_cast<std::uint8_t>(c));
+  EXPECT_EQ(automaton.next(state, 'a'), GrammarAutomaton::kDead);
+  EXPECT_NE(automaton.next(state, 'b'), GrammarAutomaton::kDead);
+}
+
+TEST(JsonSchema, KeepsNumbersOf64BitsAndReferencesOfUris) {
+  expect(R"({"enum": [18446744073709551615, -9223372036854775808, 0.5]})",
+         {"18446744073709551615", "-9223372036854775808", "0.5"}, {"1"});
+  expect(R"({"$ref": "#/$defs/a%20b%25", "$defs": {"a b%": {"type": "null"}}})", {"null"}, {"1"});
+}
+
 TEST(JsonSchema, IsRefusedWhereItSaysMoreThanIsKept) {
-  for (const char* schema : {R"({"pattern": "a"})",
-                             R"({"type": "integer", "minimum": 3})",
-                             R"({"type": "file"})",
-                             R"({"type": "string", "format": "date"})",
-                             R"({"anyOf": [{}], "required": []})",
-                             R"({"oneOf": [{}], "type": "string"})",
-                             R"({"allOf": [{}], "items": {}})",
-                             R"({"type": "string", "enum": [1]})",
-                             R"({"type": ["string", "null"], "const": 1})",
-                             R"({"type": "text", "const": 1})",
-                             R"({"const": 1, "enum": [1]})",
-                             R"({"enum": ["a"], "maxLength": 0})",
-                             R"({"$ref": "#/$defs/a", "maxLength": 1, "$defs": {"a": {"type": "string"}}})",
-                             R"({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b", "maxLength": 1},
+  for (const char* schema :
+       {R"({"pattern": "a"})", R"({"type": "integer", "minimum": 3})", R"({"type": "file"})",
+        R"({"type": "string", "format": "date"})", R"({"anyOf": [{}], "required": []})",
+        R"({"oneOf": [{}], "type": "string"})", R"({"allOf": [{}], "items": {}})", R"({"type": "string", "enum": [1]})",
+        R"({"type": ["string", "null"], "const": 1})", R"({"type": "text", "const": 1})",
+        R"({"const": 1, "enum": [1]})", R"({"enum": ["a"], "maxLength": 0})",
+        R"({"$ref": "#/$defs/a", "maxLength": 1, "$defs": {"a": {"type": "string"}}})",
+        R"({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b", "maxLength": 1},
         "b": {"type": "string"}}})",
-                             "5",
-                             "false",
-                             R"({"enum": []})",
-                             R"({"$ref": "#/$defs/none"})",
-                             R"({"$ref": "http://a/b"})",
-                             R"({"$ref": "#"})",
-                             R"({"anyOf": [{"$ref": "#"}, {"type": "null"}]})",
-                             R"({"allOf": [{}, {}]})",
-                             R"({"required": ["a"]})",
-                             R"({"type": "object", "required": ["a"]})",
-                             R"({"type": "string", "minLength": 3, "maxLength": 2})",
-                             R"({"type": "string", "maxLength": -1})",
-                             R"({"type": "string", "maxLength": 99999999})",
-                             R"({"anyOf": {}})",
-                             R"({"type": []})",
-                             R"({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"},
+        "5", "false", R"({"enum": []})", R"({"$ref": "#/$defs/none"})", R"({"$ref": "http://a/b"})", R"({"$ref": "#"})",
+        R"({"anyOf": [{"$ref": "#"}, {"type": "null"}]})", R"({"allOf": [{}, {}]})", R"({"required": ["a"]})",
+        R"({"type": "object", "required": ["a"]})", R"({"type": "string", "minLength": 3, "maxLength": 2})",
+        R"({"type": "string", "maxLength": -1})", R"({"type": "string", "maxLength": 99999999})", R"({"anyOf": {}})",
+        R"({"type": []})",
+        R"({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"},
         "b": {"$ref": "#/$defs/a"}}})",
-                             R"({"properties": {"a": {"items": {"not": {}}}}})"}) {
+        R"({"properties": {"a": {"items": {"not": {}}}}})",
+        // Without an end: each text would hold another one.
+        R"({"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]})",
+        R"({"type": "array", "items": {"$ref": "#"}, "minItems": 1})",
+        R"({"type": "object", "properties": {"a": {}}, "additionalProperties": "x"})",
+        R"({"type": "object", "additionalProperties": 1})", R"({"enum": [123456789012345678901234567890]})",
+        R"({"const": {"a": [-9223372036854775809]}})"}) {
     try {
       grammar_of_schema(Ordered::parse(schema));
       ADD_FAILURE() << schema;

@@ -81,6 +81,45 @@ bool Grammar::left_recursive() const {
   return taken < rules_.size();
 }
 
+bool Grammar::leave_out_endless() {
+  // How many rules each alternative waits for that are not known to end, and who waits for a rule.
+  struct Alternative {
+    std::size_t rule = 0, waits = 0;
+    std::uint32_t place = 0;
+  };
+  std::vector<Alternative> all;
+  std::vector<std::vector<std::size_t>> waiting(rules_.size());
+  std::vector<bool> ends(rules_.size());
+  std::vector<std::size_t> open;
+  const auto judge = [&](const Alternative& one) {
+    if (one.waits > 0 || ends[one.rule]) return;
+    ends[one.rule] = true;
+    open.push_back(one.rule);
+  };
+  for (std::size_t rule = 0; rule < rules_.size(); ++rule)
+    for (const std::uint32_t begin : rules_[rule]) {
+      all.push_back({.rule = rule, .place = begin});
+      for (std::uint32_t place = begin; symbols_[place].kind != Kind::End; ++place)
+        if (symbols_[place].kind == Kind::Rule) {
+          waiting[static_cast<std::size_t>(symbols_[place].rule)].push_back(all.size() - 1);
+          ++all.back().waits;
+        }
+      judge(all.back());
+    }
+  while (!open.empty()) {
+    const std::size_t rule = open.back();
+    open.pop_back();
+    for (const std::size_t number : waiting[rule]) {
+      --all[number].waits;
+      judge(all[number]);
+    }
+  }
+  for (std::vector<std::uint32_t>& alternatives : rules_) alternatives.clear();
+  for (const Alternative& one : all)
+    if (one.waits == 0) rules_[one.rule].push_back(one.place);
+  return ends[0];
+}
+
 GrammarAutomaton::GrammarAutomaton(const Grammar& grammar) : grammar_(grammar) {
   Stacks stacks;
   for (const std::uint32_t place : grammar_.alternatives(0)) expand({place}, stacks);

@@ -29,6 +29,10 @@ class Grammar {
   /// Whether a rule can begin with itself: no automaton can be made of such.
   bool left_recursive() const;
 
+  /// Leaves out the alternatives that no finite text matches, so that none leads where a text cannot end. Returns
+  /// whether any text is left.
+  bool leave_out_endless();
+
   static Symbol rule(std::int32_t number) { return {.is_rule = true, .rule = number}; }
   static Symbol bytes(const ByteSet& set) { return {.is_rule = false, .rule = 0, .bytes = set}; }
   static Symbol byte(char c);

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "megatron/base/error.h"
+#include "megatron/base/text/percent.h"
 #include "megatron/serve/api/api_error.h"
 
 namespace megatron::serve {
@@ -57,6 +58,8 @@ class Compiler {
     build_common();
     grammar_.add(start, {Grammar::rule(rule_of(root_, 0))});
     if (grammar_.left_recursive()) refuse("'$ref' in the schema leads back to itself");
+    if (!grammar_.leave_out_endless())
+      refuse("no text satisfies the schema: its '$ref' asks for the same within itself, without end");
     return std::move(grammar_);
   }
 
@@ -243,12 +246,21 @@ class Compiler {
     return names;
   }
 
+  /// A whole number beyond 64 bits was read as the nearest float, which is another number.
+  static void check_numbers(const Ordered& value, const std::string& name) {
+    if (value.is_number_float() && std::abs(value.get<double>()) >= 0x1p63)
+      refuse(concat("'", name, "' in the schema may hold numbers within 64 bits alone"));
+    if (value.is_structured())
+      for (const Ordered& inner : value) check_numbers(inner, name);
+  }
+
   /// Those of the values that a const or an enum allows that have the schema's type.
   std::int32_t one_of_values(const Ordered& schema, const std::string& name) {
     check_alone(schema, name, "type");
     const Ordered& given = schema.at(name);
     if (name == "enum" && (!given.is_array() || given.empty())) refuse("'enum' in the schema must be a list of values");
     need_room(given.dump().size());
+    check_numbers(given, name);
     const auto type = schema.find("type");
     std::vector<Sequence> values;
     for (const Ordered& value : name == "enum" ? given : Ordered::array({given})) {
@@ -260,7 +272,7 @@ class Compiler {
   }
 
   const Ordered& referred(const Ordered& reference) const {
-    const std::string path = reference.is_string() ? reference.get<std::string>() : "";
+    const std::string path = reference.is_string() ? percent_decoded(reference.get<std::string>()) : "";
     if (!path.starts_with('#')) refuse("'$ref' in the schema must name a part of it: #/$defs/NAME");
     try {
       return root_.at(Ordered::json_pointer(path.substr(1)));
@@ -303,6 +315,9 @@ class Compiler {
       if (!names->is_array()) refuse("'required' in the schema must be a list of names");
       for (const Ordered& name : *names) required.insert(name.is_string() ? name.get<std::string>() : "");
     }
+    const auto others = schema.find("additionalProperties");
+    if (others != schema.end() && !others->is_boolean() && !others->is_object())
+      refuse("'additionalProperties' in the schema must be a schema, true or false");
     const auto properties = schema.find("properties");
     const bool listed = properties != schema.end() && !properties->empty();
     if (listed && !properties->is_object()) refuse("'properties' in the schema must be an object");
@@ -310,7 +325,6 @@ class Compiler {
       if (!listed || !properties->contains(name))
         refuse(concat("'required' in the schema names '", name.substr(0, 64), "', which is not among its properties"));
     if (listed) return object_of(*properties, required, depth);
-    const auto others = schema.find("additionalProperties");
     if (others == schema.end() || *others == Ordered(true)) return object_;
     if (*others == Ordered(false)) return object_of(Ordered::object(), {}, depth);
     return object_of_any(rule_of(*others, depth));
