@@ -78,8 +78,13 @@ struct Request {
   GenerateFlags flags;
   run::TrainedModel model;
   std::vector<std::vector<std::int64_t>> prompts;
+  std::vector<std::size_t> openings;  ///< of each prompt's tokens, that were set before its text
   generate::GenerateOptions options;
 
+  /// The tokens of prompt `i` as the user wrote it.
+  std::vector<std::int64_t> written(std::size_t i) const {
+    return {prompts[i].begin() + static_cast<std::ptrdiff_t>(openings[i]), prompts[i].end()};
+  }
   bool speculates() const { return flags.speculative_method == kMultiToken; }
   std::int64_t draft_tokens() const {
     return flags.num_speculative_tokens > 0 ? flags.num_speculative_tokens : model.run.shape.mtp_depths;
@@ -136,6 +141,7 @@ std::optional<int> answer_of_pair(const GenerateFlags& flags) {
   }
   need_defaults({{"chat", changed(&F::chat)},
                  {"system", changed(&F::system)},
+                 {"add-special-tokens", changed(&F::add_special_tokens)},
                  {"logprobs", changed(&F::logprobs)},
                  {"speculative-method", changed(&F::speculative_method)},
                  {"num-speculative-tokens", changed(&F::num_speculative_tokens)}},
@@ -173,10 +179,15 @@ Request prepare(GenerateFlags flags) {
                                     .seed = flags.seed,
                                     .ends = flags.ignore_eos ? std::vector<std::int64_t>() : model.ends};
   std::vector<std::vector<std::int64_t>> prompts;
+  std::vector<std::size_t> openings;
   for (const std::string& text : texts) {
     const auto ids = model.tokenizer.encode(text, text::Specials::Recognised);
-    prompts.emplace_back(ids.begin(), ids.end());
-    if (ids.empty() && !model.ends.empty())
+    std::vector<std::int32_t> opening;
+    if (flags.add_special_tokens && !flags.chat) opening = text::opening_of(model.tokenizer, ids);
+    prompts.emplace_back(opening.begin(), opening.end());
+    prompts.back().insert(prompts.back().end(), ids.begin(), ids.end());
+    openings.push_back(opening.size());
+    if (prompts.back().empty() && !model.ends.empty())
       prompts.back() = {model.ends[0]};  // after the end of a text the next begins
   }
   generate::check(prompts, model.run.shape.max_positions, options);
@@ -188,7 +199,7 @@ Request prepare(GenerateFlags flags) {
       {.bytes = largest_bytes(prompts, options, model.run.shape, element_bytes, model.run.config.parallel.tp),
        .what = "keys and values of what is written",
        .fix = "fewer --max-new-tokens, or a shorter prompt"});
-  return {std::move(flags), std::move(model), std::move(prompts), options};
+  return {std::move(flags), std::move(model), std::move(prompts), std::move(openings), options};
 }
 
 std::vector<std::int32_t> ids_with_text(const Request& request, const std::vector<std::int64_t>& ids) {
@@ -223,7 +234,7 @@ void report(const Request& request, const std::vector<std::vector<std::int64_t>>
   using nlohmann::json;
   json objects = json::array();
   for (std::size_t i = 0; i < texts.size(); ++i) {
-    auto ids = ids_with_text(request, request.prompts[i]);
+    auto ids = ids_with_text(request, request.written(i));
     const auto added = ids_with_text(request, texts[i]);
     if (request.flags.json) {
       objects.push_back({{"prompt_ids", request.prompts[i]},
@@ -254,7 +265,7 @@ void run_rank(const Request& request, const comm::Group& world, at::Device devic
   std::optional<TextStream> stream;
   if (request.prompts.size() == 1 && !request.flags.json && world.rank() == 0)
     stream.emplace(request.model.tokenizer, request.options.ends);
-  if (stream) stream->push(request.prompts[0]);
+  if (stream) stream->push(request.written(0));
   Scores scores(request.prompts.size());
   generate::GenerateOptions options = request.options;
   if (request.flags.logprobs >= 0 && world.rank() == 0)

@@ -19,6 +19,7 @@ inline constexpr const char *kNoSpeculation = "none", *kMultiToken = "mtp";
 struct GenerateFlags : run::ModelFlags {
   std::vector<std::string> prompt;
   std::string prompt_file;
+  bool add_special_tokens = true;
   bool chat = false;
   std::string system;
   std::int64_t max_new_tokens = 64;
@@ -39,6 +40,9 @@ struct GenerateFlags : run::ModelFlags {
     run::ModelFlags::visit(v);
     v("prompt", prompt, "Prompts to continue, each by itself.", config::Common());
     v("prompt_file", prompt_file, "File with one prompt per line.", config::Common());
+    v("add_special_tokens", add_special_tokens,
+      "Begin each prompt with what the tokenizer's template sets before a text (<s>), unless it begins so; not with "
+      "--chat, whose template says all.");
     v("chat", chat, "Each prompt is a user's message to a chat model, formatted by the template in its folder.",
       config::Common());
     v("system", system, "With --chat: the system message.", config::Common());

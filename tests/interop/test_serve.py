@@ -11,11 +11,11 @@ import unittest
 from peers import peers
 
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "testing"))
-from program import MODELS, RunFolder, run  # noqa: E402
+from program import MODELS, RunFolder, run, text_of_sentences  # noqa: E402
 from server import TEMPLATE, Server  # noqa: E402
 
 openai, pydantic, MISSING = peers("openai", "pydantic")
-np, torch, transformers, NO_TRUTH = peers("numpy", "torch", "transformers")
+np, torch, transformers, tokenizers, NO_TRUTH = peers("numpy", "torch", "transformers", "tokenizers")
 MINILM = MODELS / "minilm-l6"
 USER = [{"role": "user", "content": "the cat"}]
 
@@ -97,6 +97,51 @@ class OpenAi(unittest.TestCase):
         with concurrent.futures.ThreadPoolExecutor(12) as pool:
             answers = set(filter(None, pool.map(ask, range(24))))
         self.assertEqual(len(answers), 3)
+
+
+@unittest.skipIf(MISSING or NO_TRUTH, MISSING or NO_TRUTH)
+class Openings(unittest.TestCase):
+    """Texts of a model whose tokenizer sets <s> before them."""
+
+    def test_are_those_of_transformers(self):
+        place = tempfile.TemporaryDirectory(prefix="megatron-interop-")
+        self.addCleanup(place.cleanup)
+        model, level = tokenizers.Tokenizer(tokenizers.models.BPE()), tokenizers.pre_tokenizers.ByteLevel
+        model.pre_tokenizer, model.decoder = level(add_prefix_space=False), tokenizers.decoders.ByteLevel()
+        model.train_from_iterator(text_of_sentences(200), tokenizers.trainers.BpeTrainer(
+            vocab_size=320, special_tokens=["<s>", "</s>"], initial_alphabet=level.alphabet()))
+        model.post_processor = tokenizers.processors.TemplateProcessing(single="<s> $A", pair="<s> $A <s> $B",
+                                                                        special_tokens=[("<s>", 0)])
+        tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=model, bos_token="<s>", eos_token="</s>")
+        tokenizer.save_pretrained(place.name)
+        torch.manual_seed(2)
+        config = transformers.LlamaConfig(vocab_size=len(tokenizer), hidden_size=32, intermediate_size=48,
+                                          num_hidden_layers=2, num_attention_heads=4, max_position_embeddings=64,
+                                          bos_token_id=0, eos_token_id=1, initializer_range=0.3)
+        theirs = transformers.LlamaForCausalLM(config)
+        theirs.save_pretrained(place.name)
+        server = Server(place.name)
+        self.addCleanup(server.close)
+        texts = set()
+        for prompt in ("the old man", "<s>the old man", ""):
+            for special in (True, False):
+                if not prompt and not special:
+                    continue
+                ids = tokenizer(prompt.removeprefix("<s>") if special else prompt, return_tensors="pt",
+                                add_special_tokens=special)
+                want = theirs.generate(**ids, max_new_tokens=8, do_sample=False)[0].tolist()
+                words = [] if special else ["--add-special-tokens", "false"]
+                ours = json.loads(run("generate", "--load", place.name, "--prompt", prompt, "--json", "--temperature",
+                                      0, "--max-new-tokens", 8, *words))
+                self.assertEqual(ours["prompt_ids"] + ours["new_ids"], want, (prompt, special))
+                request = {"prompt": prompt, "temperature": 0, "max_tokens": 8, "echo": True, "logprobs": 0}
+                served = server.post("/v1/completions",
+                                     request if special else {**request, "add_special_tokens": False})
+                choice = served["choices"][0]
+                self.assertEqual(choice["text"], prompt + ours["text"])
+                self.assertEqual(served["usage"]["prompt_tokens"], len(ids["input_ids"][0]))
+                texts.add(ours["text"])
+        self.assertGreater(len(texts), 2)
 
 TEXTS = ["A cat sits on the mat.", "a", "The stock market fell sharply, by 3.5 %, in Zürich!", "A cat sits on the mat."]
 

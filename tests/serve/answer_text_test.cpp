@@ -73,6 +73,45 @@ TEST(AnswerText, GivesWholeCharactersAndNoEnds) {
   EXPECT_EQ(text.finish(), "\xE2");
 }
 
+TEST(AnswerText, KnowsWhereEachTokenBegins) {
+  AnswerText text(bytes(), {'x', 0xE2}, {0}, {});
+  std::string whole;
+  const auto begins = [&](std::int64_t token) {
+    whole += text.push(token);
+    return text.offset();
+  };
+  EXPECT_EQ(begins(0x82), 0);
+  EXPECT_EQ(begins(0xAC), 0);
+  EXPECT_EQ(begins('a'), 1);
+  EXPECT_EQ(begins(0), 2);  // an end has no text
+  EXPECT_EQ(begins(0xC3), 2);
+  EXPECT_EQ(begins(0xA4), 2);
+  EXPECT_EQ(begins('b'), 3);
+  EXPECT_EQ(whole, "€aäb");
+  AnswerText passed(bytes(), {}, {'e'}, {"b"});
+  EXPECT_EQ(passed.pass('e') + passed.pass('b'), "eb");
+  EXPECT_EQ(passed.offset(), 1);
+  EXPECT_EQ(passed.push('c'), "c");
+  EXPECT_EQ(passed.offset(), 2);
+}
+
+TEST(AnswerText, KnowsWhereATokenBeginsThatMakesBytesBeforeItCertain) {
+  text::Vocabulary vocabulary;
+  vocabulary.tokens = {"<0xE2>", "<0x82>", "<0xAC>", "a"};
+  vocabulary.characters.emplace();
+  vocabulary.pipeline.emplace();
+  vocabulary.pipeline->decoders = {text::decoder::ByteFallback(), text::decoder::Fuse()};
+  AnswerText text(text::Tokenizer(vocabulary), {}, {}, {});
+  std::string whole;
+  std::vector<std::int64_t> offsets;
+  for (const std::int64_t token : {0, 1, 2, 3, 3}) {
+    whole += text.push(token);
+    offsets.push_back(text.offset());
+  }
+  EXPECT_EQ(whole, "€aa");
+  EXPECT_EQ(offsets, (std::vector<std::int64_t>{0, 0, 0, 1, 2}));
+}
+
 TEST(AnswerText, EndsAtAStopSequenceThatTokensShare) {
   AnswerText text(bytes(), {'a'}, {}, {"xy"});
   EXPECT_EQ(text.push('b'), "b");

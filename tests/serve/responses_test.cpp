@@ -24,7 +24,7 @@ const std::vector<ScoredToken> kTokens = {{.id = 'a', .logprob = {}, .likeliest 
                                           {.id = 'b', .logprob = -1, .likeliest = {}}};
 
 TEST(Responses, ScoreTokensOfACompletion) {
-  EXPECT_EQ(json(log_probabilities(letters(), false, kTokens, 3)),
+  EXPECT_EQ(json(log_probabilities(letters(), false, kTokens, {3, 4, 5})),
             json({{"tokens", {"a", "ä", "b"}},
                   {"token_logprobs", {nullptr, -0.5, -1.0}},
                   {"top_logprobs", {nullptr, {{"ä", -0.5}, {"bytes:\\xc3", -2.0}}, json::object()}},

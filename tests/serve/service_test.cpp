@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -49,6 +50,13 @@ struct Bench {
     for (int byte = 0; byte < 256; ++byte) vocabulary.tokens.emplace_back(1, static_cast<char>(byte));
     return text::Tokenizer(vocabulary);
   }
+  /// Its texts begin with token 1 and end with token 2.
+  static text::Tokenizer framing() {
+    text::Vocabulary vocabulary = bytes().vocabulary();
+    using Kind = text::Template::Kind;
+    vocabulary.frame.single = {{Kind::Token, 1, 0}, {Kind::First, 0, 0}, {Kind::Token, 2, 0}};
+    return text::Tokenizer(vocabulary);
+  }
 
   text::Tokenizer tokenizer = bytes();
   TaskQueue queue;
@@ -76,6 +84,51 @@ TEST(Service, ShowsThePicturesOfTheRun) {
   EXPECT_EQ(get("/run/early.svg", "secret").status, 404);
   EXPECT_THAT(bench.metrics.text(), testing::Not(testing::HasSubstr("status=\"500\"")));
   EXPECT_EQ(get("/run/", "secret").status, 404);
+}
+
+TEST(Service, BeginsTextsAsTheTokenizersTemplateDoes) {
+  Bench bench({});
+  const text::Tokenizer framing = Bench::framing();
+  const text::ChatTemplate chat("{{ messages[0]['content'] }}", {}, "test");
+  Service service({.model = "m", .context = 100, .vocab = 256, .ends = {0}}, framing, chat, bench.queue, bench.metrics);
+  const auto prompt = [&](const nlohmann::json& body, const std::string& path = "/v1/completions") {
+    service.handle(
+        {.method = "POST", .path = path, .headers = {{"content-type", "application/json"}}, .body = body.dump()},
+        std::make_shared<Heard>());
+    return bench.tasks().at(0).prompt;
+  };
+  using Ids = std::vector<std::int64_t>;
+  EXPECT_EQ(prompt({{"prompt", "ab"}}), (Ids{1, 'a', 'b'}));
+  EXPECT_EQ(prompt({{"prompt", "\001ab"}}), (Ids{1, 'a', 'b'}));
+  EXPECT_EQ(prompt({{"prompt", ""}}), Ids{1});
+  EXPECT_EQ(prompt({{"prompt", {'a', 'b'}}}), (Ids{'a', 'b'}));  // ids are taken as they are
+  EXPECT_EQ(prompt({{"prompt", "ab"}, {"add_special_tokens", false}}), (Ids{'a', 'b'}));
+  EXPECT_EQ(prompt({{"prompt", ""}, {"add_special_tokens", false}}), Ids{0});
+  nlohmann::json talk{{"messages", {{{"role", "user"}, {"content", "ab"}}}}};
+  EXPECT_EQ(prompt(talk, "/v1/chat/completions"), (Ids{'a', 'b'}));
+  talk["add_special_tokens"] = true;
+  EXPECT_EQ(prompt(talk, "/v1/chat/completions"), (Ids{1, 'a', 'b'}));
+}
+
+TEST(Service, FollowsHttpInWhatItTakes) {
+  Bench bench({});
+  const auto answer = [&](const std::string& method, const std::string& path, const std::string& type) {
+    const auto reply = std::make_shared<Heard>();
+    bench.service.handle(
+        {.method = method, .path = path, .headers = {{"content-type", type}}, .body = R"({"prompt": "a"})"}, reply);
+    return reply->response.value_or(HttpResponse{.status = 0});
+  };
+  for (const char* type : {"application/json", "Application/JSON", "application/json ; charset=utf-8"})
+    EXPECT_EQ(answer("POST", "/v1/completions", type).status, 0) << type;  // it waits
+  for (const char* type : {"application/jsonp", "text/plain", ""})
+    EXPECT_EQ(answer("POST", "/v1/completions", type).status, 415) << type;
+  for (const auto& [method, path, allowed] :
+       {std::tuple("POST", "/health", "GET, HEAD"), std::tuple("DELETE", "/v1/models/m", "GET, HEAD"),
+        std::tuple("GET", "/v1/completions", "POST")}) {
+    const HttpResponse refused = answer(method, path, "application/json");
+    EXPECT_EQ(refused.status, 405);
+    EXPECT_THAT(refused.headers, ::testing::ElementsAre(::testing::Pair("Allow", allowed))) << path;
+  }
 }
 
 TEST(Service, NamesATimeWhereTooManyWait) {
@@ -116,6 +169,35 @@ TEST(TextResponse, WaitsForNoTextOnceOneHasFailed) {
       EXPECT_EQ(reply->response->status, 500);
     }
   }
+}
+
+TEST(TextResponse, EchoesTheWholePromptAndSaysWhereEachTokenBegins) {
+  Bench bench({});
+  const text::Tokenizer framing = Bench::framing();
+  Service service({.model = "m", .context = 100, .vocab = 256, .ends = {'e'}}, framing, std::nullopt, bench.queue,
+                  bench.metrics);
+  const auto choice = [&](const nlohmann::json& body) {
+    const auto reply = std::make_shared<Heard>();
+    service.handle({.method = "POST",
+                    .path = "/v1/completions",
+                    .headers = {{"content-type", "application/json"}},
+                    .body = body.dump()},
+                   reply);
+    const TextTask task = bench.tasks().at(0);
+    std::vector<ScoredToken> scored;
+    for (const std::int64_t id : task.prompt) scored.push_back({.id = id});
+    if (task.prompt_logprobs) task.listener->on_prompt(scored);
+    for (const std::int64_t id : {0xC3, 0xA4, int{'x'}, int{'e'}}) task.listener->on_token({.id = id, .logprob = -1});
+    task.listener->on_end(Finish::Stop);
+    return nlohmann::json::parse(reply->response->body)["choices"][0];
+  };
+  const auto whole = choice({{"prompt", "äbe"}, {"echo", true}, {"logprobs", 0}});
+  EXPECT_EQ(whole["text"], "äbeäx");
+  EXPECT_EQ(whole["logprobs"]["text_offset"], nlohmann::json({0, 0, 0, 1, 2, 3, 3, 4, 5}));
+  EXPECT_EQ(whole["logprobs"]["tokens"].size(), 9);
+  const auto answer = choice({{"prompt", "äbe"}, {"logprobs", 0}});
+  EXPECT_EQ(answer["text"], "äx");
+  EXPECT_EQ(answer["logprobs"]["text_offset"], nlohmann::json({0, 0, 1, 2}));
 }
 
 TEST(TextResponse, CountsCachedTokensOfEachPromptOnce) {

@@ -3,6 +3,9 @@
 #include <algorithm>
 #include <utility>
 
+#include "megatron/base/text/utf8.h"
+#include "megatron/serve/api/responses.h"
+
 namespace megatron::serve {
 
 std::string StopSequences::push(std::string_view text) {
@@ -35,11 +38,28 @@ AnswerText::AnswerText(text::Tokenizer tokenizer, const std::vector<std::int64_t
                        std::vector<std::int64_t> ends, std::vector<std::string> stops)
     : tokenizer_(std::move(tokenizer)), ends_(std::move(ends)), decoder_(tokenizer_), stops_(std::move(stops)) {
   for (const std::int64_t token : prompt) decoded(token);
+  characters_ = 0;
 }
 
 std::string AnswerText::decoded(std::int64_t token) {
-  const bool has_text = token >= 0 && token < tokenizer_.vocab_size() && std::ranges::count(ends_, token) == 0;
-  return has_text ? decoder_.push(static_cast<std::int32_t>(token)) : "";
+  offset_ = characters_;
+  return std::ranges::count(ends_, token) == 0 ? text_of(token) : "";
+}
+
+std::string AnswerText::text_of(std::int64_t token) {
+  offset_ = characters_;
+  if (token < 0 || token >= tokenizer_.vocab_size()) return "";
+  std::string text = decoder_.push(static_cast<std::int32_t>(token));
+  if (text.empty()) {
+    held_.push_back(static_cast<std::int32_t>(token));
+    return text;
+  }
+  // What was kept back comes before the token, unless it is the beginning of the token's first character.
+  if (const std::string before = held_.empty() ? "" : tokenizer_.decode(held_); valid_utf8(before))
+    offset_ += characters_of(before);
+  held_.clear();
+  characters_ += characters_of(text);
+  return text;
 }
 
 std::string AnswerText::push(std::int64_t token) { return stops_.push(decoded(token)); }

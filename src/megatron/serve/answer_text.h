@@ -34,18 +34,23 @@ class AnswerText {
              std::vector<std::string> stops);
 
   std::string push(std::int64_t token);
-  /// A token whose text is somebody else's: what follows comes after it.
-  void pass(std::int64_t token) { decoded(token); }
+  /// The text of a prompt's token, where that is a part of the text: neither ends nor stop sequences are looked for.
+  std::string pass(std::int64_t token) { return text_of(token); }
+  /// Where in the whole text, in characters, the token begins that was pushed or passed last.
+  std::int64_t offset() const { return offset_; }
   std::string finish();
   bool stopped() const { return stops_.stopped(); }
 
  private:
   std::string decoded(std::int64_t token);
+  std::string text_of(std::int64_t token);
 
   text::Tokenizer tokenizer_;
   std::vector<std::int64_t> ends_;
   text::StreamDecoder decoder_;
   StopSequences stops_;
+  std::vector<std::int32_t> held_;  ///< tokens whose text is not certain yet
+  std::int64_t characters_ = 0, offset_ = 0;
 };
 
 }  // namespace megatron::serve

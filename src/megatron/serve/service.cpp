@@ -19,6 +19,7 @@
 #include "megatron/serve/page.h"
 #include "megatron/serve/text_response.h"
 #include "megatron/text/normalize/normalize.h"
+#include "megatron/text/texts.h"
 
 namespace megatron::serve {
 namespace {
@@ -159,12 +160,19 @@ std::string Service::text_of_vector(const std::string& text) const {
   return options_.lower_case ? text::to_lower_case(all) : all;
 }
 
-std::vector<std::int64_t> Service::tokens_of(const Prompt& prompt, const std::string& name) const {
-  std::vector<std::int64_t> tokens;
+PromptTokens Service::tokens_of(const Prompt& prompt, const std::string& name, bool special) const {
+  PromptTokens made;
+  std::vector<std::int64_t>& tokens = made.ids;
   if (const auto* text = std::get_if<std::string>(&prompt)) {
-    const auto ids = options_.embeddings
-                         ? tokenizer_.frame(tokenizer_.encode(text_of_vector(*text), text::Specials::AsText)).ids
-                         : tokenizer_.encode(*text, text::Specials::Recognised);
+    auto ids = options_.embeddings ? tokenizer_.encode(text_of_vector(*text), text::Specials::AsText)
+                                   : tokenizer_.encode(*text, text::Specials::Recognised);
+    if (special && options_.embeddings) {
+      ids = tokenizer_.frame(ids).ids;
+    } else if (special) {
+      const auto opening = text::opening_of(tokenizer_, ids);
+      made.opening = opening.size();
+      ids.insert(ids.begin(), opening.begin(), opening.end());
+    }
     tokens.assign(ids.begin(), ids.end());
   } else {
     tokens = std::get<std::vector<std::int64_t>>(prompt);
@@ -175,7 +183,7 @@ std::vector<std::int64_t> Service::tokens_of(const Prompt& prompt, const std::st
     if (token >= options_.vocab)
       throw ApiError(400, concat("the model has no token ", token, ": its ids are 0 to ", options_.vocab - 1), name,
                      "invalid_value");
-  return tokens;
+  return made;
 }
 
 std::int64_t Service::new_tokens(const Request& request, std::int64_t prompt_tokens) const {
@@ -207,7 +215,7 @@ void Service::embed(const EmbeddingRequest& request, const std::shared_ptr<Reply
   task.deadline = task.arrived + std::chrono::duration_cast<Clock::duration>(
                                      std::chrono::duration<double>(options_.request_timeout_s));
   for (const Prompt& input : request.inputs) {
-    task.prompt = tokens_of(input, "input");
+    task.prompt = tokens_of(input, "input", request.add_special_tokens).ids;
     if (std::ssize(task.prompt) > options_.context)
       throw ApiError(
           400, concat("this model reads ", options_.context, " tokens at most, and the text has ", task.prompt.size()),
@@ -261,12 +269,13 @@ void Service::answer(Request request, const std::shared_ptr<Reply>& reply, const
   std::vector<TextTask> tasks;
   std::map<std::vector<std::int64_t>, std::int64_t> copies;
   for (const Prompt& prompt : request.prompts) {
-    task.prompt = tokens_of(prompt, request.chat ? "messages" : "prompt");
+    const PromptTokens tokens = tokens_of(prompt, request.chat ? "messages" : "prompt", request.add_special_tokens);
+    task.prompt = tokens.ids;
     task.max_tokens = new_tokens(request, std::ssize(task.prompt));
     for (std::int64_t i = 0; i < request.n; ++i) {
       task.copy = copies[task.prompt]++;
       task.mask = mask();
-      task.listener = response->add_choice(task.prompt, i == 0);
+      task.listener = response->add_choice(tokens, i == 0);
       tasks.push_back(task);
     }
   }

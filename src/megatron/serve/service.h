@@ -57,7 +57,8 @@ class Service {
   void embed(const EmbeddingRequest& request, const std::shared_ptr<Reply>& reply, const std::string& client);
   /// What is read of a text of which a vector is asked for.
   std::string text_of_vector(const std::string& text) const;
-  std::vector<std::int64_t> tokens_of(const Prompt& prompt, const std::string& name) const;
+  /// `special`: with what the tokenizer's template sets before a text, of embeddings around it.
+  PromptTokens tokens_of(const Prompt& prompt, const std::string& name, bool special) const;
   std::int64_t new_tokens(const Request& request, std::int64_t prompt_tokens) const;
   void check_model(const std::string& asked) const;
   /// What makes a mask for each text that must satisfy the schema.

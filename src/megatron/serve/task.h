@@ -47,6 +47,12 @@ class TextListener {
   virtual bool gone() const = 0;
 };
 
+/// A prompt as the model reads it.
+struct PromptTokens {
+  std::vector<std::int64_t> ids;
+  std::size_t opening = 0;  ///< of them, that were set before the text of the prompt (text::opening_of())
+};
+
 /// A text to write.
 struct TextTask {
   std::vector<std::int64_t> prompt = {};  ///< at least one token

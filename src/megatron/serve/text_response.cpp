@@ -10,14 +10,13 @@ namespace megatron::serve {
 
 class TextResponse::Choice : public TextListener {
  public:
-  Choice(std::shared_ptr<TextResponse> response, std::int64_t index, const std::vector<std::int64_t>& prompt,
-         bool counts_prompt)
+  Choice(std::shared_ptr<TextResponse> response, std::int64_t index, const PromptTokens& prompt, bool counts_prompt)
       : response_(std::move(response)),
         index_(index),
         counts_prompt_(counts_prompt),
-        text_(response_->tokenizer_, response_->options_.echo ? std::vector<std::int64_t>() : prompt,
+        text_(response_->tokenizer_, response_->options_.echo ? std::vector<std::int64_t>() : with_text(prompt),
               response_->options_.ends, response_->options_.stop),
-        prompt_(response_->options_.echo ? prompt : std::vector<std::int64_t>()) {}
+        prompt_(response_->options_.echo ? prompt : PromptTokens()) {}
 
   void on_cached(std::int64_t tokens) override;
   void on_prompt(std::vector<ScoredToken> tokens) override { scores_ = std::move(tokens); }
@@ -27,6 +26,10 @@ class TextResponse::Choice : public TextListener {
   bool gone() const override { return response_->failed_ || response_->reply_->gone(); }
 
  private:
+  /// What the user wrote.
+  static std::vector<std::int64_t> with_text(const PromptTokens& prompt) {
+    return {prompt.ids.begin() + static_cast<std::ptrdiff_t>(prompt.opening), prompt.ids.end()};
+  }
   const TextResponseOptions& options() const { return response_->options_; }
   /// The prompt as a part of the text.
   std::string echoed();
@@ -37,20 +40,21 @@ class TextResponse::Choice : public TextListener {
   bool counts_prompt_;       ///< its prompt's tokens are part of the usage
   std::int64_t cached_ = 0;  ///< of them
   AnswerText text_;
-  std::vector<std::int64_t> prompt_;  ///< that is still to be echoed
-  std::vector<ScoredToken> scores_;   ///< of tokens that were not said yet
-  std::int64_t characters_ = 0;       ///< of the tokens said
-  std::string held_;                  ///< text where nothing is streamed
+  PromptTokens prompt_;                ///< that is still to be echoed
+  std::vector<ScoredToken> scores_;    ///< of tokens that were not said yet
+  std::vector<std::int64_t> offsets_;  ///< of them in the text
+  std::string held_;                   ///< text where nothing is streamed
   bool first_ = true;
 };
 
 std::string TextResponse::Choice::echoed() {
-  // Stop sequences are those of the answer.
-  AnswerText prompt(response_->tokenizer_, {}, options().ends, {});
+  const PromptTokens prompt = std::exchange(prompt_, {});
+  if (prompt.ids.empty()) return "";
   std::string text;
-  for (const std::int64_t token : std::exchange(prompt_, {})) {
-    text += prompt.push(token);
-    text_.pass(token);
+  if (options().logprobs) offsets_.assign(prompt.opening, 0);
+  for (const std::int64_t token : with_text(prompt)) {
+    text += text_.pass(token);
+    if (options().logprobs) offsets_.push_back(text_.offset());
   }
   return text;
 }
@@ -62,10 +66,14 @@ void TextResponse::Choice::on_cached(std::int64_t tokens) {
 }
 
 bool TextResponse::Choice::on_token(const ScoredToken& token) {
-  std::string text = echoed() + text_.push(token.id);
+  std::string text = echoed();
+  text += text_.push(token.id);
   const bool ends = std::ranges::count(options().ends, token.id) > 0;
   // A completion's tokens are all of them; those who score continuations leave the last one out (lm-eval).
-  if (options().logprobs && !(ends && options().head.chat)) scores_.push_back(token);
+  if (options().logprobs && !(ends && options().head.chat)) {
+    scores_.push_back(token);
+    offsets_.push_back(text_.offset());
+  }
   {
     const std::lock_guard lock(response_->mutex_);
     ++response_->usage_.completion;
@@ -90,17 +98,17 @@ void TextResponse::Choice::say(std::string text, std::optional<Finish> finish) {
                     .finish = finish,
                     .logprobs = nullptr};
   if (options().logprobs && (!scores_.empty() || !options().stream)) {
-    piece.logprobs = log_probabilities(response_->tokenizer_, options().head.chat, scores_, characters_);
-    for (const ScoredToken& score : std::exchange(scores_, {}))
-      characters_ += characters_of(token_bytes(response_->tokenizer_, score.id));
+    piece.logprobs = log_probabilities(response_->tokenizer_, options().head.chat, scores_, offsets_);
+    scores_.clear();
+    offsets_.clear();
   }
   response_->say(piece);
 }
 
-std::shared_ptr<TextListener> TextResponse::add_choice(const std::vector<std::int64_t>& prompt, bool first_of_prompt) {
+std::shared_ptr<TextListener> TextResponse::add_choice(const PromptTokens& prompt, bool first_of_prompt) {
   const auto choice =
       std::make_shared<Choice>(shared_from_this(), static_cast<std::int64_t>(open_), prompt, first_of_prompt);
-  if (first_of_prompt) usage_.prompt += std::ssize(prompt);
+  if (first_of_prompt) usage_.prompt += std::ssize(prompt.ids);
   pieces_.emplace_back();
   ++open_;
   return choice;

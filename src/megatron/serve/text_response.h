@@ -30,7 +30,7 @@ class TextResponse : public std::enable_shared_from_this<TextResponse> {
       : options_(std::move(options)), tokenizer_(tokenizer), reply_(std::move(reply)), metrics_(metrics) {}
 
   /// The next choice's listener, after whose prompt its text comes. `first_of_prompt`: whose tokens count.
-  std::shared_ptr<TextListener> add_choice(const std::vector<std::int64_t>& prompt, bool first_of_prompt);
+  std::shared_ptr<TextListener> add_choice(const PromptTokens& prompt, bool first_of_prompt);
 
  private:
   class Choice;

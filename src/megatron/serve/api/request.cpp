@@ -274,7 +274,10 @@ void take_common(Fields& fields, Request& request, const RequestLimits& limits) 
     request.include_usage = inner.boolean("include_usage", false);
     inner.refuse_others();
   }
+  request.add_special_tokens = fields.boolean("add_special_tokens", !request.chat);
   request.ignore_eos = fields.boolean("ignore_eos", false);
+  if (const std::string tier = fields.text("service_tier", "auto"); tier != "default")  // there is one
+    fields.unserved("service_tier", "auto");
   fields.text("user", "");  // names whom the client serves; every client is told apart by its address and token
 }
 
@@ -289,6 +292,7 @@ EmbeddingRequest parse_embedding(std::string_view body, const RequestLimits& lim
   const std::string format = fields.text("encoding_format", "float");
   if (format != "float" && format != "base64") refuse("encoding_format", "must be float or base64");
   request.base64 = format == "base64";
+  request.add_special_tokens = fields.boolean("add_special_tokens", true);
   fields.unserved("dimensions");
   fields.text("user", "");
   fields.refuse_others();

@@ -51,6 +51,9 @@ struct Request {
   std::optional<std::int64_t> logprobs = {};
   /// The JSON Schema that the text must satisfy.
   std::optional<nlohmann::ordered_json> schema = {};
+  /// A prompt that is a text begins with what the tokenizer's template sets before one (<s>), as its model is used to;
+  /// vLLM's field. Of a chat the chat template says all, unless this is asked for.
+  bool add_special_tokens = true;
   bool ignore_eos = false;  ///< the text continues past its end token; vLLM's field
 };
 
@@ -58,7 +61,8 @@ struct Request {
 struct EmbeddingRequest {
   std::string model = {};
   std::vector<Prompt> inputs = {};
-  bool base64 = false;  ///< the vectors as the base64 of little-endian float32, not as numbers
+  bool add_special_tokens = true;  ///< a text stands between what the tokenizer's template sets; vLLM's field
+  bool base64 = false;             ///< the vectors as the base64 of little-endian float32, not as numbers
 };
 
 /// Throw ApiError 400 for a body that is no such request.

@@ -58,14 +58,13 @@ std::string shown(const std::string& bytes) {
 
 Ordered number_or_null(const std::optional<double>& value) { return value ? Ordered(*value) : Ordered(); }
 
-Ordered of_completion(const text::Tokenizer& tokenizer, const std::vector<ScoredToken>& tokens, std::int64_t offset) {
-  Ordered names = Ordered::array(), values = Ordered::array(), tops = Ordered::array(), offsets = Ordered::array();
+Ordered of_completion(const text::Tokenizer& tokenizer, const std::vector<ScoredToken>& tokens,
+                      const std::vector<std::int64_t>& offsets) {
+  Ordered names = Ordered::array(), values = Ordered::array(), tops = Ordered::array();
   for (const ScoredToken& token : tokens) {
     const std::string bytes = token_bytes(tokenizer, token.id);
     names.push_back(shown(bytes));
     values.push_back(number_or_null(token.logprob));
-    offsets.push_back(offset);
-    offset += characters_of(bytes);
     Ordered top = Ordered::object();
     for (const auto& [id, logprob] : token.likeliest) top[shown(token_bytes(tokenizer, id))] = logprob;
     tops.push_back(token.logprob ? top : Ordered());
@@ -109,8 +108,8 @@ std::int64_t characters_of(const std::string& text) {
 }
 
 Ordered log_probabilities(const text::Tokenizer& tokenizer, bool chat, const std::vector<ScoredToken>& tokens,
-                          std::int64_t offset) {
-  return chat ? of_chat(tokenizer, tokens) : of_completion(tokenizer, tokens, offset);
+                          const std::vector<std::int64_t>& offsets) {
+  return chat ? of_chat(tokenizer, tokens) : of_completion(tokenizer, tokens, offsets);
 }
 
 std::string response_json(const ResponseHead& head, const std::vector<ChoicePiece>& choices, const Usage& usage) {

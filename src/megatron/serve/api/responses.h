@@ -50,9 +50,10 @@ std::string token_bytes(const text::Tokenizer& tokenizer, std::int64_t id);
 
 std::int64_t characters_of(const std::string& text);
 
-/// The `logprobs` of a choice. `offset`: characters of the text before the first token, of completions alone.
+/// The `logprobs` of a choice. `offsets`: the characters of the text before each token, of completions alone.
 nlohmann::ordered_json log_probabilities(const text::Tokenizer& tokenizer, bool chat,
-                                         const std::vector<ScoredToken>& tokens, std::int64_t offset = 0);
+                                         const std::vector<ScoredToken>& tokens,
+                                         const std::vector<std::int64_t>& offsets = {});
 
 /// A whole response.
 std::string response_json(const ResponseHead& head, const std::vector<ChoicePiece>& choices, const Usage& usage);
