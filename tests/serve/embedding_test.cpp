@@ -1,5 +1,6 @@
 #include <gmock/gmock.h>
 
+#include <algorithm>
 #include <cstring>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -32,7 +33,7 @@ struct Kept : Reply {
 /// A service of an encoder that frames texts by tokens 1 and 2; each byte is a token.
 struct EncoderBench {
   explicit EncoderBench(
-      ServiceOptions options = {.model = "m", .context = 6, .vocab = 256, .embeddings = true, .limits = {.choices = 4}})
+      ServiceOptions options = {.model = "m", .context = 6, .vocab = 256, .embeddings = true, .limits = {.choices = 4, .inputs = 6}})
       : service(std::move(options), tokenizer, std::nullopt, queue, metrics) {}
   static text::Tokenizer framing() {
     text::Vocabulary vocabulary;
@@ -108,6 +109,60 @@ TEST(Embeddings, AsBase64AreTheBytesOfFloat32) {
   EXPECT_EQ(read, vector);
 }
 
+TEST(Embeddings, OfManyTextsAreMadeInTurnsAndSentInTheirOrder) {
+  EncoderBench bench;
+  const auto reply = bench.ask({{"input", {"a", "b", "c", "d", "e", "f"}}});
+  std::vector<std::int64_t> order;
+  std::size_t most = 0;
+  for (bool more = true; more;) {
+    most = std::max(most, bench.queue.size());
+    auto task = bench.queue.take_if([](const TextTask&) { return true; });
+    more = task.has_value();
+    if (!task) break;
+    order.push_back(task->prompt.at(1));
+    task->listener->on_embedding({static_cast<float>(task->prompt.at(1))});
+  }
+  EXPECT_EQ(most, 4);
+  EXPECT_EQ(order, (std::vector<std::int64_t>{'a', 'b', 'c', 'd', 'e', 'f'}));
+  ASSERT_TRUE(reply->response);
+  const json data = json::parse(reply->response->body)["data"];
+  ASSERT_EQ(data.size(), 6);
+  for (int i = 0; i < 6; ++i) EXPECT_EQ(data[static_cast<std::size_t>(i)]["embedding"], json({'a' + i}));
+}
+
+TEST(Embeddings, OfManyTextsWaitForTheirTurnWhereOthersHaveFilledTheQueue) {
+  EncoderBench bench;
+  const auto reply = bench.ask({{"input", {"a", "b", "c", "d", "e", "f"}}});
+  const auto first = bench.tasks();
+  ASSERT_EQ(first.size(), 4);
+  std::vector<TextTask> others(8);
+  for (std::size_t i = 0; i < others.size(); ++i) others[i].client = i < 4 ? "other" : "third";
+  bench.queue.submit({others.begin(), others.begin() + 4});
+  bench.queue.submit({others.begin() + 4, others.end()});
+  for (int i = 0; i < 3; ++i) first[static_cast<std::size_t>(i)].listener->on_embedding({1});
+  EXPECT_EQ(bench.queue.size(), 8);
+  EXPECT_FALSE(reply->response);
+  bench.tasks();
+  first[3].listener->on_embedding({1});
+  for (const TextTask& task : bench.tasks()) task.listener->on_embedding({1});
+  ASSERT_TRUE(reply->response);
+  EXPECT_EQ(reply->response->status, 200);
+  // Where none of its texts is under way any more, nobody would ask for the rest.
+  const auto refused = bench.ask({{"input", {"a", "b", "c", "d", "e"}}});
+  const auto again = bench.tasks();
+  bench.queue.submit({others.begin(), others.begin() + 4});
+  bench.queue.submit({others.begin() + 4, others.end()});
+  for (const TextTask& task : again) task.listener->on_embedding({1});
+  ASSERT_TRUE(refused->response);
+  EXPECT_EQ(refused->response->status, 429);
+}
+
+TEST(Embeddings, AreFramedUnlessAskedOtherwise) {
+  EncoderBench bench;
+  bench.ask({{"input", "ab"}, {"add_special_tokens", false}});
+  EXPECT_EQ(bench.tasks().at(0).prompt, (std::vector<std::int64_t>{'a', 'b'}));
+}
+
 TEST(Embeddings, OneErrorEndsTheRequest) {
   EncoderBench bench;
   const auto reply = bench.ask({{"input", {"a", "b"}}});
@@ -131,7 +186,7 @@ TEST(Embeddings, WhatCannotBeIsRefused) {
   EXPECT_EQ(status({{"input", json::array()}}), 400);
   EXPECT_EQ(status({{"input", {256}}}), 400);
   EXPECT_EQ(status({{"input", {"a", 1}}}), 400);
-  EXPECT_EQ(status({{"input", {"1", "2", "3", "4", "5"}}}), 400);
+  EXPECT_EQ(status({{"input", {"1", "2", "3", "4", "5", "6", "7"}}}), 400);
   EXPECT_EQ(status({{"input", "a"}, {"dimensions", 2}}), 400);
   EXPECT_EQ(status({{"input", "a"}, {"encoding_format", "int8"}}), 400);
   EXPECT_EQ(status({{"input", "a"}, {"temperature", 0}}), 400);

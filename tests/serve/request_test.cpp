@@ -66,6 +66,17 @@ TEST(CompletionRequest, ReadsWhatItIsGiven) {
   EXPECT_EQ(request.schema->dump(), R"({"type":"object"})");
 }
 
+TEST(CompletionRequest, TakesWhatOpenAisAndVllmsClientsSayOfDefaults) {
+  EXPECT_EQ(parse_completion(R"({"prompt": "a", "top_k": -1})").sampling.top_k, 0);
+  EXPECT_EQ(parse_completion(R"({"prompt": "a", "top_k": 7})").sampling.top_k, 7);
+  for (const char* tier : {"\"auto\"", "\"default\"", "null"}) {
+    EXPECT_EQ(refusal(std::string(R"({"prompt": "a", "service_tier": )") + tier + "}"), "accepted") << tier;
+  }
+  EXPECT_TRUE(parse_completion(R"({"prompt": "a"})").add_special_tokens);
+  EXPECT_FALSE(parse_completion(R"({"prompt": "a", "add_special_tokens": false})").add_special_tokens);
+  EXPECT_FALSE(parse_chat(R"({"messages": [{"role": "user", "content": "a"}]})").add_special_tokens);
+}
+
 TEST(CompletionRequest, KeepsTheOrderOfASchema) {
   const auto asked = [](const std::string& schema) {
     return R"({"prompt": "a", "response_format": {"type": "json_schema", "json_schema": {"schema": )" + schema + "}}}";
@@ -103,6 +114,8 @@ TEST(CompletionRequest, RefusesWhatItDoesNotHaveOrThatIsOutOfRange) {
            {R"("response_format": {"type": "yaml"})", "response_format.type"},
            {R"("suffix": "x")", "suffix"},
            {R"("best_of": 2)", "best_of"},
+           {R"("top_k": -2)", "top_k"},
+           {R"("service_tier": "priority")", "service_tier"},
            {R"("unknown": 1)", "unknown"},
            {R"("n": 1, "n": 2)", ""}})
     EXPECT_THAT(with(field), ::testing::StartsWith(name + ": ")) << field;

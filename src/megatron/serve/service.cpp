@@ -36,6 +36,7 @@ const std::map<std::string, std::string>& methods_of_paths() {
   return methods;
 }
 
+constexpr std::int64_t kEmbeddingsAtOnce = 32;  // texts of one request that wait
 constexpr const char *kModelPath = "/v1/models/", *kRunPath = "/run/";
 
 /// As metrics name it: what clients make up is not remembered.
@@ -207,7 +208,7 @@ std::function<std::shared_ptr<TokenMask>()> Service::masks_of(const nlohmann::or
 
 void Service::embed(const EmbeddingRequest& request, const std::shared_ptr<Reply>& reply, const std::string& client) {
   check_model(request.model);
-  const auto response = std::make_shared<EmbeddingResponse>(options_.model, request.base64, reply, metrics_);
+  const auto response = std::make_shared<EmbeddingResponse>(options_.model, request.base64, reply, metrics_, queue_);
   std::vector<TextTask> tasks;
   TextTask task;
   task.client = client;
@@ -222,8 +223,7 @@ void Service::embed(const EmbeddingRequest& request, const std::shared_ptr<Reply
           "input", "context_length_exceeded");
     tasks.push_back(task);
   }
-  for (TextTask& each : tasks) each.listener = response->add_text(std::ssize(each.prompt));
-  queue_.submit(std::move(tasks));
+  response->ask(std::move(tasks), static_cast<std::size_t>(std::min(kEmbeddingsAtOnce, options_.limits.choices)));
 }
 
 void Service::answer(Request request, const std::shared_ptr<Reply>& reply, const std::string& client) {

@@ -1,5 +1,6 @@
 #include "megatron/serve/api/request.h"
 
+#include <algorithm>
 #include <cmath>
 #include <set>
 #include <utility>
@@ -129,13 +130,12 @@ std::vector<std::int64_t> token_ids(const std::string& name, const json& array) 
 }
 
 /// A string, several, the ids of one text, or of several.
-std::vector<Prompt> prompts_of(const std::string& name, const json& value, const RequestLimits& limits) {
+std::vector<Prompt> prompts_of(const std::string& name, const json& value, std::int64_t most) {
   if (value.is_string()) return {value.get<std::string>()};
   const std::string forms = "must be a string, a list of strings, a list of token ids or a list of such lists";
   if (!value.is_array() || value.empty()) refuse(name, forms);
   if (value.front().is_number()) return {token_ids(name, value)};
-  if (static_cast<std::int64_t>(value.size()) > limits.choices)
-    refuse(name, concat("may hold at most ", limits.choices, " texts"));
+  if (static_cast<std::int64_t>(value.size()) > most) refuse(name, concat("may hold at most ", most, " texts"));
   std::vector<Prompt> prompts;
   for (const json& one : value) {
     if (one.is_string())
@@ -256,7 +256,7 @@ void take_common(Fields& fields, Request& request, const RequestLimits& limits) 
   sampling.temperature = fields.number("temperature", 0, 2, 1);
   sampling.top_p = fields.number("top_p", 0, 1, 1);
   if (sampling.top_p == 0) refuse("top_p", "must be above 0");
-  sampling.top_k = static_cast<int>(fields.integer("top_k", 0, 1 << 30).value_or(0));
+  sampling.top_k = static_cast<int>(std::max<std::int64_t>(0, fields.integer("top_k", -1, 1 << 30).value_or(0)));
   sampling.presence_penalty = fields.number("presence_penalty", -2, 2, 0);
   sampling.frequency_penalty = fields.number("frequency_penalty", -2, 2, 0);
   if (const json* seed = fields.find("seed")) {
@@ -288,7 +288,7 @@ EmbeddingRequest parse_embedding(std::string_view body, const RequestLimits& lim
   Fields fields(whole, "");
   EmbeddingRequest request;
   request.model = fields.text("model", "");
-  request.inputs = prompts_of("input", fields.need("input"), limits);
+  request.inputs = prompts_of("input", fields.need("input"), limits.inputs);
   const std::string format = fields.text("encoding_format", "float");
   if (format != "float" && format != "base64") refuse("encoding_format", "must be float or base64");
   request.base64 = format == "base64";
@@ -305,7 +305,7 @@ Request parse_completion(std::string_view body, const RequestLimits& limits) {
   Request request;
   take_common(fields, request, limits);
   take_format(fields, request, body, whole);
-  request.prompts = prompts_of("prompt", fields.need("prompt"), limits);
+  request.prompts = prompts_of("prompt", fields.need("prompt"), limits.choices);
   request.max_tokens = fields.integer("max_tokens", 0, 1 << 30).value_or(16);
   request.echo = fields.boolean("echo", false);
   request.logprobs = fields.integer("logprobs", 0, limits.top_logprobs);

@@ -17,6 +17,7 @@ namespace megatron::serve {
 /// What requests may ask for.
 struct RequestLimits {
   std::int64_t choices = 128;        ///< prompts times n
+  std::int64_t inputs = 2048;        ///< texts of a request for embeddings, as OpenAI has it
   std::int64_t stop_sequences = 16;  ///< each of at most stop_bytes
   std::int64_t stop_bytes = 256;
   std::int64_t top_logprobs = 20;
@@ -30,7 +31,7 @@ using Prompt = std::variant<std::string, std::vector<std::int64_t>>;
 /// What the fields of completions and chats have in common.
 struct Sampling {
   double temperature = 1, top_p = 1;
-  int top_k = 0;  ///< 0: all; vLLM's field
+  int top_k = 0;  ///< 0: all, for which a request may say -1 too; vLLM's field
   double presence_penalty = 0, frequency_penalty = 0;
   std::optional<std::uint64_t> seed = {};
   std::map<std::int64_t, double> logit_bias = {};
