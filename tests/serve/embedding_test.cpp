@@ -32,8 +32,11 @@ struct Kept : Reply {
 
 /// A service of an encoder that frames texts by tokens 1 and 2; each byte is a token.
 struct EncoderBench {
-  explicit EncoderBench(
-      ServiceOptions options = {.model = "m", .context = 6, .vocab = 256, .embeddings = true, .limits = {.choices = 4, .inputs = 6}})
+  explicit EncoderBench(ServiceOptions options = {.model = "m",
+                                                  .context = 6,
+                                                  .vocab = 256,
+                                                  .embeddings = true,
+                                                  .limits = {.choices = 4, .inputs = 6}})
       : service(std::move(options), tokenizer, std::nullopt, queue, metrics) {}
   static text::Tokenizer framing() {
     text::Vocabulary vocabulary;
