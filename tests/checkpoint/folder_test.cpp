@@ -221,6 +221,38 @@ TEST_F(CheckpointFolder, ReshardingReplacesNoOtherCheckpointAndDisturbsNoRun) {
   EXPECT_EQ(error_of([&] { reshard(folder(), other.path() / "live", {}); }), "no error");
 }
 
+TEST_F(CheckpointFolder, ALockKnowsWhetherItsNameStillMeansWhatItHolds) {
+  const TemporaryFolder place;
+  const fs::path run = place.path() / "run", moved = place.path() / "moved";
+  fs::create_directories(run);
+  FolderLock lock(run, "another");
+  const auto lost = [&] {
+    try {
+      lock.require_held();
+    } catch (const std::runtime_error& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  EXPECT_EQ(lost(), "");
+  fs::remove(run / ".lock");
+  EXPECT_TRUE(lock.is_held()) << "the file alone is made again";
+  EXPECT_THAT(error_of([&] { FolderLock(run, "another"); }), HasSubstr("another run holds")) << "and held";
+  fs::rename(run, moved);
+  EXPECT_FALSE(lock.is_held());
+  EXPECT_THAT(lost(), HasSubstr("was removed or renamed"));
+  fs::create_directories(run);
+  EXPECT_FALSE(lock.is_held()) << "another folder of that name";
+  EXPECT_FALSE(fs::exists(run / ".lock"));
+  FolderLock other(run, "another");
+  EXPECT_TRUE(other.is_held());
+  EXPECT_THAT(lost(), HasSubstr("is another folder now"));
+  fs::remove(run / ".lock");
+  FolderLock third(run, "another");
+  EXPECT_FALSE(other.is_held()) << "the third has it";
+  EXPECT_TRUE(third.is_held());
+}
+
 TEST_F(CheckpointFolder, ReshardingWritesIntoNoCheckpoint) {
   const TemporaryFolder other;
   save(other.path(), 3, {{"v", {4}, {0}, at::full({4}, 7.0)}}, {}, {});

@@ -31,6 +31,35 @@ at::Tensor loaded(const fs::path& folder) {
   return whole;
 }
 
+TEST(Saver, WritesNothingInAFolderThatIsNoLongerTheRuns) {
+  const TemporaryFolder folder;
+  for (const int asked : {0, 1, 2}) {  // before a save, before it is published, before an older one is removed
+    fs::remove_all(folder.path());
+    fs::create_directories(folder.path());
+    comm::run_ranks(2, [&](const comm::Group& world) {
+      const at::Tensor data = at::zeros({kSize});
+      int left = 2 + asked;
+      Saver saver(folder.path(), world, {.keep = {.last = 1}, .require_folder = [&] {
+                                           if (left-- == 0) throw std::runtime_error("it is another's now");
+                                         }});
+      saver.begin(1, {half(world.rank(), data)}, {});
+      const auto second = [&] { saver.begin(2, {half(world.rank(), data)}, {}); };
+      if (asked == 2) return second();  // the new one stands: a warning
+      std::string said;
+      try {
+        second();
+      } catch (const SaveError& error) {
+        said = error.what();
+      }
+      EXPECT_THAT(said, HasSubstr("checkpoint not saved: ")) << asked;
+      EXPECT_THAT(said, HasSubstr("it is another's now")) << asked;
+    });
+    EXPECT_TRUE(fs::exists(folder.path() / "iter_0000001")) << asked;
+    EXPECT_EQ(fs::exists(folder.path() / "iter_0000002"), asked == 2);
+    EXPECT_TRUE(asked == 1 || !fs::exists(folder.path() / ".tmp-iter_0000002")) << asked;
+  }
+}
+
 TEST(Saver, StoresWhatWasThereWhenTheSaveBeganWhateverHappensMeanwhile) {
   const TemporaryFolder folder;
   for (const bool asynchronous : {false, true}) {

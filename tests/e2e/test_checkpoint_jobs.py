@@ -2,9 +2,12 @@
 import fcntl
 import json
 import pathlib
+import re
 import shutil
+import signal
 import subprocess
 import sys
+import time
 import unittest
 
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "testing"))
@@ -136,6 +139,48 @@ class CheckpointJobs(unittest.TestCase):
         self.assertIn("--finetune --load-strict false", message)
         self.place.train("partly", "--load", self.trained, "--num-layers", 1, "--load-strict", "false", "--finetune",
                          "--train-iters", 1)
+
+    def begun(self, name):
+        """A run without an end that has saved in the folder `name`."""
+        words = self.place.train_words(name, "--train-iters", 1_000_000, "--save-interval", 2)
+        process = subprocess.Popen([MEGATRON, *map(str, words)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+                                   text=True)
+        self.addCleanup(process.communicate)
+        self.addCleanup(process.kill)
+        end = time.monotonic() + 120
+        while not (self.place.path / name / "checkpoints/latest").exists():
+            self.assertIsNone(process.poll())
+            self.assertLess(time.monotonic(), end)
+            time.sleep(0.01)
+        return process
+
+    @staticmethod
+    def sizes(folder):
+        return {path: path.stat().st_size for path in folder.rglob("*")}
+
+    def test_a_run_whose_folder_was_replaced_ends_and_leaves_the_new_one_alone(self):
+        folder = self.place.path / "taken"
+        first = self.begun("taken")
+        first.send_signal(signal.SIGSTOP)
+        folder.rename(self.place.path / "aside")
+        self.place.train("taken", "--train-iters", 2, "--save-interval", 1, "--checkpoint.keep_last", 0)
+        listed = self.sizes(folder)
+        first.send_signal(signal.SIGCONT)
+        _, errors = first.communicate(timeout=120)
+        self.assertEqual(first.returncode, 1, errors)
+        self.assertIn("A run's folder must stay where it is", errors)
+        self.assertIn("fix:", errors)
+        self.assertEqual(self.sizes(folder), listed)
+
+    def test_a_run_whose_folder_was_removed_does_not_make_it_again(self):
+        folder = self.place.path / "gone"
+        first = self.begun("gone")
+        folder.rename(self.place.path / "elsewhere_now")
+        _, errors = first.communicate(timeout=120)
+        self.assertEqual(first.returncode, 1, errors)
+        self.assertIn("was removed or renamed", errors)
+        self.assertFalse(folder.exists())
+        self.place.train("elsewhere_now", "--train.exit_interval", 1, "--train-iters", 1_000_000)
 
 
 if __name__ == "__main__":

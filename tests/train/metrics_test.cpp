@@ -114,6 +114,25 @@ TEST_F(MetricsTest, AFileThatIsRemovedMeanwhileIsWrittenAnewWhole) {
   EXPECT_EQ(warnings, 3u) << said;
 }
 
+TEST_F(MetricsTest, NothingIsWrittenInAFolderThatIsNoLongerTheRuns) {
+  const auto path = folder_ / "metrics.jsonl";
+  bool is_held = true;
+  MetricsFile file(path, 0, 0, [&] {
+    if (!is_held) throw std::runtime_error("another's");
+  });
+  file.write(IterationMetrics{.iteration = 1});
+  std::filesystem::rename(path, folder_ / "old.jsonl");
+  file.write(IterationMetrics{.iteration = 2});
+  EXPECT_EQ(lines().size(), 2u) << "the file alone was moved";
+  std::filesystem::remove(path);
+  is_held = false;
+  EXPECT_THROW(file.write(IterationMetrics{.iteration = 3}), std::runtime_error);
+  EXPECT_FALSE(std::filesystem::exists(path));
+  std::ofstream(path) << "theirs\n";
+  EXPECT_THROW(file.write(IterationMetrics{.iteration = 3}), std::runtime_error);
+  EXPECT_EQ(std::filesystem::file_size(path), 7u);
+}
+
 TEST_F(MetricsTest, AFileThatIsReplacedMeanwhileIsGoneOnWith) {
   const auto path = folder_ / "metrics.jsonl";
   MetricsFile file(path, 0, 0);
@@ -152,6 +171,7 @@ TEST_F(MetricsTest, AResumedRunRewritesTheIterationsAfterItsCheckpoint) {
   }
   std::ofstream(folder_ / "metrics.jsonl", std::ios::app) << R"({"iteration": 6, "lo)";  // cut off by a crash
   MetricsFile file(folder_ / "metrics.jsonl", 3, 3);
+  EXPECT_EQ(file.lines_taken_out(), 2) << "whole ones";
   file.write(IterationMetrics{.iteration = 4, .loss = 2});
   const auto written = lines();
   ASSERT_EQ(written.size(), 4u);

@@ -54,6 +54,31 @@ TEST_F(RunFoldersTest, AnotherRunIsRefusedUntilTheFirstHasEnded) {
 
 TEST_F(RunFoldersTest, OneFolderMayServeForBoth) { EXPECT_EQ(error_of(config("run", "run")), "no error"); }
 
+TEST_F(RunFoldersTest, AStartThatFailsLeavesNothingThatItHasMade) {
+  const RunFolders first(config("run"));
+  fs::create_directories(folder_ / "theirs");
+  EXPECT_NE(error_of(config("deep/new", "run/checkpoints")).find("another run holds"), std::string::npos);
+  EXPECT_NE(error_of(config("theirs", "run/checkpoints")).find("another run holds"), std::string::npos);
+  EXPECT_FALSE(fs::exists(folder_ / "deep"));
+  EXPECT_TRUE(fs::is_empty(folder_ / "theirs"));
+}
+
+TEST_F(RunFoldersTest, KnowAFolderThatWasReplaced) {
+  RunFolders folders(config("run", "saved"));
+  EXPECT_NO_THROW(folders.require_held());
+  EXPECT_TRUE(folders.are_held());
+  fs::rename(folder_ / "saved", folder_ / "aside");
+  EXPECT_THROW(folders.require_held(), std::runtime_error);
+  const RunFolders others(config("other", "saved"));
+  EXPECT_THROW(folders.require_held(), std::runtime_error);
+  EXPECT_FALSE(folders.are_held());
+}
+
+TEST_F(RunFoldersTest, AFolderInPlaceOfLatestIsFoundBeforeTheRun) {
+  fs::create_directories(folder_ / "run/checkpoints/latest");
+  EXPECT_NE(error_of(config("run")).find("latest, a folder"), std::string::npos) << error_of(config("run"));
+}
+
 TEST_F(RunFoldersTest, NamesTheFolderThatCannotBeMade) {
   fs::create_directories(folder_);
   std::ofstream(folder_ / "file") << "no folder";

@@ -214,7 +214,7 @@ class RunMonitor::Impl {
       object["stack"] = stack_of(one.thread);
       lines += object.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
     }
-    if (!lines.empty()) write([&] { supervise::append_lines(options_.out / "dump.jsonl", lines); });
+    if (!lines.empty() && may_write()) write([&] { supervise::append_lines(options_.out / "dump.jsonl", lines); });
   }
 
   void beat(bool last) {
@@ -228,7 +228,7 @@ class RunMonitor::Impl {
       now = *last_;
     }
     std::error_code ignored;
-    if (!fs::is_directory(options_.out, ignored)) return;
+    if (!fs::is_directory(options_.out, ignored) || !may_write()) return;
     const double unix_s = std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
     const Json object = {{"time", supervise::utc_now()},
                          {"unix_s", unix_s},
@@ -291,6 +291,8 @@ class RunMonitor::Impl {
     set("megatron_train_restarts", options_.restarts);
     if (last) metrics_.set("megatron_train_ended", 1, {run.front(), {"how", how_ended_}});
   }
+
+  bool may_write() const { return !options_.may_write || options_.may_write(); }
 
   /// What cannot be written ends no run: it is said once.
   template <class Write>

@@ -1,6 +1,7 @@
 #pragma once
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <memory>
 
 #include "megatron/comm/activity.h"
@@ -23,6 +24,8 @@ class RunMonitor {
     std::int64_t train_iters = 0;
     int world_size = 1;
     int restarts = 0;  ///< of the run before this start
+    /// Whether `out` is still the run's to write; asked by a thread of the monitor's own. Empty: it is.
+    std::function<bool()> may_write = {};
   };
   explicit RunMonitor(const Options& options);
   ~RunMonitor();

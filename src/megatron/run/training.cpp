@@ -1,5 +1,6 @@
 #include "megatron/run/training.h"
 
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
@@ -198,6 +199,7 @@ int train(const TrainingJob& job, const TrainingOptions& options) {
   check_memory_folder(run, place);
   if (starts) train::RunFolders{run.config};  // tried: the first rank's process will hold them
   std::optional<train::RunFolders> folders;   // held until the run ends
+  std::atomic<train::RunFolders*> held = nullptr;
   // What one rank finds wrong ends them all, before anything is written.
   const auto prepare = [&](const comm::Group& world) {
     const auto beat = train::beat_of(run.config);
@@ -211,7 +213,7 @@ int train(const TrainingJob& job, const TrainingOptions& options) {
         world,
         [&] {
           if (world.rank() != 0) return;
-          folders.emplace(run.config);
+          held = &folders.emplace(run.config);
           interchange::keep_tokenizer(
               job.tokenizer, run.config.train.out,
               train::takes_weights_alone(run.config) || run.config.lora.rank > 0 ? model_folder(run.config) : "");
@@ -243,13 +245,17 @@ int train(const TrainingJob& job, const TrainingOptions& options) {
         .listens = options.stop_on_signals,
         .train_iters = config.train.train_iters,
         .world_size = run.grid.world_size(),
-        .restarts = supervise::restarts_told(std::filesystem::path(config.train.out) / "events.jsonl") + by_launcher});
+        .restarts = supervise::restarts_told(std::filesystem::path(config.train.out) / "events.jsonl") + by_launcher,
+        .may_write = [&] { return held == nullptr || held.load()->are_held(); }});
   return run_on_ranks(run, place, [&](const comm::Group& ranks, at::Device device) {
     try {
       RunMonitor::Watched watched(*monitor, ranks.rank());
       const comm::Group world = comm::observed(ranks, watched.activity());
-      const auto outcome = train::train(run, eod, world, device, stop, [&] { prepare(world); }, options.forward_step,
-                                        job_id, {.saves_requested = saves_requested, .activity = &watched.activity()});
+      const auto outcome =
+          train::train(run, eod, world, device, stop, [&] { prepare(world); }, options.forward_step, job_id,
+                       {.saves_requested = saves_requested, .activity = &watched.activity(), .require_folders = [&] {
+                          if (held != nullptr) held.load()->require_held();
+                        }});
       watched.end(name_of(outcome));
       return code_of(outcome);
     } catch (const comm::AgreedError&) {

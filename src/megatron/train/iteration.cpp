@@ -15,10 +15,11 @@ std::chrono::milliseconds beat_of(const config::RunConfig& config) {
       static_cast<std::int64_t>(std::clamp(config.parallel.timeout_s * 1000 / 4, 1.0, 1000.0)));
 }
 
-checkpoint::Saver::Options saver_options(const config::RunConfig& config) {
+checkpoint::Saver::Options saver_options(const config::RunConfig& config, std::function<void()> require_folder) {
   return {.keep = {.last = config.checkpoint.keep_last, .every = config.checkpoint.keep_every},
           .asynchronous = config.checkpoint.async_save,
-          .beat = beat_of(config)};
+          .beat = beat_of(config),
+          .require_folder = std::move(require_folder)};
 }
 
 std::vector<std::vector<std::int64_t>> microbatches(const plan::ResolvedRun& run,

@@ -1,6 +1,7 @@
 #pragma once
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <limits>
 #include <vector>
 
@@ -18,8 +19,8 @@ namespace megatron::train {
 /// How often ranks that wait for another one's work meet: well before they would give it up.
 std::chrono::milliseconds beat_of(const config::RunConfig& config);
 
-/// How a run saves what it resumes from.
-checkpoint::Saver::Options saver_options(const config::RunConfig& config);
+/// How a run saves what it resumes from. `require_folder`: checkpoint::Saver::Options.
+checkpoint::Saver::Options saver_options(const config::RunConfig& config, std::function<void()> require_folder = {});
 
 /// The sample numbers of this rank's microbatches in the global batch that begins at sample `first`; with `places`
 /// those of the rank so many places further on in ParallelContext::samples().

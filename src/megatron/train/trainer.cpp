@@ -72,7 +72,7 @@ class TrainingRun {
         data_(open_data(run, eod, world)),
         data_s_(since_start_.seconds()),
         engine_(run, world, device),
-        saver_(save_folder(config_), world, saver_options(config_)),
+        saver_(save_folder(config_), world, saver_options(config_, watch.require_folders)),
         guard_(config_, world.rank()) {
     engine_.pipeline.use(config_.dpo.beta > 0               ? preference_step(config_.dpo)
                          : !config_.distill.teacher.empty() ? distillation_step(run, engine_)
@@ -373,7 +373,7 @@ class TrainingRun {
     tell("rolled_back",
          {{"from", bad}, {"to", state_.iteration}, {"first_skipped", first}, {"rollbacks", state_.rollbacks}});
     if (!log_) return;
-    log_.emplace(run_, state_);
+    log_.emplace(run_, state_, stdout, outside_.require_folders);
     for (const std::string& message : start.messages) log_->message(" > " + message);
     log_->message(concat(" > rolled back from iteration ", bad, " to ", state_.iteration,
                          ": the batches of iterations ", first, " to ", bad, " will be skipped"));
@@ -485,7 +485,7 @@ class TrainingRun {
     fs::create_directories(config_.train.out);
     keep_schedule();
     write_file(fs::path(config_.train.out) / "recipe.toml", recipe_);
-    log_.emplace(run_, state_);
+    log_.emplace(run_, state_, stdout, outside_.require_folders);
     events_.emplace(fs::path(config_.train.out) / "events.jsonl", "run");
     if (config_.log.progress_file && config_.checkpoint.save_interval >= 0)
       progress_.emplace(save_folder(config_),

@@ -27,6 +27,9 @@ struct RunWatch {
   /// rank, which tells the others.
   std::function<int()> saves_requested = {};
   comm::Activity* activity = nullptr;  ///< is told what this rank does; null: nobody is
+  /// Throws std::runtime_error where the run's folders are no longer its own (resume/run_folders.h). Asked on the first
+  /// rank before it writes there, also in threads of its own; empty: nobody is.
+  std::function<void()> require_folders = {};
 };
 
 /// A whole training run on one rank: compares what the ranks were started with (agreement.h), opens the data (the first

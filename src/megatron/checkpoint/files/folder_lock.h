@@ -14,7 +14,20 @@ class FolderLock {
   FolderLock(FolderLock&& other) noexcept;
   FolderLock& operator=(FolderLock&&) = delete;
 
+  /// Whether the folder's name still means the folder that is held: it may have been removed, renamed or replaced
+  /// since, and then another process may hold what has its name. The file .lock alone, removed by somebody, is made and
+  /// held again.
+  bool is_held();
+  /// Throws std::runtime_error, "rule, got, fix", unless is_held().
+  void require_held();
+
+  const std::filesystem::path& folder() const { return folder_; }
+
  private:
+  bool take();
+
+  std::filesystem::path folder_;
+  int inside_ = -1;  ///< the folder: while it is open no other one has its inode
   int descriptor_ = -1;
 };
 

@@ -80,7 +80,14 @@ std::string Coordinator::manifest(const std::vector<std::string>& reports) const
 std::string Coordinator::finish(const std::vector<std::string>& reports) const {
   const std::string name = iteration_name(iteration_);
   const fs::path temporary = temporary_folder(folder_, name);
+  bool is_ours = false;
   std::string answer = attempt([&] {
+    try {
+      require_folder();
+    } catch (const std::exception& error) {
+      throw std::runtime_error(concat("checkpoint not saved: ", error.what()));
+    }
+    is_ours = true;
     write_file(temporary / "manifest.json", manifest(reports));
     check_written(temporary);
     publish(folder_, temporary, name);
@@ -88,14 +95,17 @@ std::string Coordinator::finish(const std::vector<std::string>& reports) const {
     return "";
   });
   std::error_code ignored;  // after a failure nothing more can be done about leftovers; after a success there are none
-  fs::remove_all(temporary, ignored);
+  if (is_ours) fs::remove_all(temporary, ignored);
   return answer;
 }
 
 /// The new checkpoint stands: one that cannot be removed is no reason to end the run.
 void Coordinator::remove_superfluous() const {
   try {
-    for (const fs::path& old : superfluous(folder_, keep_)) remove_checkpoint(old);
+    for (const fs::path& old : superfluous(folder_, keep_)) {
+      require_folder();
+      remove_checkpoint(old);
+    }
   } catch (const std::exception& e) {
     write_line(stderr, concat("warning: an old checkpoint in ", folder_.string(), " is not removed: ", e.what()));
   }

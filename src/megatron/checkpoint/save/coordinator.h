@@ -1,6 +1,7 @@
 #pragma once
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <string>
 #include <utility>
@@ -32,7 +33,13 @@ std::string outcome(const std::string& message, const std::string& who);
 /// Decides who writes what, and publishes what was written.
 class Coordinator {
  public:
-  Coordinator(std::filesystem::path folder, RetentionPolicy keep) : folder_(std::move(folder)), keep_(keep) {}
+  /// `require_folder`: Saver::Options.
+  Coordinator(std::filesystem::path folder, RetentionPolicy keep, std::function<void()> require_folder = {})
+      : folder_(std::move(folder)), keep_(keep), require_folder_(std::move(require_folder)) {}
+
+  void require_folder() const {
+    if (require_folder_) require_folder_();
+  }
 
   /// From what every rank holds: what each is to write. Removes leftovers of killed programs.
   std::vector<std::string> plan(const std::vector<std::string>& reports);
@@ -48,6 +55,7 @@ class Coordinator {
 
   std::filesystem::path folder_;
   RetentionPolicy keep_;
+  std::function<void()> require_folder_;
   std::int64_t iteration_ = 0;
   std::map<std::string, std::string> metadata_;
   std::vector<std::vector<HeldSlice>> held_;

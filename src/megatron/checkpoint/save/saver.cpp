@@ -35,8 +35,8 @@ std::vector<HeldSlice> describe(const std::vector<ShardedTensor>& tensors) {
 }  // namespace
 
 Saver::Saver(fs::path folder, comm::Group world, Options options)
-    : folder_(std::move(folder)), world_(std::move(world)), options_(options) {
-  if (world_.rank() == 0) coordinator_ = std::make_unique<Coordinator>(folder_, options_.keep);
+    : folder_(std::move(folder)), world_(std::move(world)), options_(std::move(options)) {
+  if (world_.rank() == 0) coordinator_ = std::make_unique<Coordinator>(folder_, options_.keep, options_.require_folder);
 }
 
 Saver::~Saver() {
@@ -70,6 +70,7 @@ void Saver::begin(std::int64_t iteration, std::vector<ShardedTensor> tensors, Me
   std::string failure;
   try {
     held = describe(tensors);
+    if (coordinator_) coordinator_->require_folder();
   } catch (const std::exception& e) {
     failure = failed_message(message_of(e));
   }

@@ -52,6 +52,9 @@ class Saver {
     bool neighbours = false;       ///< each node keeps the files of the one before it too (plan::neighbour_copies())
     std::int64_t copy_polls = 1;   ///< calls of poll() over which these are copied,
     std::int64_t copy_rounds = 8;  ///< but so many times 8 MiB of each file at least in a call
+    /// Throws where `folder` may no longer be written, having become another's: asked by rank 0 before a save, before
+    /// it is published and before old checkpoints are removed, also in threads of its own. Empty: nobody is asked.
+    std::function<void()> require_folder = {};
   };
   Saver(std::filesystem::path folder, comm::Group world, Options options);
   /// Gives up what is under way; what was written of it is removed by the next save.

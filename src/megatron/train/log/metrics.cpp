@@ -63,8 +63,10 @@ constexpr std::string_view kOwnFields[] = {"iteration",
 
 // Keeps the lines of iterations up to `last` and of validations up to `validated`. A line that is no whole object was
 // cut off by a crash: it goes too.
-void drop_lines_after(const std::filesystem::path& path, std::int64_t last, std::int64_t validated) {
-  if (!std::filesystem::exists(path)) return;
+// Returns how many whole ones went.
+std::int64_t drop_lines_after(const std::filesystem::path& path, std::int64_t last, std::int64_t validated) {
+  std::int64_t dropped = 0;
+  if (!std::filesystem::exists(path)) return dropped;
   std::istringstream in(read_file(path));
   std::string kept;
   for (std::string line; std::getline(in, line);) {
@@ -74,8 +76,11 @@ void drop_lines_after(const std::filesystem::path& path, std::int64_t last, std:
     if (iteration != object.end() && iteration->is_number_integer() &&
         iteration->get<std::int64_t>() <= (object.contains("valid_loss") ? validated : last))
       kept += line + "\n";
+    else
+      ++dropped;
   }
   write_file(path, kept);
+  return dropped;
 }
 
 void add_expert_figures(Json& object, const ExpertMetrics& experts) {
@@ -116,9 +121,11 @@ double ExpertMetrics::mean(double Layer::*figure) const {
   return layers.empty() ? 0 : sum / static_cast<double>(layers.size());
 }
 
-MetricsFile::MetricsFile(std::filesystem::path path, std::int64_t resume_iteration, std::int64_t validated_iteration)
-    : path_(std::move(path)) {
-  drop_lines_after(path_, resume_iteration, validated_iteration);
+MetricsFile::MetricsFile(std::filesystem::path path, std::int64_t resume_iteration, std::int64_t validated_iteration,
+                         RequireFolder require_folder)
+    : path_(std::move(path)), require_folder_(std::move(require_folder)) {
+  if (require_folder_) require_folder_();
+  lines_taken_out_ = drop_lines_after(path_, resume_iteration, validated_iteration);
   open();
 }
 
@@ -135,6 +142,7 @@ void MetricsFile::keep_named() {
   if (::fstat(::fileno(file_.get()), &own) != 0) fail(path_, "cannot be looked at");
   const bool there = ::stat(path_.c_str(), &named) == 0;
   if (there && named.st_dev == own.st_dev && named.st_ino == own.st_ino) return;
+  if (require_folder_) require_folder_();
   if (there) {
     if (!S_ISREG(named.st_mode)) return;  // nothing to write lines to: they stay in the file that is open
     megatron::write_line(stderr,

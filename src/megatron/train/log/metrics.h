@@ -2,6 +2,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -92,9 +93,15 @@ struct TaskMetrics {
 /// printed; where another file was put in its place lines are added to that.
 class MetricsFile {
  public:
+  /// Asked before a file is opened or made: throws where the folder is no longer the run's.
+  using RequireFolder = std::function<void()>;
+
   /// Opens `path` to append. What the resumed run does again is taken out first: iterations after `resume_iteration`,
   /// validations after `validated_iteration`. Throws std::runtime_error naming the path.
-  MetricsFile(std::filesystem::path path, std::int64_t resume_iteration, std::int64_t validated_iteration);
+  MetricsFile(std::filesystem::path path, std::int64_t resume_iteration, std::int64_t validated_iteration,
+              RequireFolder require_folder = {});
+  /// How many whole lines that was.
+  std::int64_t lines_taken_out() const { return lines_taken_out_; }
   void write(const IterationMetrics& metrics);
   /// An iteration whose batch was not computed.
   void write_skipped_batch(std::int64_t iteration, std::int64_t consumed_samples, std::int64_t batch_size);
@@ -111,6 +118,8 @@ class MetricsFile {
     void operator()(std::FILE* file) const { std::fclose(file); }
   };
   std::filesystem::path path_;
+  RequireFolder require_folder_;
+  std::int64_t lines_taken_out_ = 0;
   std::unique_ptr<std::FILE, Close> file_;
 };
 

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <iterator>
 #include <span>
+#include <utility>
 
 #include "megatron/base/error.h"
 #include "megatron/base/files/checksum.h"
@@ -131,11 +132,12 @@ std::string precision_text(at::Device device) {
 
 }  // namespace
 
-RunLog::RunLog(const plan::ResolvedRun& run, const RunState& start, std::FILE* console)
+RunLog::RunLog(const plan::ResolvedRun& run, const RunState& start, std::FILE* console,
+               MetricsFile::RequireFolder require_folder)
     : run_(run),
       console_(console),
       metrics_(std::filesystem::path(run.config.train.out) / "metrics.jsonl", start.iteration,
-               start.validated_iteration),
+               start.validated_iteration, std::move(require_folder)),
       progress_("train", "steps", run.config.train.train_iters, Progress::mode_of(run.config.log.progress)) {
   const fs::path out = run.config.train.out, events = run.config.log.tensorboard_dir;
   if (run.config.log.tensorboard)

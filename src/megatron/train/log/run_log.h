@@ -25,7 +25,8 @@ class RunLog {
  public:
   /// Opens train.out/metrics.jsonl and an event file for a run that resumes after `start`. Keeps a reference to `run`.
   /// Lines go to `console`.
-  RunLog(const plan::ResolvedRun& run, const RunState& start, std::FILE* console = stdout);
+  RunLog(const plan::ResolvedRun& run, const RunState& start, std::FILE* console = stdout,
+         MetricsFile::RequireFolder require_folder = {});
 
   struct Iteration {
     StepResult result;
@@ -51,6 +52,8 @@ class RunLog {
   void test(const RunState& state, const Evaluation& evaluation);
   /// What a task's validation came to, in percent, the loss being that of its samples.
   void scores(const RunState& state, double loss, const std::vector<tasks::Metric>& metrics);
+  /// Of metrics.jsonl, when it was opened.
+  std::int64_t lines_taken_out() const { return metrics_.lines_taken_out(); }
   /// A line of its own, e.g. where the run resumes.
   void message(const std::string& text);
 

@@ -1,5 +1,8 @@
 #include "megatron/train/resume/run_folders.h"
 
+#include <algorithm>
+#include <system_error>
+
 #include "megatron/base/error.h"
 #include "megatron/base/files/file.h"
 #include "megatron/train/inputs.h"
@@ -11,26 +14,81 @@ namespace fs = std::filesystem;
 
 constexpr const char* kFix = "name another: --train.out, --checkpoint.save";
 
+/// What a start makes: removed again, as far as it is empty, unless it is kept.
+class MadePlaces {
+ public:
+  MadePlaces() = default;
+  ~MadePlaces() {
+    std::error_code ignored;
+    for (auto made = made_.rbegin(); made != made_.rend(); ++made) fs::remove(*made, ignored);
+  }
+  MadePlaces(const MadePlaces&) = delete;
+  MadePlaces& operator=(const MadePlaces&) = delete;
+
+  void make(const fs::path& folder, const char* fix) {
+    std::vector<fs::path> missing;
+    for (fs::path path = fs::absolute(folder).lexically_normal(); is_missing(path); path = path.parent_path())
+      missing.push_back(path);
+    made_.insert(made_.end(), missing.rbegin(), missing.rend());
+    make_folder(folder, fix);
+  }
+  checkpoint::FolderLock lock(const fs::path& folder) {
+    const fs::path file = folder / ".lock";
+    const bool makes = is_missing(file);
+    checkpoint::FolderLock lock(folder, kFix);
+    if (makes) made_.push_back(file);
+    return lock;
+  }
+  void keep() { made_.clear(); }
+
+ private:
+  static bool is_missing(const fs::path& path) {
+    std::error_code error;
+    return !path.empty() && fs::symlink_status(path, error).type() == fs::file_type::not_found;
+  }
+
+  std::vector<fs::path> made_;
+};
+
+/// What would stop the first save, found before the first step.
+void check_latest(const fs::path& checkpoints) {
+  const fs::path latest = checkpoints / "latest";
+  std::error_code error;
+  if (fs::is_directory(latest, error))
+    throw ConfigError(rule_got_fix("latest in a folder of checkpoints must be a file.", latest.string() + ", a folder",
+                                   concat("rm -r ", latest.string(), "; or ", kFix)));
+}
+
 }  // namespace
 
 RunFolders::RunFolders(const config::RunConfig& config) {
-  std::vector<fs::path> folders;
-  for (const fs::path& named : {fs::path(config.train.out), save_folder(config)}) {
-    make_folder(named, kFix);
-    folders.push_back(fs::canonical(named));
-  }
-  if (folders[0] == folders[1]) folders.pop_back();
-  for (const fs::path& folder : folders) locks_.emplace_back(folder, kFix);
+  MadePlaces places;
+  std::vector<fs::path> folders = {config.train.out, save_folder(config)};
+  for (const fs::path& named : folders) places.make(named, kFix);
+  if (fs::equivalent(folders[0], folders[1])) folders.pop_back();
+  for (const fs::path& folder : folders) locks_.push_back(places.lock(folder));
+  check_latest(save_folder(config));
   if (config.log.tensorboard && !config.log.tensorboard_dir.empty())
-    make_folder(config.log.tensorboard_dir, "name another: --tensorboard-dir");
+    places.make(config.log.tensorboard_dir, "name another: --tensorboard-dir");
   if (!config.log.wandb_project.empty() && !config.log.wandb_save_dir.empty())
-    make_folder(config.log.wandb_save_dir, "name another: --wandb-save-dir");
+    places.make(config.log.wandb_save_dir, "name another: --wandb-save-dir");
   if (const fs::path trace = config.log.trace; !trace.empty()) {
     constexpr const char* kTraceFix = "name another: --log.trace";
-    make_folder(trace.parent_path(), kTraceFix);
+    places.make(trace.parent_path(), kTraceFix);
     if (fs::is_directory(trace))
       throw ConfigError(rule_got_fix("log.trace must name a file.", trace.string() + ", a folder", kTraceFix));
   }
+  places.keep();
+}
+
+void RunFolders::require_held() {
+  const std::scoped_lock lock(mutex_);
+  for (checkpoint::FolderLock& folder : locks_) folder.require_held();
+}
+
+bool RunFolders::are_held() {
+  const std::scoped_lock lock(mutex_);
+  return std::ranges::all_of(locks_, [](checkpoint::FolderLock& folder) { return folder.is_held(); });
 }
 
 }  // namespace megatron::train

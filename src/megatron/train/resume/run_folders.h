@@ -1,5 +1,6 @@
 #pragma once
 #include <filesystem>
+#include <mutex>
 #include <vector>
 
 #include "megatron/checkpoint/files/folder_lock.h"
@@ -15,7 +16,14 @@ class RunFolders {
  public:
   explicit RunFolders(const config::RunConfig& config);
 
+  /// Throws std::runtime_error where one of the two has been removed, renamed or replaced since: what has its name may
+  /// be another run's. Several threads may ask.
+  void require_held();
+  /// Whether require_held() would not throw.
+  bool are_held();
+
  private:
+  std::mutex mutex_;  // of locks_
   std::vector<checkpoint::FolderLock> locks_;
 };
 
