@@ -140,6 +140,52 @@ class CheckpointJobs(unittest.TestCase):
         self.place.train("partly", "--load", self.trained, "--num-layers", 1, "--load-strict", "false", "--finetune",
                          "--train-iters", 1)
 
+    def test_a_fix_for_another_network_works_and_is_short(self):
+        shutil.copytree(self.trained, self.place.path / "again")
+        message = self.place.train("again", "--num-layers", 1, code=2)
+        self.assertEqual(message.count("fix:"), 1, message)
+        words = re.search(r"weights that fit: (.*) --train.out FOLDER", message)[1].split()
+        self.place.train("fewer", "--num-layers", 1, "--train-iters", 1, *words)
+        message = self.place.train("again", "--seq-length", 64, code=2)
+        words = re.search(r"fix: +(.*)", message)[1].split(";")[0].split()
+        self.place.train("again", *words, "--train-iters", 7)
+
+    def test_another_tokenizer_is_refused_and_the_same_elsewhere_is_not(self):
+        shutil.copytree(self.trained, self.place.path / "copy")
+        kept = (self.place.path / "copy/tokenizer.json").read_bytes()
+        vocabulary = json.loads(run("checkpoint", "info", self.trained, "--json"))["metadata"]["recipe"]
+        size = int(re.search(r"vocab_size = (\d+)", vocabulary)[1])
+        text = self.place.path / "loud.jsonl"
+        text.write_text((self.place.path / "text.jsonl").read_text().upper().replace('"TEXT"', '"text"'))
+        run("tokenizer", "train", "--input", text, "--vocab-size", 320, "--output", self.place.path / "other")
+        elsewhere = self.place.path / "elsewhere"
+        shutil.copytree(self.place.tokenizer, elsewhere)
+        message = self.place.train("copy", "--tokenizer", self.place.path / "other", "--vocab-size", size, code=2)
+        self.assertIn("The tokenizer must number tokens as that of the checkpoint", message)
+        self.assertEqual((self.place.path / "copy/tokenizer.json").read_bytes(), kept)
+        self.assertEqual(self.place.losses("copy"), self.place.losses("run"))
+        words = re.search(r"fix: +(--tokenizer [^;]+);", message)[1].split()
+        for named in (words, ["--tokenizer", elsewhere]):
+            self.assertNotIn("warning", self.place.train("copy", *named, "--train-iters", 6))
+        words = re.search(r"with the weights: (.*) --train.out FOLDER", message)[1].split()
+        self.place.train("anew", "--tokenizer", self.place.path / "other", "--vocab-size", size, "--train-iters", 1,
+                         *words)
+
+    def test_adapters_are_trained_on_with_the_weights_that_they_were_begun_on(self):
+        base = self.place.path / "base"
+        shutil.copytree(self.trained, base)
+        adapters = ["--lora.rank", 2, "--lora.base", base, "--train-iters", 2]
+        self.place.train("adapters", *adapters)
+        moved = base.rename(self.place.path / "moved")
+        adapters[3] = moved
+        self.assertNotIn("warning", self.place.train("adapters", *adapters))
+        run("checkpoint", "reshard", moved, self.place.path / "parts", "--files", 3, "--weights-only")
+        adapters[3] = self.place.path / "parts"
+        self.assertNotIn("warning", self.place.train("adapters", *adapters))
+        adapters[3] = self.trained / "checkpoints/iter_0000002"
+        message = self.place.train("adapters", *adapters, code=2)
+        self.assertIn("The weights that adapters are trained on must stay those of the checkpoint", message)
+
     def begun(self, name):
         """A run without an end that has saved in the folder `name`."""
         words = self.place.train_words(name, "--train-iters", 1_000_000, "--save-interval", 2)

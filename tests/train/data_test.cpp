@@ -208,6 +208,26 @@ TEST_F(RunDataTest, GoingOnWithOtherDataIsSaid) {
   EXPECT_EQ(warnings([](auto& c) { c.data.fim_data = true, c.fim.rate = 0.9; }).size(), 3u);
 }
 
+TEST_F(RunDataTest, DataIsKnownByWhatItHolds) {
+  const auto before = config("run");
+  run(before);
+  const auto said = [&](const config::RunConfig& options) {
+    return check_checkpoint(fs::path(before.train.out) / "checkpoints", plan::resolve(options));
+  };
+  EXPECT_TRUE(said(before).empty());
+  auto moved = before;
+  for (const char* end : {".bin", ".idx"}) fs::copy_file(prefix(1) + end, prefix(3) + end);
+  moved.data.train_data_path[3] = prefix(3);
+  EXPECT_TRUE(said(moved).empty()) << "the same in another place";
+  for (const char* end : {".bin", ".idx"}) {
+    fs::remove(prefix(1) + end);
+    fs::copy_file(prefix(2) + end, prefix(1) + end);
+  }
+  ASSERT_EQ(said(before).size(), 1u);
+  EXPECT_THAT(said(before)[0], ::testing::StartsWith("warning: the data is not that of the checkpoint"));
+  EXPECT_TRUE(said(moved).empty());
+}
+
 TEST_F(RunDataTest, TheTokenizerIsReadOnceForAllParts) {
   auto options = config("run");
   const fs::path file = folder_.path() / "tokenizer.json";

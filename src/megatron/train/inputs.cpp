@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <set>
 #include <string_view>
 
 #include "megatron/base/collected_errors.h"
@@ -16,6 +17,7 @@
 #include "megatron/config/unused_options.h"
 #include "megatron/config/value.h"
 #include "megatron/interchange/formats.h"
+#include "megatron/interchange/hugging_face/companions.h"
 #include "megatron/interchange/import.h"
 #include "megatron/interchange/weights.h"
 #include "megatron/plan/parameters/adapters.h"
@@ -23,6 +25,7 @@
 #include "megatron/supervise/memory_folder.h"
 #include "megatron/train/data/batches.h"
 #include "megatron/train/data/model_samples.h"
+#include "megatron/train/resume/input_digests.h"
 #include "megatron/train/resume/run_state.h"
 #include "megatron/train/tuning/distillation.h"
 
@@ -102,17 +105,35 @@ void check_load_strict(const config::CheckpointConfig& options) {
                    : "--finetune, or leave --load-strict out"));
 }
 
+bool names_data(const std::string& path) {
+  return path == "data.data_path" || path == "data.data_args_path" || path == "data.train_data_path" ||
+         path == "data.valid_data_path" || path == "data.test_data_path" || path == "data.per_split_data_args_path";
+}
+
 /// Options that are others than in the checkpoint and have an effect, for the user.
-std::vector<std::string> changed_options(const Values& saved, const Values& wanted, const plan::ResolvedRun& run) {
+std::vector<std::string> changed_options(const Values& saved, const Values& wanted, const plan::ResolvedRun& run,
+                                         const InputChanges& inputs = {}) {
   std::vector<std::string> lines;
   for (const config::Field& option : wanted.fields().fields) {
     const std::string& path = option.path;
     if (saved[path] == wanted[path] || has_no_effect(option, wanted, run)) continue;
+    if ((inputs.same_data && names_data(path)) || (inputs.same_base && path == "lora.base")) continue;  // moved
     if (lines.empty()) lines.emplace_back("warning: options differ from those of the checkpoint (saved -> now):");
     const bool reorders = option.meaning.affects == config::Affects::Samples;
     lines.push_back(concat("  ", path, ": ", text_of(saved[path]), " -> ", text_of(wanted[path]),
                            reorders ? " (samples come in another order than before)" : ""));
   }
+  const auto is_named = [&](const config::Field& option) {
+    return names_data(option.path) && saved[option.path] != wanted[option.path];
+  };
+  if (inputs.other_data && std::ranges::none_of(wanted.fields().fields, is_named))
+    lines.emplace_back(
+        "warning: the data is not that of the checkpoint: files of the same names hold something else; samples come in "
+        "another order than before");
+  if (inputs.other_splitting)
+    lines.emplace_back(
+        "warning: the tokenizer is not that of the checkpoint: its tokens have the same numbers, but it may split text "
+        "otherwise");
   return lines;
 }
 
@@ -314,6 +335,12 @@ ResumedBatch resumed_batch(const config::RunConfig& config) {
 /// What makes the option what it was. A vocabulary that grew with another tokenizer shrinks with that one alone.
 std::string fix_of_difference(const std::string& path, const Values& saved, const Values& wanted) {
   const std::string tokenizer = saved["data.tokenizer"];
+  if (path == "model.max_position_embeddings") {  // which is no less than the samples are long
+    std::string fix;
+    for (const char* length : {"data.seq_length", "data.decoder_seq_length"})
+      if (std::stoll(wanted[length]) > std::stoll(saved[path])) fix += concat("--", length, "=", saved[length], " ");
+    return concat(fix, "--", path, "=", saved[path]);
+  }
   if (path != "model.vocab_size" || wanted["data.tokenizer"].empty() || wanted["data.tokenizer"] == tokenizer ||
       std::stoll(wanted[path]) < std::stoll(saved[path]))
     return concat("--", path, "=", saved[path]);
@@ -321,9 +348,83 @@ std::string fix_of_difference(const std::string& path, const Values& saved, cons
                 "; another tokenizer needs another --train.out");
 }
 
+namespace {
+
+/// How a run of its own begins with what of the checkpoint's weights fits; `more`: options that it needs besides.
+std::string begin_anew(const fs::path& checkpoint, const config::RunConfig& config, const std::string& more) {
+  return concat("--load ", checkpoint.string(), " --finetune", more,
+                has_own_checkpoint(config) ? " --train.out FOLDER" : "");
+}
+
+/// What is wrong with what the run reads besides its data; "": nothing.
+std::string error_of_inputs(const InputDigests& saved, const InputChanges& changes, const fs::path& checkpoint,
+                            const std::string& saved_tokenizer, const std::string& saved_base,
+                            const plan::ResolvedRun& run) {
+  std::string errors;
+  const config::RunConfig& config = run.config;
+  const auto add = [&](const std::string& rule, const std::string& got, const std::string& fix) {
+    errors +=
+        (errors.empty() ? "" : "\n") +
+        rule_got_fix(concat(rule, " the checkpoint ", checkpoint.string(), "."), got,
+                     concat(fix, "; or begin a run of its own with the weights: ", begin_anew(checkpoint, config, "")));
+  };
+  if (changes.other_vocabulary) {
+    const fs::path kept = interchange::companion_folder(checkpoint);
+    const bool has_kept = !kept.empty() && has_saved_vocabulary(saved, kept);
+    add("The tokenizer must number tokens as that of", config.data.tokenizer + ", which numbers them otherwise",
+        concat("--tokenizer ", has_kept                                   ? kept.string()
+                               : saved_tokenizer == config.data.tokenizer ? "FOLDER, with what this one held then"
+                                                                          : saved_tokenizer));
+  }
+  if (changes.other_base)
+    add("The weights that adapters are trained on must stay those of", config.lora.base + ", which holds others",
+        concat("--lora.base ", saved_base == config.lora.base ? "FOLDER, with what this one held then" : saved_base));
+  return errors;
+}
+
+/// Weights of the checkpoint that the model has no place for, as one error; "": there are none.
+std::string error_of_weights(const checkpoint::Manifest& manifest, const fs::path& checkpoint,
+                             const plan::ResolvedRun& run) {
+  constexpr std::size_t kNamed = 3;
+  std::set<std::string> known;
+  for (const auto& spec : plan::trained_parameters(run.shape, 1, 0, {plan::whole_model(run.shape.num_layers)}))
+    known.insert(spec.name);
+  std::string names;
+  std::size_t count = 0;
+  for (const auto& [name, tensor] : manifest.tensors) {
+    if (name.starts_with("optimizer.") || known.contains(name)) continue;
+    if (++count <= kNamed) names += concat(count > 1 ? ", " : "", "\"", printable(name), "\"");
+  }
+  if (count == 0) return "";
+  if (count > kNamed) names += concat(" and ", count - kNamed, " more");
+  return rule_got_fix(
+      concat("The model must use every weight of the checkpoint ", checkpoint.string(), "."),
+      names + ", which it does not have",
+      concat("give the run the model options that the checkpoint was written with; or begin a run of its "
+             "own with the weights that fit: ",
+             begin_anew(checkpoint, run.config, " --load-strict false")));
+}
+
+/// Added to the fixes of a network that is another: how to keep it, where the weights that both have are equally large.
+std::string way_without(const fs::path& checkpoint, const plan::ResolvedRun& run) {
+  if (run.shape.lora) return "";
+  try {
+    checkpoint::compare_weights(*interchange::open_weights(checkpoint), run.shape, /*strict=*/false);
+  } catch (const std::exception&) {
+    return "";
+  }
+  return concat("; or begin a run of its own with the weights that fit: ",
+                begin_anew(checkpoint, run.config, " --load-strict false"));
+}
+
+}  // namespace
+
 std::vector<std::string> check_checkpoint(const fs::path& folder, const plan::ResolvedRun& run) {
   const fs::path found = checkpoint::find_checkpoint(folder);
+  const checkpoint::Manifest manifest = checkpoint::read_manifest(found);
   const Values saved(checkpoint::saved_recipe(found)), wanted(run.config);
+  const auto digests = saved_inputs(manifest.metadata);
+  const InputChanges inputs = digests ? compare_inputs(*digests, run) : InputChanges();
   std::string errors;
   const auto add = [&](const std::string& error) { errors += (errors.empty() ? "" : "\n") + error; };
   for (const config::Field& option : wanted.fields().fields) {
@@ -338,16 +439,12 @@ std::vector<std::string> check_checkpoint(const fs::path& folder, const plan::Re
   if (run.shape.lora && run.config.lora.base.empty() && saved["train.seed"] != wanted["train.seed"])
     add(rule_got_fix("Weights that train.seed draws need that seed.", wanted["train.seed"],
                      concat("--train.seed=", saved["train.seed"])));
-  const auto specs = plan::trained_parameters(run.shape, 1, 0, {plan::whole_model(run.shape.num_layers)});
-  for (const auto& [name, tensor] : checkpoint::read_manifest(found).tensors)
-    if (!name.starts_with("optimizer.") &&
-        std::none_of(specs.begin(), specs.end(), [&n = name](const auto& spec) { return spec.name == n; }))
-      add(rule_got_fix(concat("The model must use every weight of the checkpoint ", found.string(), "."),
-                       concat("\"", printable(name), "\", which it does not have"),
-                       "give the run the model options that the checkpoint was written with; or take the weights that "
-                       "fit: --finetune --load-strict false"));
+  if (!errors.empty()) errors += way_without(found, run);
+  if (errors.empty() && digests)
+    errors = error_of_inputs(*digests, inputs, found, saved["data.tokenizer"], saved["lora.base"], run);
+  if (errors.empty()) errors = error_of_weights(manifest, found, run);  // else they follow from the options
   if (!errors.empty()) throw ConfigError(errors);
-  return changed_options(saved, wanted, run);
+  return changed_options(saved, wanted, run, inputs);
 }
 
 std::vector<std::string> check_checkpoint(const interchange::TrainingState& training, const fs::path& folder,

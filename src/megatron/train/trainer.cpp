@@ -36,6 +36,7 @@
 #include "megatron/train/log/progress_file.h"
 #include "megatron/train/log/run_log.h"
 #include "megatron/train/resume/agreement.h"
+#include "megatron/train/resume/input_digests.h"
 #include "megatron/train/resume/memory_copies.h"
 #include "megatron/train/resume/resume.h"
 #include "megatron/train/resume/run_state.h"
@@ -92,7 +93,10 @@ class TrainingRun {
     engine_.timers.add(TimerId::DataSetup, data_s_);
     engine_.timers.add(TimerId::ModelAndOptimizerSetup, since_start_.seconds() - data_s_);
     world.barrier();  // nobody writes before everybody has read
-    if (world.rank() == 0) open_folder();
+    if (world.rank() == 0) {
+      inputs_ = to_text(digest_inputs(run_));
+      open_folder();
+    }
     print_times({TimerId::ModelAndOptimizerSetup, TimerId::DataSetup});
   }
 
@@ -121,7 +125,7 @@ class TrainingRun {
       if (is_done() || stop || leave || is_due || std::exchange(save_is_asked_, false))
         save();
       else if (memory_ && memory_->is_due(state_.iteration))
-        memory_->save(state_, recipe_);
+        memory_->save(state_, recipe_, inputs_);
     }
     saver_.finish();
     if (progress_) progress_->saved();
@@ -420,7 +424,7 @@ class TrainingRun {
     begin_phase("saving");
     {
       const auto timer = engine_.timers.time(TimerId::SaveCheckpoint);
-      saver_.begin(state_.iteration, sharded_tensors(engine_), run_metadata(state_, engine_, recipe_));
+      saver_.begin(state_.iteration, sharded_tensors(engine_), run_metadata(state_, engine_, recipe_, inputs_));
     }
     if (progress_)
       progress_->save(
@@ -557,6 +561,7 @@ class TrainingRun {
   const RunWatch& outside_;
   const std::string job_id_;
   const std::string recipe_ = recipe_of(run_);
+  std::string inputs_;  // of the first rank: what run_metadata() takes
   const Stopwatch since_start_;
   RunData data_;
   double data_s_;  // that opening it took

@@ -186,9 +186,9 @@ void MemoryCopies::guarded(const std::function<void()>& work) {
   }
 }
 
-void MemoryCopies::save(const RunState& state, const std::string& recipe) {
+void MemoryCopies::save(const RunState& state, const std::string& recipe, const std::string& inputs) {
   guarded([&] {
-    checkpoint::Metadata metadata = run_metadata(state, engine_, recipe);
+    checkpoint::Metadata metadata = run_metadata(state, engine_, recipe, inputs);
     metadata[checkpoint::kMemoryOf] = nlohmann::json(owner_ + time_).dump();
     if (rank() == 0) metadata[checkpoint::kMemoryAfter] = std::to_string(newest_on_disk());
     saver_->begin(state.iteration, sharded_tensors(engine_), std::move(metadata));

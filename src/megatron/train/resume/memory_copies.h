@@ -29,8 +29,8 @@ class MemoryCopies {
   /// Before anything changes what is being saved.
   void before_change();
   /// Starts to save. One that cannot be saved here is no reason to end the run: rank 0 says so on stderr, and no more
-  /// are.
-  void save(const RunState& state, const std::string& recipe);
+  /// are. `recipe`, `inputs`: run_metadata().
+  void save(const RunState& state, const std::string& recipe, const std::string& inputs);
   /// Once a step.
   void poll();
   /// Forgets all checkpoints: the run begins elsewhere, or was rolled back.

@@ -11,6 +11,7 @@
 #include "megatron/base/text/printable.h"
 #include "megatron/checkpoint/files/folder.h"
 #include "megatron/checkpoint/model_state.h"
+#include "megatron/train/resume/input_digests.h"
 
 namespace megatron::train {
 namespace {
@@ -241,7 +242,8 @@ std::vector<ShardedTensor> sharded_tensors(const Engine& engine) {
   return tensors;
 }
 
-checkpoint::Metadata run_metadata(const RunState& state, const Engine& engine, const std::string& recipe) {
+checkpoint::Metadata run_metadata(const RunState& state, const Engine& engine, const std::string& recipe,
+                                  const std::string& inputs) {
   checkpoint::Metadata metadata = {
       {"consumed_samples", std::to_string(state.consumed_samples)},
       {"schedule_samples", std::to_string(state.schedule_samples)},
@@ -252,6 +254,7 @@ checkpoint::Metadata run_metadata(const RunState& state, const Engine& engine, c
       {"recipe", nlohmann::json(recipe).dump()},
   };
   if (!state.skipped_batches.empty()) metadata["skipped_batches"] = nlohmann::json(state.skipped_batches).dump();
+  if (!inputs.empty()) metadata[kInputs] = inputs;
   if (state.rollbacks > 0) metadata["rollbacks"] = std::to_string(state.rollbacks);
   if (!state.recent_losses.empty()) metadata["recent_losses"] = nlohmann::json(state.recent_losses).dump();
   add_scaler(engine, metadata);

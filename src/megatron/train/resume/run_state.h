@@ -35,8 +35,9 @@ std::vector<checkpoint::ShardedTensor> tensors_to_load(const Engine& engine, boo
 std::vector<std::string> tensors_read_whole(const Engine& engine);
 
 /// The counters and the recipe that a checkpoint keeps beside its tensors. `recipe`: the resolved configuration as
-/// TOML.
-checkpoint::Metadata run_metadata(const RunState& state, const Engine& engine, const std::string& recipe);
+/// TOML. `inputs`: to_text() of its InputDigests, unless it is empty.
+checkpoint::Metadata run_metadata(const RunState& state, const Engine& engine, const std::string& recipe,
+                                  const std::string& inputs = {});
 
 /// Where the run stood that wrote the checkpoint. Throws ConfigError naming `folder` where a counter is missing, is no
 /// count, or they cannot be those of one run (fewer samples than iterations, more iterations skipped than done).
