@@ -42,6 +42,21 @@ class MemoryCopies(unittest.TestCase):
         self.assertEqual(self.place.losses("run"), self.place.losses("whole"))
         self.assertEqual(len(self.place.losses("whole")), 30)
 
+    def test_a_start_without_the_option_takes_what_is_left_and_saves_it(self):
+        options = ["--train-iters", 12, "--save-interval", 1000]
+        self.place.train("left", *options, *EACH_STEP, "--guard.inject_faults", "exit:8:0", code=70)
+        self.assertEqual(max(self.place.losses("left")), 7)
+        printed = self.place.train("left", *options, "--train.exit_interval", 9)
+        folder, iteration = RESUMED.search(printed).groups()
+        self.assertEqual(iteration, "7")
+        self.assertFalse(os.path.exists(folder), "it is on the disk")
+        checkpoints = self.place.path / "left/checkpoints"
+        self.assertEqual(sorted(path.name for path in checkpoints.glob("iter_*")), ["iter_0000007", "iter_0000009"])
+        (checkpoints / "latest").write_text("iter_0000007\n")
+        self.assertRegex(self.place.train("left", *options), r" > metrics.jsonl: lines taken out, .* iteration 7: 2\n")
+        self.place.train("whole12", *options)
+        self.assertEqual(self.place.losses("left"), self.place.losses("whole12"))
+
     def run_on_two_nodes(self, *options):
         """Exit codes and what each rank has printed. A node is a folder."""
         port, processes = free_port(), []

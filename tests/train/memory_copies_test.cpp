@@ -206,13 +206,33 @@ TEST_F(MemoryCopiesTest, DamageIsLeftOutAndStaleFoldersAreNotTaken) {
   EXPECT_THAT(resume(back, 1), HasSubstr("iter_0000002 at iteration 2"));
 }
 
+TEST_F(MemoryCopiesTest, AStartWithoutTheOptionSavesWhatIsLeftAndKeepsNoMore) {
+  auto whole = config("whole", 1, 2);
+  whole.checkpoint.memory_interval = 0;
+  run(whole, 1);
+  for (const int nodes : {1, 2}) {
+    auto options = config(concat("run", nodes), 1, 2);
+    options.checkpoint.save_interval = 2;
+    cut_off(options, nodes, 5);
+    auto without = options;
+    without.checkpoint.memory_interval = 0;
+    cut_off(without, nodes, 0);
+    for (int node = 0; node < nodes; ++node) EXPECT_THAT(kept(node), IsEmpty());
+    EXPECT_THAT(resume(without, nodes), HasSubstr("iter_0000005 at iteration 5")) << "it is on the disk";
+    EXPECT_EQ(losses(concat("run", nodes)), losses("whole"));
+  }
+}
+
 TEST_F(MemoryCopiesTest, WhatTheRunHasLeftBehindDoesNotComeBack) {
   auto options = config("run", 1, 2);
   options.checkpoint.save_interval = 2;
   cut_off(options, 1, 5);
+  const fs::path place = kept(0).at(0), aside = folder_ / "aside";
+  fs::rename(place, aside);
   auto without = options;
   without.checkpoint.memory_interval = 0;
-  cut_off(without, 1, 0);  // it resumes from the disk
+  cut_off(without, 1, 0);  // a node that is away: it resumes from the disk
+  fs::rename(aside, place);
   EXPECT_THAT(resume(options, 1), HasSubstr("iter_0000004 at iteration 4"));
 }
 

@@ -321,8 +321,7 @@ ResumedBatch resumed_batch(const config::RunConfig& config) {
     } catch (const std::exception&) {  // an older one may be whole
     }
   }
-  if (!candidates.empty() || config.checkpoint.memory_interval <= 0 || !supervise::memory_run(save_folder(config)))
-    return {};
+  if (!candidates.empty() || !supervise::memory_run(save_folder(config))) return {};
   try {  // nodes may keep checkpoints of it in memory: its batch stays as with those on the disk
     config::RunConfig before;
     config::load_toml(before, (fs::path(config.train.out) / "recipe.toml").string());

@@ -25,7 +25,6 @@
 #include "megatron/plan/cost/rank_buffers.h"
 #include "megatron/schedule/text.h"
 #include "megatron/supervise/events.h"
-#include "megatron/supervise/memory_folder.h"
 #include "megatron/train/checked_passes.h"
 #include "megatron/train/data/prefetch.h"
 #include "megatron/train/data/run_data.h"
@@ -80,9 +79,10 @@ class TrainingRun {
                                                             : forward_step);
     engine_.pipeline.report_to(outside_.activity);
     begin_phase("loading");
-    if (config_.checkpoint.memory_interval > 0 && !config_.train.skip_train) memory_.emplace(run, engine_);
+    if (!config_.train.skip_train && (keeps_memory() || memory_is_left(config_, world))) memory_.emplace(run, engine_);
     start_ = start_run(run, engine_, memory_ ? &*memory_ : nullptr);
-    if (!memory_ && !config_.train.skip_train) leave_memory_behind();
+    if (!memory_ && !config_.train.skip_train) leave_memory_behind(config_, world);
+    if (memory_ && !keeps_memory() && !start_.in_memory) end_memory();
     if (config_.dpo.beta > 0) find_references();
     begin_at(start_.state);
     engine_.step.before_update([this] {
@@ -103,8 +103,9 @@ class TrainingRun {
   Outcome go() {
     if (config_.train.skip_train) return evaluate_alone();
     bool stop = false, leave = false;
-    if (start_.in_memory && is_done()) save();  // nothing of it is on the disk yet
-    if (validation_is_due()) {                  // a stop came in between
+    if (start_.in_memory && (is_done() || !keeps_memory())) save();  // nothing of it is on the disk yet
+    if (memory_ && !keeps_memory() && config_.checkpoint.save_interval >= 0) end_memory();
+    if (validation_is_due()) {  // a stop came in between
       stop = validate();
       save();
     }
@@ -129,7 +130,7 @@ class TrainingRun {
     }
     saver_.finish();
     if (progress_) progress_->saved();
-    if (memory_) memory_->remove();
+    if (memory_ && keeps_memory()) memory_->remove();
     if (!stop && is_done() && !data_.test.empty() && start_.state.iteration < state_.iteration) test();
     write_trace();
     if (is_done() && !validation_is_due()) return Outcome::Done;
@@ -146,15 +147,13 @@ class TrainingRun {
     if (outside_.activity != nullptr) outside_.activity->begin_phase(phase, iteration);
   }
 
-  // What nodes keep of the run is of a time before this start, which does not resume from it. Collective over the
-  // world.
-  void leave_memory_behind() const {
-    const comm::Group& world = engine_.context.world();
-    const auto leave = [&] {
-      if (world.rank() == 0 && supervise::memory_run(save_folder(config_)))
-        supervise::begin_memory_time(save_folder(config_));
-    };
-    comm::run_together(world, leave, beat_of(config_));
+  bool keeps_memory() const { return config_.checkpoint.memory_interval > 0; }
+
+  // What was left there is on the disk now, or older than what is. Collective over the world.
+  void end_memory() {
+    saver_.finish();
+    memory_->remove();
+    memory_.reset();
   }
 
   // Gives every set of preferences its reference, computed or read. Collective over the world.
@@ -504,6 +503,12 @@ class TrainingRun {
     else if (start_.from)
       log_->message(concat(" > resumed from ", start_.from->string(), start_.in_memory ? " in memory" : "",
                            " at iteration ", state_.iteration, ", ", state_.skipped_iterations, " of them skipped"));
+    if (start_.in_memory && !keeps_memory() && config_.checkpoint.save_interval >= 0)
+      log_->message(
+          " > it is saved on the disk now: without checkpoint.memory_interval nodes keep none of those to come");
+    if (const std::int64_t lines = log_->lines_taken_out(); lines > 0)
+      log_->message(concat(" > metrics.jsonl: lines taken out, as the run does again what comes after iteration ",
+                           state_.iteration, ": ", lines));
   }
 
   // The mean loss over `count` samples from number `first` on; those beyond the set's end count as none where

@@ -88,6 +88,18 @@ std::span<std::byte> bytes_in(const at::Tensor& tensor) {
 
 }  // namespace
 
+bool memory_is_left(const config::RunConfig& config, const comm::Group& world) {
+  const bool left = sv::newest_in_memory(config.checkpoint.memory_folder, save_folder(config)).has_value();
+  return world.all_reduce_scalars({left ? 1.0 : 0.0}, comm::ReduceOp::Max)[0] > 0;
+}
+
+void leave_memory_behind(const config::RunConfig& config, const comm::Group& world) {
+  const auto leave = [&] {
+    if (world.rank() == 0 && sv::memory_run(save_folder(config))) sv::begin_memory_time(save_folder(config));
+  };
+  comm::run_together(world, leave, beat_of(config));
+}
+
 MemoryCopies::MemoryCopies(const plan::ResolvedRun& run, const Engine& engine)
     : run_(run), engine_(engine), beat_(beat_of(run.config)) {
   const config::CheckpointConfig& checkpoint = run.config.checkpoint;
@@ -112,7 +124,7 @@ MemoryCopies::MemoryCopies(const plan::ResolvedRun& run, const Engine& engine)
                                             .beat = beat_,
                                             .nodes = nodes_,
                                             .neighbours = checkpoint.memory_neighbours,
-                                            .copy_polls = checkpoint.memory_interval});
+                                            .copy_polls = std::max<std::int64_t>(checkpoint.memory_interval, 1)});
 }
 
 /// Throws the same on every rank where `work` throws on one.
@@ -170,7 +182,8 @@ void MemoryCopies::look() {
 }
 
 bool MemoryCopies::is_due(std::int64_t iteration) const {
-  return works_ && iteration % run_.config.checkpoint.memory_interval == 0;
+  return works_ && run_.config.checkpoint.memory_interval > 0 &&
+         iteration % run_.config.checkpoint.memory_interval == 0;
 }
 
 void MemoryCopies::before_change() { saver_->before_change(); }

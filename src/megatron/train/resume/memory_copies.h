@@ -15,6 +15,12 @@
 
 namespace megatron::train {
 
+/// Whether a node keeps a checkpoint that an earlier start of the run has left. Collective over the world.
+bool memory_is_left(const config::RunConfig& config, const comm::Group& world);
+/// What nodes keep of the run, among them those that are away, is of a time before this start, which does not resume
+/// from it. Collective over the world.
+void leave_memory_behind(const config::RunConfig& config, const comm::Group& world);
+
 /// A run's checkpoints in the memory of its nodes (checkpoint.memory_interval): each node keeps its ranks' files of the
 /// newest one in a folder that outlives them, and those of the node before it. Calls are collective over the world but
 /// for those that say so.
