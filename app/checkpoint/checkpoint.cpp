@@ -52,9 +52,9 @@ int info(const Args& args) {
     print_json(about);
     return missing.empty() ? kDone : kDifference;
   }
-  print("{}\n  iteration   {}\n  parameters  {}\n  size        {:.1f} MB in {} files, {} tensors\n", found.string(),
-        about["iteration"].dump(), about["parameters"].dump(), about["bytes"].get<double>() / 1e6,
-        about["files"].dump(), about["tensors"].size());
+  print("{}\n  iteration   {}\n  parameters  {}\n  size        {:.1f} MB in {} files, {} tensors\n",
+        printable(found.string()), about["iteration"].dump(), about["parameters"].dump(),
+        about["bytes"].get<double>() / 1e6, about["files"].dump(), about["tensors"].size());
   for (const auto& [key, value] : about["metadata"].items())
     if (const std::string text = value; text.size() <= 60) print("  {}: {}\n", printable(key), printable(text));
   if (flags.tensors)
@@ -88,7 +88,7 @@ int verify(const Args& args) {
     print_json(json({{"folder", found.string()}, {"whole", problems.empty()}, {"problems", problems}}));
   } else {
     for (const std::string& problem : problems) write_line(stdout, problem);
-    if (problems.empty()) print("{}: whole: every byte is what was written\n", found.string());
+    if (problems.empty()) print("{}: whole: every byte is what was written\n", printable(found.string()));
   }
   return problems.empty() ? kDone : kDifference;
 }
@@ -111,7 +111,8 @@ int reshard(const Args& args) {
   if (flags.json)
     print_json(about);
   else
-    print("{}: {:.1f} MB in {} files\n", made.string(), about["bytes"].get<double>() / 1e6, about["files"].dump());
+    print("{}: {:.1f} MB in {} files\n", printable(made.string()), about["bytes"].get<double>() / 1e6,
+          about["files"].dump());
   return kDone;
 }
 
@@ -159,7 +160,7 @@ int prune(const Args& args) {
   for (const auto& old : doomed) {
     if (!flags.dry_run) checkpoint::remove_checkpoint(old);
     names.push_back(old.filename().string());
-    if (!flags.json) print("{} {}\n", flags.dry_run ? "would remove" : "removed", old.string());
+    if (!flags.json) print("{} {}\n", flags.dry_run ? "would remove" : "removed", printable(old.string()));
   }
   if (flags.json) print_json(json({{"folder", folder.string()}, {"removed", names}, {"dry_run", flags.dry_run}}));
   return kDone;

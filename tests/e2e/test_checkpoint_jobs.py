@@ -228,6 +228,19 @@ class CheckpointJobs(unittest.TestCase):
         self.assertFalse(folder.exists())
         self.place.train("elsewhere_now", "--train.exit_interval", 1, "--train-iters", 1_000_000)
 
+    def test_a_batch_that_does_not_fit_is_said(self):
+        self.place.train("micro", "--train-iters", 1)
+        result = subprocess.run([MEGATRON, *map(str, self.place.train_words("micro", "--micro-batch-size", 3,
+                                                                            "--global-batch-size", 0))],
+                                capture_output=True, text=True)
+        self.assertIn("train.micro_batch_size 2, not 3", result.stdout + result.stderr)
+
+    def test_names_are_shown_without_control_characters(self):
+        odd = self.place.path / "odd\x1b[2J"
+        shutil.copytree(self.trained, odd)
+        for job in ("info", "verify"):
+            self.assertIn("odd\\x1b[2J", run("checkpoint", job, odd))
+
 
 if __name__ == "__main__":
     unittest.main()

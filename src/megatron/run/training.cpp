@@ -168,10 +168,16 @@ TrainingJob open_training(config::RunConfig& config, const ChooseLayout& choose)
       notes.push_back(std::move(note));
   }
   const train::ResumedBatch resumed = train::resumed_batch(config);
+  const std::int64_t micro_batch = config.train.micro_batch_size;
   auto resolved = recipe::resolve_with_tokenizer(config, {.launched_world_size = place ? place->world_size : 0,
                                                           .needs_data = true,
                                                           .resumed_batch = resumed.size,
                                                           .resumed_samples = resumed.samples});
+  const config::TrainConfig& now = resolved.run.config.train;
+  if (now.micro_batch_size != micro_batch)
+    notes.push_back(concat("note: train.micro_batch_size ", now.micro_batch_size, ", not ", micro_batch,
+                           ": the run keeps its global batch of ", now.global_batch_size, " samples, on dp ",
+                           resolved.run.grid.sample_shares(), "; for another, --global-batch-size"));
   // Without a tokenizer resolve() has thrown.
   return {std::move(resolved.run), std::move(resolved.tokenizer.value()), std::move(place), std::move(notes)};
 }
