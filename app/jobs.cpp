@@ -18,6 +18,7 @@
 #include "app/print.h"
 #include "megatron/base/error.h"
 #include "megatron/base/files/mapped_faults.h"
+#include "megatron/base/files/path_error.h"
 #include "megatron/base/files/write_error.h"
 #include "megatron/base/machine/launcher.h"
 #include "megatron/base/machine/out_of_memory.h"
@@ -50,6 +51,9 @@ int run_job(const std::vector<Job>& jobs, const Args& args) {
   } catch (const ConfigError& error) {
     write_line(stderr, message_of(error));
     return kWrong;
+  } catch (const std::filesystem::filesystem_error& error) {  // of a run that has begun it is another exception
+    write_line(stderr, message_of(error));
+    return is_wrong_path(error) ? kWrong : kFailed;
   } catch (const std::exception& error) {
     write_line(stderr, message_of(error));
     return kFailed;

@@ -14,6 +14,10 @@ from program import MEGATRON, SMALL_MODEL, RunFolder, run  # noqa: E402
 JOBS = ["doctor", "tokenizer", "data", "train", "generate", "checkpoint", "plan", "bench", "docs"]
 
 
+# Users may not read everything; root may, unless that right is taken from what it starts.
+AS_A_USER = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"] if os.geteuid() == 0 else []
+
+
 class WrongInput(unittest.TestCase):
     def test_doctor_names_who_serves_each_operator(self):
         kernels = json.loads(run("doctor", "--json"))["kernels"]
@@ -105,6 +109,34 @@ class WrongInput(unittest.TestCase):
             self.assertIn(f"fix:  {place.path / 'pretrained'}", run(*words, code=2))
         message = run("generate", "--load", place.path, "--prompt", "a", code=2)
         self.assertIn(f"fix:  {place.path / 'pretrained'}", message)
+
+    def test_a_path_that_the_system_refuses_is_answered_with_the_reason_and_what_to_do(self):
+        place = RunFolder()
+        self.addCleanup(place.close)
+        loop, closed, long = place.path / "loop", place.path / "closed", place.path / ("n" * 300)
+        loop.symlink_to(loop)
+        closed.mkdir(mode=0)
+        self.addCleanup(closed.chmod, 0o700)
+        for path, reason in [(loop, "Too many levels of symbolic links"), (closed / "run", "Permission denied"),
+                             (long, "File name too long")]:
+            for words in [["generate", "--load", path, "--prompt", "a"], ["serve", "--load", path],
+                          ["eval", "loss", "--load", path, "--data", place.path / "text.jsonl"],
+                          ["checkpoint", "info", path], ["checkpoint", "verify", path],
+                          ["checkpoint", "export", "--load", path, "--output", place.path / "new"],
+                          ["data", "info", path], ["plot", path], ["watch", path, "--once"],
+                          ["tokenizer", "encode", "--tokenizer", path],
+                          *[place.train_words("run", option, path)
+                            for option in ("--load", "--tokenizer", "--data-path", "--train.out", "--checkpoint.save",
+                                           "--data-cache-path", "--lora.base")]]:
+                with self.subTest(words=words):
+                    message = run(*words, code=2, inside=AS_A_USER)
+                    for word in [reason, "got:", "fix:"]:
+                        self.assertIn(word, message)
+                    self.assertNotIn("filesystem error", message)
+        # Nobody has named what lies in a folder that was named.
+        self.assertIn("Weights must be in", run("generate", "--load", place.path, "--prompt", "a", code=2,
+                                                inside=AS_A_USER))
+        self.assertFalse((place.path / "run").exists())
 
     def test_ranks_that_the_layout_does_not_ask_for_are_refused(self):
         place = RunFolder()

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <ranges>
+#include <system_error>
 
 #include "megatron/base/error.h"
 #include "megatron/base/named_path.h"
@@ -22,11 +23,13 @@ WeightFormat peft_format();
 
 namespace {
 
-/// Of a folder that nobody has named: damage in it is not to be reported.
+/// Of a folder that nobody has named: damage in it is not to be reported, nor that it may not be entered.
 bool holds_weights(const fs::path& folder) {
   try {
     return find_format(folder) != nullptr;
   } catch (const ConfigError&) {
+    return false;
+  } catch (const fs::filesystem_error&) {
     return false;
   }
 }
@@ -43,7 +46,8 @@ std::string another_folder(const fs::path& folder) {
   }
   std::string inside;
   for (const fs::directory_entry& entry : fs::directory_iterator(folder, fs::directory_options::skip_permission_denied))
-    if (entry.is_directory() && holds_weights(entry.path())) inside = std::max(inside, entry.path().string());
+    if (std::error_code ignored; entry.is_directory(ignored) && holds_weights(entry.path()))
+      inside = std::max(inside, entry.path().string());
   if (!inside.empty()) return inside;
   if (fs::exists(folder / "recipe.toml"))
     return "let the run save first: it does so at its end, and each checkpoint.save_interval steps";

@@ -14,6 +14,7 @@
 #include <iterator>
 
 #include "megatron/base/error.h"
+#include "megatron/base/files/path_error.h"
 #include "megatron/base/machine/cores.h"
 #include "megatron/base/machine/gpu.h"
 #include "megatron/base/machine/out_of_memory.h"
@@ -87,7 +88,13 @@ struct RankWork {
 
 // Runs the work of one rank. What it throws gets the rank's name, and peers that wait for the rank are told.
 int run_body(const plan::ResolvedRun& run, const RankWork& work, const comm::Group& world, at::Device device) {
-  if (world.size() == 1) return work.body(world, device);
+  if (world.size() == 1) {
+    try {
+      return work.body(world, device);
+    } catch (const std::filesystem::filesystem_error& error) {  // not of a path that the user has named
+      throw std::runtime_error(path_error(error));
+    }
+  }
   const auto named = [&](const std::exception& error) {
     const std::string message = concat(plan::rank_name(run.grid, world.rank()), ": ", message_of(error));
     world.abort(message);
@@ -159,11 +166,21 @@ std::vector<std::string> own_command() {
   return words;
 }
 
+// job(), and ConfigError in place of what std::filesystem throws where it looks at a path that cannot be.
+int with_wrong_paths_refused(const std::function<int()>& job) {
+  try {
+    return job();
+  } catch (const std::filesystem::filesystem_error& error) {
+    if (!is_wrong_path(error)) throw;
+    throw ConfigError(path_error(error));
+  }
+}
+
 }  // namespace
 
 int run_job_of_ranks(const std::function<int()>& job) {
   try {
-    return job();
+    return with_wrong_paths_refused(job);
   } catch (const comm::AgreedError&) {
     throw;
   } catch (const RankError&) {

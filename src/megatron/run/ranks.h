@@ -15,6 +15,7 @@ namespace megatron::run {
 
 /// Runs `job`, which starts ranks by run_on_ranks(), and returns its exit code. Where it throws ConfigError on a rank
 /// of a launcher before the ranks have met, the others, which would wait for it, are told and end with the same error.
+/// What std::filesystem throws of a path that cannot be looked at is a ConfigError too (base/files/path_error.h).
 int run_job_of_ranks(const std::function<int()>& job);
 
 /// What one rank does; its exit code.

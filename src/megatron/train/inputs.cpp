@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <array>
+#include <filesystem>
 #include <set>
 #include <string_view>
+#include <tuple>
 
 #include "megatron/base/collected_errors.h"
 #include "megatron/base/error.h"
@@ -494,6 +496,8 @@ void check_inputs(const plan::ResolvedRun& run, const data::WaitMessage& say) {
   if (!run.shape.predicts_tokens())
     throw ConfigError(rule_got_fix("A run that reads text must have model.head tokens.", run.config.model.head,
                                    "--model.head tokens; megatron finetune trains the heads of tasks"));
+  // Ranks look into it when they have begun: what the system refuses of it shall be said before.
+  if (const fs::path cache = run.config.data.data_cache_path; !cache.empty()) std::ignore = fs::exists(cache / "index");
   const SampleTools tools = load_tools(run.config);
   for (const auto part : {data::SplitPart::Train, data::SplitPart::Valid, data::SplitPart::Test})
     for (const data::PartSpec& spec : part_specs(run, part, /*eod=*/0, tools))

@@ -1,10 +1,12 @@
 #include "megatron/base/machine/out_of_memory.h"
 
 #include <cstdio>
+#include <filesystem>
 #include <string_view>
 #include <system_error>
 
 #include "megatron/base/error.h"
+#include "megatron/base/files/path_error.h"
 #include "megatron/base/stack_frames.h"
 
 namespace megatron {
@@ -35,6 +37,7 @@ bool is_out_of_memory(const std::exception& error) {
 }
 
 std::string message_of(const std::exception& error) {
+  if (const auto* const path = dynamic_cast<const std::filesystem::filesystem_error*>(&error)) return path_error(*path);
   const bool says_what_for = dynamic_cast<const OutOfMemory*>(&error) != nullptr;
   const auto* const system = dynamic_cast<const std::system_error*>(&error);
   if (system != nullptr && system->code() == std::errc::resource_unavailable_try_again)  // of std::thread

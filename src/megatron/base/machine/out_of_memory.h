@@ -27,7 +27,7 @@ class AllocationFailed : public std::bad_alloc {
 bool is_out_of_memory(const std::exception& error);
 
 /// What to print of an error that reached the end of a job: its message without libtorch's stack frames, or that memory
-/// ran out where it says no more.
+/// ran out where it says no more, or what is wrong with a path (path_error.h).
 std::string message_of(const std::exception& error);
 
 /// The message about such an error, `what` being what memory was taken for: "the optimizer's state".
