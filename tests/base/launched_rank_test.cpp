@@ -22,6 +22,27 @@ TEST(LaunchedRank, NoLauncherMeansNoPlace) {
   EXPECT_FALSE(place_from({{"SLURM_JOB_ID", "7"}, {"SLURM_NTASKS", "4"}})) << "an allocation, not a task";
 }
 
+TEST(LaunchedRank, RefusesHalfOfTorchrunsVariables) {
+  const auto refuses = [](const Environment& environment, const std::string& got) {
+    EXPECT_THAT([&] { place_from(environment); },
+                ThrowsMessage<ConfigError>(AllOf(HasSubstr("must be set"), HasSubstr("got:  " + got + "\n"))));
+  };
+  refuses({{"RANK", "1"}, {"MASTER_ADDR", "node0"}}, "RANK 1, no WORLD_SIZE");
+  refuses({{"RANK", "0"}, {"LOCAL_RANK", "0"}, {"WORLD_SIZE", ""}}, "RANK 0, no WORLD_SIZE");
+  refuses({{"WORLD_SIZE", "2"}, {"MASTER_ADDR", "node0"}, {"MASTER_PORT", "1234"}}, "WORLD_SIZE 2, no RANK");
+  refuses({{"WORLD_SIZE", "2"}, {"LOCAL_RANK", "1"}}, "WORLD_SIZE 2, no RANK");
+}
+
+TEST(LaunchedRank, LeavesVariablesAloneThatAUserMayHaveForOtherPrograms) {
+  EXPECT_FALSE(place_from({{"MASTER_ADDR", "node0"}, {"MASTER_PORT", "1234"}}));
+  EXPECT_FALSE(place_from({{"WORLD_SIZE", "1"}, {"MASTER_ADDR", "node0"}})) << "a world of one";
+  EXPECT_FALSE(place_from({{"WORLD_SIZE", "8"}})) << "nothing says that ranks are to meet";
+  EXPECT_FALSE(place_from({{"LOCAL_RANK", "0"}}));
+  EXPECT_EQ(place_from({{"PMI_RANK", "1"}, {"PMI_SIZE", "2"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "node0"}})->launcher,
+            "PMI")
+      << "another launcher, whose job exports some";
+}
+
 TEST(LaunchedRank, ReadsTorchrun) {
   const LaunchedRank p = *place_from({{"RANK", "5"},
                                       {"WORLD_SIZE", "8"},

@@ -138,6 +138,15 @@ class WrongInput(unittest.TestCase):
                                                 inside=AS_A_USER))
         self.assertFalse((place.path / "run").exists())
 
+    def test_half_of_torchruns_variables_is_refused(self):
+        place = RunFolder()
+        self.addCleanup(place.close)
+        words = place.train_words("run", "--train-iters", 1)
+        for variables in [["RANK=0", "MASTER_ADDR=127.0.0.1"], ["WORLD_SIZE=2", "LOCAL_RANK=0"]]:
+            self.assertIn("must be set", run(*words, code=2, inside=["env", *variables]))
+        self.assertFalse((place.path / "run").exists())
+        run(*words, inside=["env", "WORLD_SIZE=1", "MASTER_ADDR=127.0.0.1"])
+
     def test_ranks_that_the_layout_does_not_ask_for_are_refused(self):
         place = RunFolder()
         self.addCleanup(place.close)

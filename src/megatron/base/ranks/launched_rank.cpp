@@ -167,6 +167,20 @@ LaunchedRank place_by(Launcher launcher, const Reader& in) {
   return from_slurm(in);
 }
 
+/// Without a launcher: variables that a host's script has set by hand, one of them forgotten, would make each host
+/// train alone. RANK or WORLD_SIZE alone may be anybody's, and a world of one has no rank to name.
+void refuse_half_of_torchrun(const Reader& in) {
+  const std::string *rank = in.text("RANK"), *size = in.text("WORLD_SIZE");
+  if ((rank == nullptr) == (size == nullptr) || (size != nullptr && *size == "1")) return;
+  if (!in.text("MASTER_ADDR") && !in.text("LOCAL_RANK")) return;
+  const bool has_rank = rank != nullptr;
+  throw ConfigError(rule_got_fix(
+      concat("Of torchrun's variables RANK and WORLD_SIZE both must be set, or neither."),
+      concat(has_rank ? "RANK " : "WORLD_SIZE ", has_rank ? *rank : *size, ", no ", has_rank ? "WORLD_SIZE" : "RANK"),
+      concat("set ", has_rank ? "WORLD_SIZE to the number of ranks" : "RANK to the rank's number",
+             " on each, or start with torchrun; to train alone: unset ", has_rank ? "RANK" : "WORLD_SIZE")));
+}
+
 [[noreturn]] void bad_host_list(const std::string& list) {
   throw ConfigError(rule_got_fix("A host list reads name or name[a-b,c], joined by commas.", list,
                                  "MASTER_ADDR=HOST, and the list is not read"));
@@ -220,7 +234,10 @@ std::vector<std::string> expand_host_list(const std::string& list) {
 std::optional<LaunchedRank> place_from(const Environment& environment) {
   const auto has = [&](const char* name) { return environment.contains(name) && !environment.at(name).empty(); };
   const auto found = launcher_of(environment);
-  if (!found) return std::nullopt;
+  if (!found) {
+    refuse_half_of_torchrun(Reader(environment, "torchrun"));
+    return std::nullopt;
+  }
   LaunchedRank place = place_by(found->launcher, Reader(environment, found->name));
   place.launcher = found->name;
   const bool counted =

@@ -32,8 +32,9 @@ struct LaunchedRank {
 /// …), looked for in this order; nullopt where none is there. MASTER_ADDR and MASTER_PORT hold under each of them;
 /// without them, Slurm meets on the first host of its list, at a port that its job and step decide, MPI on this host if
 /// all ranks are here. Ranks that are all on one host and keep the store themselves meet on its loopback interface,
-/// whatever MASTER_ADDR says. Throws ConfigError on values that are missing, malformed or contradict each other. What
-/// counts as a launcher is launcher_of()'s to say.
+/// whatever MASTER_ADDR says. Throws ConfigError on values that are missing, malformed or contradict each other, and
+/// where one of RANK and WORLD_SIZE (above 1) is there with MASTER_ADDR or LOCAL_RANK, but the other and a launcher are
+/// not. What counts as a launcher is launcher_of()'s to say.
 std::optional<LaunchedRank> place_from(const Environment& environment);
 
 /// The variables that make place_from return `place`: what a program that starts its own ranks gives them.
