@@ -29,6 +29,7 @@
 #include "megatron/run/stop.h"
 #include "megatron/tasks/scores/seeds.h"
 #include "megatron/train/resume/agreement.h"
+#include "megatron/train/resume/run_folders.h"
 
 namespace megatron::app {
 namespace {
@@ -213,7 +214,10 @@ comm::Facts facts_of(const Work& job) {
 checkpoint::FolderLock take_folder(const Work& job) {
   make_folder(job.out());
   checkpoint::FolderLock lock(job.out(), "name another --train.out");
-  for (const std::uint64_t seed : job.seeds) finished(job, seed);
+  for (const std::uint64_t seed : job.seeds) {
+    finished(job, seed);
+    train::check_metrics_file(finetune::seed_folder(job.out(), seed) / "metrics.jsonl");
+  }
   return lock;
 }
 

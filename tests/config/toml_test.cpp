@@ -50,6 +50,35 @@ TEST(Toml, SetsOptionsAndLeavesTheOthers) {
   EXPECT_EQ(run.model.hidden_size, ModelConfig().hidden_size);
 }
 
+TEST(Toml, AsksForOneTableWhereASectionIsAListOfThem) {
+  const std::string fix = "fix:  [model], and under it its options";
+  EXPECT_THAT(error_of("[[model]]\nnum_layers = 2\n"),
+              HasSubstr("recipe.toml:1: model must be one table.\n  got:  a list of tables, [[model]]\n  " + fix));
+  EXPECT_THAT(error_of("[[model]]\n[[model]]\n"), HasSubstr(fix));
+}
+
+// Each is typed and read, as the user would.
+TEST(Toml, ProposesValuesThatAreTaken) {
+  const auto fix_of = [](const std::string& error) {
+    const std::string mark = "fix:  such as ";
+    const std::size_t at = error.find(mark);
+    return at == std::string::npos ? "" : error.substr(at + mark.size(), error.find('\n', at) - at - mark.size());
+  };
+  const std::pair<const char*, const char*> cases[] = {
+      {"[data]\ndata_path = [1, \"x\"]\n", "data_path = [\"1\", \"x\"]"},
+      {"[data]\ndata_path = 0.5\n", "data_path = [\"0.5\"]"},
+      {"[data]\ndata_path = [[1], [2]]\n", "data_path = [\"a\", \"b\"]"},
+      {"[data]\ntokenizer = 7\n", "tokenizer = \"7\""},
+      {"[data]\ntokenizer = [7]\n", "tokenizer = \"text\""},
+      {"[schedule]\nrampup_batch_size = \"x\"\n", "rampup_batch_size = [1, 2]"},
+      {"[train]\nseed = -1\n", "seed = 1234"}};
+  for (const auto& [text, fix] : cases) {
+    EXPECT_EQ(fix_of(error_of(text)), fix) << text;
+    const std::string recipe = text;
+    EXPECT_EQ(error_of(recipe.substr(0, recipe.find('\n') + 1) + fix + "\n"), "no error") << fix;
+  }
+}
+
 TEST(Toml, ReadsTheOptionsOfEarlierRecipes) {
   const auto activation = [](const std::string& text) {
     RunConfig run;
@@ -90,7 +119,8 @@ TEST(Toml, RefusesWhatIsNotTomlWithItsPlace) {
   EXPECT_THAT(error_of("[model]\nnum_layers = = 3\n"), HasSubstr("recipe.toml:2:"));
   EXPECT_THAT(error_of("[model]\nnum_layers = 1\nnum_layers = 2\n"), HasSubstr("recipe.toml:3:"));
   EXPECT_THAT(error_of("[model]\nnum_layers = 1\nnum-layers = 2\n"), HasSubstr("must be given once"));
-  EXPECT_THAT(error_of("model = 3\n"), HasSubstr("recipe.toml:1: a recipe's key must be a known option."));
+  EXPECT_THAT(error_of("model = 3\n"),
+              HasSubstr("recipe.toml:1: model must be one table.\n  got:  3\n  fix:  [model],"));
   EXPECT_THAT(error_of("lr = nan\n[schedule]\nlr = nan\n"), HasSubstr("recipe.toml:3: schedule.lr takes a number."));
 }
 

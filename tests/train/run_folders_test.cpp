@@ -52,6 +52,23 @@ TEST_F(RunFoldersTest, AnotherRunIsRefusedUntilTheFirstHasEnded) {
   EXPECT_EQ(error_of(config("run")), "no error");
 }
 
+TEST_F(RunFoldersTest, RefusesMetricsThatAreNoFileToAddLinesTo) {
+  fs::create_directories(folder_ / "run/metrics.jsonl");
+  fs::create_directories(folder_ / "full");
+  fs::create_symlink("/dev/full", folder_ / "full/metrics.jsonl");
+  const std::string fix = "fix:  remove or rename it, or name another --train.out";
+  for (const char* out : {"run", "full"}) {
+    const std::string error = error_of(config(out));
+    EXPECT_NE(error.find((folder_ / out / "metrics.jsonl").string()), std::string::npos) << error;
+    EXPECT_NE(error.find(fix), std::string::npos) << error;
+    EXPECT_FALSE(fs::exists(folder_ / out / "checkpoints")) << "nothing is made then";
+  }
+  fs::create_directories(folder_ / "linked");
+  std::ofstream(folder_ / "there") << "";
+  fs::create_symlink(folder_ / "there", folder_ / "linked/metrics.jsonl");
+  EXPECT_EQ(error_of(config("linked")), "no error");
+}
+
 TEST_F(RunFoldersTest, OneFolderMayServeForBoth) { EXPECT_EQ(error_of(config("run", "run")), "no error"); }
 
 TEST_F(RunFoldersTest, AStartThatFailsLeavesNothingThatItHasMade) {

@@ -19,6 +19,8 @@ namespace {
 constexpr std::size_t kMaxFile = std::size_t{1} << 20;
 /// Each dot of a dotted key nests a table, and the parser's tables are destroyed recursively: this bounds the stack.
 constexpr std::ptrdiff_t kMaxDots = 2048;
+/// Elements of a list that a fix repeats.
+constexpr std::size_t kMaxQuoted = 8;
 
 /// Sets Values from the nodes of a parsed document and gathers what is wrong with it.
 class TomlReader {
@@ -38,6 +40,10 @@ class TomlReader {
         continue;
       else if (const toml::table* inner = node.as_table(); inner != nullptr && is_section(path))
         read(*inner, path + ".");
+      else if (is_section(path))
+        report(node, path + " must be one table.",
+               node.is_array_of_tables() ? concat("a list of tables, [[", path, "]]") : text_of(node),
+               concat("[", path, "], and under it its options"));
       else
         unknown(path, node);
     }
@@ -62,7 +68,7 @@ class TomlReader {
     const std::optional<Value> found = std::visit([&](auto* pointer) { return convert(node, *pointer); }, field.value);
     if (!found)
       return report(node, path + " takes " + type_name(field.value) + ".", text_of(node),
-                    "such as " + path.substr(path.rfind('.') + 1) + " = " + toml_value(field.value));
+                    "such as " + path.substr(path.rfind('.') + 1) + " = " + example_of(field.value, node));
     if (has_nul(*found))  // names of files, to the system, would end there
       return report(node, path + " must be a string without NUL characters.", printable(text_of(node)),
                     "leave them out");
@@ -97,6 +103,25 @@ class TomlReader {
     else
       out << toml::node_view<const toml::node>(node);
     return out.str().substr(0, 100);
+  }
+
+  /// A value that the field takes: of strings what was given, in quotes; else the present one, unless that is empty.
+  static std::string example_of(const FieldValue& field, const toml::node& node) {
+    const auto word = [](const toml::node& given) { return given.value<std::string>().value_or(text_of(given)); };
+    if (std::holds_alternative<std::string*>(field)) {
+      std::string given = node.is_value() ? word(node) : "";
+      if (!given.empty()) return toml_value(&given);
+    }
+    if (std::holds_alternative<std::vector<std::string>*>(field)) {
+      std::vector<std::string> given;
+      if (const toml::array* list = node.as_array(); list != nullptr && list->size() <= kMaxQuoted)
+        for (const toml::node& element : *list)
+          if (element.is_value()) given.push_back(word(element));
+      if (node.is_value()) given.push_back(word(node));
+      return given.empty() ? R"(["a", "b"])" : toml_value(&given);
+    }
+    const std::string present = toml_value(field);
+    return present == "[]" ? "[1, 2]" : present == R"("")" ? R"("text")" : present;
   }
 
   template <class T>

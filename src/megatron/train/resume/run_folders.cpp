@@ -61,7 +61,15 @@ void check_latest(const fs::path& checkpoints) {
 
 }  // namespace
 
+void check_metrics_file(const fs::path& path) {
+  if (!fs::exists(path) || fs::is_regular_file(path)) return;
+  throw ConfigError(rule_got_fix("A run's own metrics.jsonl must be a regular file.",
+                                 concat(path.string(), fs::is_directory(path) ? ", a folder" : ", which is none"),
+                                 "remove or rename it, or name another --train.out"));
+}
+
 RunFolders::RunFolders(const config::RunConfig& config) {
+  check_metrics_file(fs::path(config.train.out) / "metrics.jsonl");
   MadePlaces places;
   std::vector<fs::path> folders = {config.train.out, save_folder(config)};
   for (const fs::path& named : folders) places.make(named, kFix);

@@ -8,10 +8,14 @@
 
 namespace megatron::train {
 
+/// Throws ConfigError where there is something at `path`, of a run's metrics.jsonl, that lines cannot be added to: a
+/// folder, a device. Called before the run begins.
+void check_metrics_file(const std::filesystem::path& path);
+
 /// A run's folders for writing, train.out and that of its checkpoints: made, tried out, and held (by a lock on the file
 /// .lock in each) until destroyed or until the process ends in any way; and that of log.trace: made and tried out. One
 /// process of a run constructs it, before ranks start. Throws ConfigError where a folder cannot be written or another
-/// run holds it.
+/// run holds it, and where metrics.jsonl is no file to add lines to.
 class RunFolders {
  public:
   explicit RunFolders(const config::RunConfig& config);
