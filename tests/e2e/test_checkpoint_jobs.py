@@ -44,6 +44,21 @@ class CheckpointJobs(unittest.TestCase):
         run("checkpoint", "diff", self.trained / "checkpoints/iter_0000002", made, code=4)
         run("checkpoint", "diff", self.trained / "checkpoints/iter_0000002", made, "--tolerance", 1000)
 
+    def test_export_waits_for_no_other_and_removes_what_a_killed_one_left(self):
+        place = self.place.path
+        left, lock = place / ".tmp-exported-4000000-0", place / ".tmp-exported-lock"
+        left.mkdir()
+        (left / "config.json").write_text("{}")
+        words = ["checkpoint", "export", "--load", self.trained, "--output", place / "exported"]
+        with open(lock, "w", encoding="utf-8") as held:
+            fcntl.flock(held, fcntl.LOCK_EX)
+            self.assertIn("another job writes", run(*words, code=2))
+        self.assertTrue(left.exists(), "it may be the other's")
+        self.assertFalse((place / "exported").exists())
+        run(*words)
+        self.assertTrue((place / "exported/config.json").exists())
+        self.assertEqual(list(place.glob(".tmp-exported*")), [])
+
     def test_weights_in_bf16_train_on(self):
         made = self.place.path / "bf16"
         run("checkpoint", "reshard", self.trained, made, "--dtype", "bf16", "--weights-only")

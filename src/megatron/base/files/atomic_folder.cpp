@@ -1,14 +1,79 @@
 #include "megatron/base/files/atomic_folder.h"
 
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cerrno>
+#include <string_view>
 #include <system_error>
+#include <utility>
+#include <vector>
 
 #include "megatron/base/error.h"
 #include "megatron/base/files/file.h"
+#include "megatron/base/files/write_error.h"
 
 namespace megatron {
 namespace fs = std::filesystem;
+namespace {
+
+/// Whether `name` is what an AtomicFolder calls the folder until it is whole: `start`PID-ATTEMPT.
+bool is_temporary(std::string_view name, std::string_view start) {
+  if (!name.starts_with(start)) return false;
+  name.remove_prefix(start.size());
+  const std::size_t dash = name.find('-');
+  const auto is_number = [](std::string_view text) {
+    return !text.empty() && std::ranges::all_of(text, [](char c) { return c >= '0' && c <= '9'; });
+  };
+  return dash != std::string_view::npos && is_number(name.substr(0, dash)) && is_number(name.substr(dash + 1));
+}
+
+/// What killed programs have left in `parent`. What cannot be removed stays.
+void remove_leftovers(const fs::path& parent, const std::string& start) {
+  std::error_code ignored;
+  std::vector<fs::path> leftovers;
+  for (fs::directory_iterator entry(parent, ignored), end; entry != end; entry.increment(ignored))
+    if (is_temporary(entry->path().filename().string(), start)) leftovers.push_back(entry->path());
+  for (const fs::path& leftover : leftovers) fs::remove_all(leftover, ignored);
+}
+
+[[noreturn]] void cannot_write(const fs::path& folder, const std::error_code& error) {
+  throw ConfigError(rule_got_fix("An output's folder must be writable.", concat(folder.string(), ": ", error.message()),
+                                 "name another --output"));
+}
+
+}  // namespace
+
+AtomicFolder::Lock::Lock(fs::path path, const fs::path& whose) : path_(std::move(path)) {
+  while (true) {
+    descriptor_ = ::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    if (descriptor_ < 0) cannot_write(whose, {errno, std::generic_category()});
+    held_ = ::flock(descriptor_, LOCK_EX | LOCK_NB) == 0;
+    if (!held_ && errno != EWOULDBLOCK) return;  // some file systems have no locks
+    if (!held_) {
+      ::close(descriptor_);
+      throw ConfigError(rule_got_fix("Only one job at a time may write a folder.",
+                                     concat(whose.string(), ", which another job writes"),
+                                     "wait for its end, or name another --output"));
+    }
+    // Whoever held it before has removed the file meanwhile: a lock on that keeps nobody out.
+    struct stat own {
+    }, named{};
+    if (::fstat(descriptor_, &own) == 0 && ::stat(path_.c_str(), &named) == 0 && own.st_dev == named.st_dev &&
+        own.st_ino == named.st_ino)
+      return;
+    ::close(descriptor_);
+  }
+}
+
+AtomicFolder::Lock::~Lock() {
+  std::error_code ignored;
+  fs::remove(path_, ignored);
+  ::close(descriptor_);
+}
 
 void AtomicFolder::check(const fs::path& path) {
   if (!fs::exists(path) || (fs::is_directory(path) && fs::is_empty(path))) return;
@@ -20,15 +85,17 @@ AtomicFolder::AtomicFolder(const fs::path& path) {
   check(path);
   const fs::path whole = fs::absolute(path).lexically_normal();
   final_ = whole.has_filename() ? whole : whole.parent_path();
-  make_folder(final_.parent_path());
+  const fs::path parent = final_.parent_path();
+  make_folder(parent);
+  const std::string start = concat(".tmp-", final_.filename().string(), "-");
+  lock_ = std::make_unique<Lock>(parent / (start + "lock"), final_);
+  check(path);  // who held the lock may have written it
+  if (lock_->held()) remove_leftovers(parent, start);
   for (int attempt = 0; temporary_.empty(); ++attempt) {
-    const fs::path name =
-        final_.parent_path() / concat(".tmp-", final_.filename().string(), "-", ::getpid(), "-", attempt);
+    const fs::path name = parent / concat(start, ::getpid(), "-", attempt);
     std::error_code error;
     if (fs::create_directory(name, error)) temporary_ = name;
-    if (error)
-      throw ConfigError(rule_got_fix("An output's folder must be writable.",
-                                     concat(final_.string(), ": ", error.message()), "name another --output"));
+    if (error) cannot_write(final_, error);
   }
 }
 
@@ -38,7 +105,13 @@ AtomicFolder::~AtomicFolder() {
 }
 
 void AtomicFolder::commit() {
-  fs::rename(temporary_, final_);
+  std::error_code error;
+  fs::rename(temporary_, final_, error);
+  if (error == std::errc::directory_not_empty || error == std::errc::file_exists || error == std::errc::not_a_directory)
+    throw std::runtime_error(rule_got_fix("The output folder must not exist, or be empty, until all of it is written.",
+                                          concat(final_.string(), ": ", error.message()),
+                                          "name another --output, or remove what is there"));
+  if (error) throw std::runtime_error(write_error(final_, "cannot be renamed to", error.value()));
   temporary_.clear();
   fsync_folder(final_.parent_path());
 }

@@ -1,13 +1,17 @@
 #pragma once
 #include <filesystem>
+#include <memory>
 
 namespace megatron {
 
 /// A folder that appears under its name whole or not at all. Until commit() it has another, beside the final one, which
-/// only a killed program leaves behind.
+/// only a killed program leaves behind: the next AtomicFolder of the name removes it. Only one at a time makes a folder
+/// of a name, by a lock on a file beside it that is there meanwhile; where there are no locks, several may, and nothing
+/// that is left is removed.
 class AtomicFolder {
  public:
-  /// Throws ConfigError where `path` is there and not an empty folder, or the one above it may not be written.
+  /// Throws ConfigError where `path` is there and not an empty folder, another process makes it at the moment, or the
+  /// one above it may not be written.
   explicit AtomicFolder(const std::filesystem::path& path);
   ~AtomicFolder();
   AtomicFolder(const AtomicFolder&) = delete;
@@ -19,11 +23,29 @@ class AtomicFolder {
   /// Where to write.
   const std::filesystem::path& temporary_path() const { return temporary_; }
 
-  /// The folder and its name are on the disk when this returns.
+  /// The folder and its name are on the disk when this returns. Throws std::runtime_error where somebody has taken the
+  /// name meanwhile.
   void commit();
 
  private:
+  /// The name's lock, held until destroyed: the file is removed then.
+  class Lock {
+   public:
+    /// `path`: of the file. Throws ConfigError where another process holds it.
+    Lock(std::filesystem::path path, const std::filesystem::path& whose);
+    ~Lock();
+    Lock(const Lock&) = delete;
+    Lock& operator=(const Lock&) = delete;
+    bool held() const { return held_; }  ///< false: the file system has no locks
+
+   private:
+    std::filesystem::path path_;
+    int descriptor_ = -1;
+    bool held_ = false;
+  };
+
   std::filesystem::path final_, temporary_;
+  std::unique_ptr<Lock> lock_;
 };
 
 }  // namespace megatron
