@@ -189,13 +189,21 @@ TEST_P(FailureAmongProcesses, NamesTheMissingRankOnEveryOther) {
   EXPECT_LT(Clock::now() - start, (how == "stall" ? 3 * timeout : milliseconds{0}) + kPatience);  // timeout and grace
   const int code = how == "exit" ? 7 : how == "throw" ? 1 : how == "kill" ? 128 + SIGKILL : 128 + SIGTERM;
   EXPECT_EQ(result.exit_code, std::max(code, 5)) << result.message;
-  if (how == "exit" || how == "kill") {  // after "throw" the others hear of it, and may end first
+  if (how != "stall") {  // after "throw" the others hear of it, and may end first
     EXPECT_EQ(result.first_failed_rank, 2) << result.message;
   }
 }
 
 INSTANTIATE_TEST_SUITE_P(Ways, FailureAmongProcesses, testing::Values("throw", "exit", "kill", "stall"),
                          [](const auto& p) { return std::string(p.param); });
+
+TEST(Launch, NamesTheRankThatToldTheOthersWhereTheyEndFirst) {
+  const Folder folder;
+  const LaunchResult result = launch_processes(3, {"/proc/self/exe", "--as-rank", "throw-and-stay", folder.path()},
+                                               {.grace = milliseconds(1000)});
+  EXPECT_EQ(result.first_failed_rank, 2);
+  EXPECT_EQ(result.message, "rank 2 failed first, and was ended");
+}
 
 TEST(FailureOverNccl, AKilledRankIsNamedOnEveryOtherCudaDevice) {
   const int n = num_gpus();
@@ -404,6 +412,7 @@ int run_failure(const std::string& how, const std::string& folder, const Environ
     if (how == "kill") raise(SIGKILL);
     if (how == "stall") pause();
     world.abort("out of luck");
+    if (how == "throw-and-stay") pause();  // until the launcher ends it, after the others
     return 1;
   }
   try {

@@ -56,6 +56,15 @@ std::string start_of(Dictionary& keys, const std::vector<int>& ranks) {
   return name;
 }
 
+TEST(StartName, TheNewestIsThatOfTheLastStart) {
+  Dictionary keys;
+  EXPECT_EQ(newest_start(keys), std::nullopt);
+  for (int i = 0; i < 2; ++i) {
+    const std::string name = start_of(keys, {0, 1});
+    EXPECT_EQ(newest_start(keys), name);
+  }
+}
+
 TEST(StartName, IsOneOfAllRanksAndAnotherForEachStartInOneStore) {
   Dictionary keys;
   const std::string first = start_of(keys, {0, 1, 2, 3}), second = start_of(keys, {3, 1, 0, 2}),

@@ -247,4 +247,18 @@ c10::intrusive_ptr<c10d::Store> connect_store(const LaunchedRank& place, millise
   return c10::make_intrusive<c10d::PrefixStore>(name_of_start(keys, place.rank, place.world_size, timeout), prefixed);
 }
 
+c10::intrusive_ptr<c10d::Store> newest_start_in_store(const LaunchedRank& place, milliseconds timeout) {
+  quieten_c10d();
+  const auto connect = [address = place.address, port = place.port, timeout] {
+    return client_of(address, port, timeout);
+  };
+  auto store = c10::make_intrusive<RunStore>(connect, connect, RunKey(secret_of(place)),
+                                             concat(place.address, ":", place.port), timeout);
+  const auto prefixed = c10::make_intrusive<c10d::PrefixStore>(place.store_prefix, std::move(store));
+  C10dKeys keys(prefixed);
+  const auto name = newest_start(keys);
+  if (!name) return {};
+  return c10::make_intrusive<c10d::PrefixStore>(*name, prefixed);
+}
+
 }  // namespace megatron::comm

@@ -62,6 +62,10 @@ class RunStore final : public c10d::Store {
 /// a launcher keeps the store. Throws PeerError, and ConfigError as secret_of().
 c10::intrusive_ptr<c10d::Store> connect_store(const LaunchedRank& place, std::chrono::milliseconds timeout);
 
+/// What a launcher sees of the store that it keeps for the ranks of `place`: that of their newest start, null where
+/// none is complete. Throws PeerError as RunStore does.
+c10::intrusive_ptr<c10d::Store> newest_start_in_store(const LaunchedRank& place, std::chrono::milliseconds timeout);
+
 /// addresses_of() for those who meet there. Throws PeerError where there is none.
 std::vector<HostAddress> peer_addresses(const std::string& host, int port);
 

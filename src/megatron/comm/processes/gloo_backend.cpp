@@ -496,4 +496,15 @@ StoreServer::StoreServer() : impl_(std::make_unique<Impl>()) {
 StoreServer::~StoreServer() = default;
 int StoreServer::port() const { return impl_->store->getPort(); }
 
+std::string StoreServer::told_failure(const LaunchedRank& place) const {
+  try {
+    const auto store = newest_start_in_store(place, milliseconds(1000));
+    if (!store) return "";
+    C10dKeys keys(store);
+    return comm::told_failure(keys).value_or("");
+  } catch (const std::exception&) {  // who failed first is then judged by who ended first
+    return "";
+  }
+}
+
 }  // namespace megatron::comm

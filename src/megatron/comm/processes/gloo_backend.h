@@ -32,6 +32,9 @@ class StoreServer {
   StoreServer();  ///< on a free port of the loopback interface
   ~StoreServer();
   int port() const;
+  /// "rank 2 failed: …", as the first of the ranks of `place` that gave up has told the others; "": none has, or it
+  /// cannot be known. Takes up to 1 s.
+  std::string told_failure(const LaunchedRank& place) const;
 
  private:
   struct Impl;

@@ -4,8 +4,11 @@
 
 #include <algorithm>
 #include <csignal>
+#include <cstdio>
 #include <cstring>
 #include <fstream>
+#include <functional>
+#include <map>
 #include <optional>
 
 #include "megatron/base/error.h"
@@ -59,37 +62,85 @@ class Children {
       if (pid > 0 && is_stopped(pid)) kill(-pid, SIGKILL);
   }
 
-  /// Takes note of every rank that has ended.
-  void reap(LaunchResult& result, const std::vector<int>& clean_codes) {
+  /// Takes note of every rank that has ended. `by_us`: they have been told to.
+  void reap(bool by_us, const std::vector<int>& clean_codes) {
     for (std::size_t r = 0; r < pids_.size(); ++r) {
       int status = 0;
       if (pids_[r] <= 0 || waitpid(pids_[r], &status, WNOHANG) != pids_[r]) continue;
       kill(-pids_[r], SIGKILL);  // what the rank itself has started
       pids_[r] = 0;
-      const int code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-      result.exit_code = std::max(result.exit_code, code);
+      const bool killed = !WIFEXITED(status);
+      const int code = killed ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
       const bool clean = std::find(clean_codes.begin(), clean_codes.end(), code) != clean_codes.end();
-      if (clean || result.first_failed_rank >= 0) continue;
-      result.first_failed_rank = static_cast<int>(r);
-      result.message = WIFEXITED(status) ? concat("rank ", r, " failed first, with exit code ", code)
-                                         : concat("rank ", r, " failed first, ended by signal ", WTERMSIG(status), " (",
-                                                  strsignal(WTERMSIG(status)), ")");
+      ends_[static_cast<int>(r)] = {.code = code, .killed = killed, .by_us = by_us, .clean = clean};
+      if (!clean && first_ < 0) first_ = static_cast<int>(r);
     }
   }
 
+  /// The first rank that ended with a code that is not clean; -1: none.
+  int first() const { return first_; }
+
+  /// Once all have ended. `told`: what StoreServer::told_failure() said when the first had.
+  LaunchResult result(const std::string& told) const {
+    LaunchResult result;
+    for (const auto& [rank, end] : ends_) result.exit_code = std::max(result.exit_code, end.code);
+    result.first_failed_rank = first_failed(told);
+    if (first_ < 0) return result;
+    const Ending& end = ends_.at(result.first_failed_rank);
+    result.message = concat("rank ", result.first_failed_rank, " failed first, ");
+    if (!end.killed)
+      result.message += concat("with exit code ", end.code);
+    else if (end.by_us)
+      result.message += "and was ended";
+    else
+      result.message += concat("ended by signal ", end.code - 128, " (", strsignal(end.code - 128), ")");
+    return result;
+  }
+
  private:
+  struct Ending {
+    int code = 0;
+    bool killed = false, by_us = false, clean = false;
+  };
+
+  /// A rank that fails tells the others before it ends, and they may end before it does. One that dies without a word
+  /// is the first to end, and then others may tell that they miss it.
+  int first_failed(const std::string& told) const {
+    if (first_ < 0 || ends_.at(first_).killed) return first_;
+    int teller = -1;
+    if (std::sscanf(told.c_str(), "rank %d failed: ", &teller) != 1) return first_;
+    const auto end = ends_.find(teller);
+    const std::string reason = told.substr(std::min(told.size(), told.find(": ")));
+    const bool misses_first = names_rank(reason, first_);
+    return end == ends_.end() || end->second.clean || misses_first ? first_ : teller;
+  }
+
+  static bool names_rank(const std::string& text, int rank) {
+    const std::string name = concat("rank ", rank);
+    for (std::size_t at = text.find(name); at != std::string::npos; at = text.find(name, at + 1))
+      if (at + name.size() == text.size() || text[at + name.size()] < '0' || text[at + name.size()] > '9') return true;
+    return false;
+  }
+
   std::vector<pid_t> pids_;  ///< 0: has ended
+  std::map<int, Ending> ends_;
+  int first_ = -1;
 };
 
 /// Waits for all, passes the first signal on and ends those that stay: after a second one, and after a rank has failed.
-LaunchResult supervise(Children& children, const HeldSignals& signals, const LaunchOptions& options) {
-  LaunchResult result;
+/// `told`: asked once, when a rank has failed.
+LaunchResult supervise(Children& children, const HeldSignals& signals, const LaunchOptions& options,
+                       const std::function<std::string()>& told) {
   std::optional<Clock::time_point> first_signal, first_failure;
+  std::string failure;
   int escalation = 0;
   while (true) {
-    children.reap(result, options.clean_codes);
-    if (!children.any()) return result;
-    if (result.first_failed_rank >= 0 && !first_failure) first_failure = Clock::now();
+    children.reap(escalation > 0, options.clean_codes);
+    if (children.first() >= 0 && !first_failure) {
+      first_failure = Clock::now();
+      failure = told();
+    }
+    if (!children.any()) return children.result(failure);
     if (first_failure && escalation < 2 && Clock::now() >= *first_failure + (escalation + 1) * options.grace)
       children.signal_all(escalation++ == 0 ? SIGTERM : SIGKILL);
     if (first_signal && Clock::now() >= *first_signal + options.stop_grace) children.kill_stopped();
@@ -103,6 +154,13 @@ LaunchResult supervise(Children& children, const HeldSignals& signals, const Lau
   }
 }
 
+/// As a rank reads it: with what it inherits from this process.
+LaunchedRank as_read_by_rank(const LaunchedRank& place) {
+  Environment variables = environment_of(place);
+  variables.merge(process_environment());
+  return place_from(variables).value_or(place);
+}
+
 }  // namespace
 
 LaunchResult launch_processes(int size, const std::vector<std::string>& command, const LaunchOptions& options) {
@@ -111,17 +169,16 @@ LaunchResult launch_processes(int size, const std::vector<std::string>& command,
   const HeldSignals signals;  // before the store starts its thread
   const StoreServer store;
   Children children;
-  const std::string secret = random_secret();
+  LaunchedRank place;
+  place.secret = random_secret();
   for (int r = 0; r < size; ++r) {
-    LaunchedRank place;
     place.rank = place.local_rank = r;
     place.world_size = place.local_size = size;
     place.port = store.port();
     place.store_is_kept = true;
-    place.secret = secret;
     children.add(start_process({.path = command[0], .words = command, .variables = environment_of(place)}, signals));
   }
-  return supervise(children, signals, options);
+  return supervise(children, signals, options, [&] { return store.told_failure(as_read_by_rank(place)); });
 }
 
 }  // namespace megatron::comm

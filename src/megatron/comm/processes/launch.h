@@ -17,7 +17,7 @@ struct LaunchOptions {
 
 struct LaunchResult {
   int exit_code = 0;           ///< the highest of all ranks; 128 + n for one ended by signal n
-  int first_failed_rank = -1;  ///< -1: every rank returned a clean code
+  int first_failed_rank = -1;  ///< the one that told the others, else the first that ended; -1: all codes are clean
   std::string message;         ///< which rank failed first, and how; empty: none
 };
 

@@ -29,6 +29,8 @@ std::string not_arrived(const std::vector<int>& missing, int size, milliseconds 
                 std::chrono::duration<double>(timeout).count(), " s, or with another MEGATRON_RUN_SECRET");
 }
 
+std::optional<std::string> told_failure(KeyStore& keys) { return keys.get(kFailure); }
+
 PeerWatch::PeerWatch(std::shared_ptr<KeyStore> keys, int rank, int size, bool keeps_store)
     : keys_(std::move(keys)), rank_(rank), size_(size), keeps_store_(keeps_store), thread_([this] { watch(); }) {}
 
@@ -102,7 +104,7 @@ void PeerWatch::publish() {
 
 void PeerWatch::look_for_trouble() {
   if (troubled()) return;
-  const auto failure = keys_->get(kFailure);
+  const auto failure = told_failure(*keys_);
   if (!failure) return;
   const std::lock_guard lock(mutex_);
   trouble_ = *failure;

@@ -82,6 +82,9 @@ class PeerWatch {
   std::thread thread_;
 };
 
+/// "rank 2 failed: …", of the first rank that gave up (PeerWatch::fail()); nothing: none has.
+std::optional<std::string> told_failure(KeyStore& keys);
+
 /// "rendezvous of 4 ranks: ranks 1, 2 did not arrive within 5 s, …".
 std::string not_arrived(const std::vector<int>& missing, int size, std::chrono::milliseconds timeout);
 

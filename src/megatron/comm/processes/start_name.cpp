@@ -18,6 +18,7 @@ using std::chrono::milliseconds;
 std::string word_of(int rank) { return concat("start/word of ", rank); }
 std::string answer_to(int rank, const std::string& word) { return concat("start/answer to ", rank, " ", word); }
 std::string heard_by(int rank, const std::string& name) { return concat("start/heard by ", rank, " ", name); }
+const std::string kNewest = "start/newest";
 std::string heard_by_all(const std::string& name) { return "start/heard by all " + name; }
 
 /// Calls done() until it is true.
@@ -50,6 +51,7 @@ std::string tell(KeyStore& keys, int size, milliseconds timeout) {
     return answered.empty();
   };
   if (within(timeout, all_heard)) {
+    keys.set(kNewest, name);
     keys.set(heard_by_all(name), "1");
     return name;
   }
@@ -88,5 +90,7 @@ std::string ask(KeyStore& keys, int rank, int size, milliseconds timeout) {
 std::string name_of_start(KeyStore& keys, int rank, int size, milliseconds timeout) {
   return rank == 0 ? tell(keys, size, timeout) : ask(keys, rank, size, timeout);
 }
+
+std::optional<std::string> newest_start(KeyStore& keys) { return keys.get(kNewest); }
 
 }  // namespace megatron::comm

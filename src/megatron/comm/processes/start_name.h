@@ -1,5 +1,6 @@
 #pragma once
 #include <chrono>
+#include <optional>
 #include <string>
 
 #include "megatron/comm/processes/key_store.h"
@@ -12,5 +13,8 @@ namespace megatron::comm {
 /// only a living process can have drawn. All return when all have heard it. Throws PeerError naming those that have not
 /// come within `timeout`, as far as the store tells.
 std::string name_of_start(KeyStore& keys, int rank, int size, std::chrono::milliseconds timeout);
+
+/// The name of the last start that was complete, for who is no rank of it; nothing: none was.
+std::optional<std::string> newest_start(KeyStore& keys);
 
 }  // namespace megatron::comm
