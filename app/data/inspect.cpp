@@ -162,10 +162,11 @@ int data_info(const Args& args) {
   print(
       "{}\n  dtype      {}\n  documents  {} ({} empty)\n  sequences  {} of {} to {} tokens, {:.1f} on "
       "average{}\n"
-      "  tokens     {} ({})\n  ids        {} to {}\n",
+      "  tokens     {} ({})\n  ids        {}\n",
       words[0], data::dtype_name(pair.dtype()), pair.num_documents(), summary.empty_documents, pair.size(),
       summary.shortest_sequence, summary.longest_sequence, mean, pair.has_modes() ? ", with modes" : "", summary.tokens,
-      human_bytes(static_cast<double>(pair.bin_bytes())), summary.least_id, summary.greatest_id);
+      human_bytes(static_cast<double>(pair.bin_bytes())),
+      summary.greatest_id < summary.least_id ? "none" : concat(summary.least_id, " to ", summary.greatest_id));
   draw_lengths(summary.documents_by_length);
   return kDone;
 }

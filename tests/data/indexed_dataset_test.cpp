@@ -160,6 +160,17 @@ TEST(PairSummary, CountsDocumentsByPowersOfTwoAndFindsTheIds) {
   EXPECT_EQ(summary.greatest_id, 70000);
 }
 
+TEST(PairSummary, CallsADocumentEmptyThatHasSequencesWithoutATokenAlone) {
+  TemporaryFolder folder;
+  IndexedDatasetWriter writer(folder / "some", DType::I32);
+  for (const std::vector<std::int32_t>& lengths : {std::vector<std::int32_t>{0}, {0, 0}, {}, {0, 1}})
+    writer.add_document(std::vector<std::int32_t>(lengths == std::vector<std::int32_t>{0, 1} ? 1 : 0, 9), lengths);
+  writer.publish();
+  const PairSummary summary = summarize(IndexedDataset(folder / "some"));
+  EXPECT_EQ(summary.empty_documents, 3);
+  EXPECT_EQ(summary.documents_by_length, (std::vector<std::int64_t>{3, 1}));
+}
+
 TEST(PairSummary, RefusesSequencesThatOverlap) {
   SmallPair pair;
   pair.put<std::int32_t>(38, 6);  // the second sequence: 6 tokens, and from the start of the .bin file

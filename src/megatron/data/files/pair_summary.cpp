@@ -39,7 +39,7 @@ PairSummary summarize(const IndexedDataset& pair) {
     const auto bin = static_cast<std::size_t>(std::bit_width(static_cast<std::uint64_t>(tokens)));
     if (summary.documents_by_length.size() <= bin) summary.documents_by_length.resize(bin + 1);
     ++summary.documents_by_length[bin];
-    summary.empty_documents += pair.first_sequence(document) == pair.first_sequence(document + 1) ? 1 : 0;
+    summary.empty_documents += tokens == 0 ? 1 : 0;
   }
   visit_integer(pair.dtype(), [&](auto token) { find_range<decltype(token)>(pair.bin(), summary); });
   return summary;

@@ -8,7 +8,7 @@ namespace megatron::data {
 
 /// What a .bin/.idx pair holds.
 struct PairSummary {
-  std::int64_t empty_documents = 0, tokens = 0;
+  std::int64_t empty_documents = 0, tokens = 0;  ///< documents without a token, of whatever sequences
   std::int64_t shortest_sequence = 0, longest_sequence = 0;
   /// Documents by their tokens: [0] those without, [b] those with 2^(b-1) to 2^b - 1.
   std::vector<std::int64_t> documents_by_length;
