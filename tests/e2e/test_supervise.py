@@ -342,12 +342,14 @@ class Supervise(unittest.TestCase):
         self.assertIn("█", text)
         beat = json.loads((supervised.folder / "heartbeat.json").read_text())
         self.assertEqual(beat["phase"], "interrupted")
+        self.assertEqual(beat["iteration"], supervised.checkpoint())
         told = (supervised.folder / "metrics.prom").read_text()
         series = dict(line.rsplit(" ", 1) for line in told.splitlines() if not line.startswith("#"))
         name = f'{{run="{supervised.folder}"'
         self.assertGreater(float(series["megatron_train_loss" + name + "}"]), 0)
         self.assertEqual(series["megatron_train_ended" + name + ',how="interrupted"}'], "1")
         self.assertEqual(series["megatron_train_restarts" + name + "}"], "0")
+        self.assertEqual(float(series["megatron_train_iteration" + name + "}"]), supervised.checkpoint())
         self.assertEqual(series["megatron_train_skipped_steps" + name + "}"], "0")
 
     def test_a_dump_tells_who_is_behind(self):

@@ -253,5 +253,14 @@ TEST(HeldMemory, OfACpuIsTheProcesss) {
   EXPECT_GE(held.peak_bytes, before.bytes + (1 << 25));
 }
 
+TEST(HeldMemory, OfACpuIsNeverMoreThanItsPeak) {
+  std::vector<at::Tensor> grown;
+  for (int i = 0; i < 2000; ++i) {
+    grown.push_back(at::zeros({1 << 14}, at::kByte));
+    const HeldMemory held = held_memory(at::kCPU);
+    ASSERT_GE(held.peak_bytes, held.bytes) << i;
+  }
+}
+
 }  // namespace
 }  // namespace megatron::kernels

@@ -107,7 +107,8 @@ HeldMemory held_memory(at::Device device) {
   getrusage(RUSAGE_SELF, &usage);
   std::int64_t total = 0, resident = 0;  // pages
   std::ifstream("/proc/self/statm") >> total >> resident;
-  return {resident * ::sysconf(_SC_PAGESIZE), std::int64_t{usage.ru_maxrss} * 1024};
+  const std::int64_t now = resident * ::sysconf(_SC_PAGESIZE);
+  return {now, std::max(now, std::int64_t{usage.ru_maxrss} * 1024)};  // counted apart, and now and then less
 }
 
 void configure_thread(int num_threads) {

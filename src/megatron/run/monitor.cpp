@@ -217,6 +217,12 @@ class RunMonitor::Impl {
     if (!lines.empty() && may_write()) write([&] { supervise::append_lines(options_.out / "dump.jsonl", lines); });
   }
 
+  /// The iteration under way; once the run has ended as it was to, the last one that was done.
+  std::int64_t iteration_of(const Last& now, bool last) const {
+    const bool ended_well = last && how_ended_ != "failed";
+    return ended_well && now.state.iteration > 0 ? now.state.iteration - 1 : now.state.iteration;
+  }
+
   void beat(bool last) {
     if (options_.heartbeat_s <= 0) return;
     Last now;
@@ -235,7 +241,7 @@ class RunMonitor::Impl {
                          {"pid", getpid()},
                          {"world_size", options_.world_size},
                          {"phase", last ? how_ended_ : now.state.phase},
-                         {"iteration", now.state.iteration},
+                         {"iteration", iteration_of(now, last)},
                          {"train_iters", options_.train_iters},
                          {"operations", now.state.operations},
                          {"idle_s", seconds_since(now.state.since)},
@@ -251,7 +257,7 @@ class RunMonitor::Impl {
 
   void declare() {
     const auto gauge = [&](const char* name, const char* help) { metrics_.declare(name, "gauge", help); };
-    gauge("megatron_train_iteration", "Iteration under way.");
+    gauge("megatron_train_iteration", "Iteration under way; of a run that has ended the last one.");
     gauge("megatron_train_iterations", "Iterations of the run.");
     gauge("megatron_train_ranks", "Ranks of the run.");
     gauge("megatron_train_consumed_samples", "Samples that the run has trained on.");
@@ -274,7 +280,7 @@ class RunMonitor::Impl {
     // Files of several runs in one folder of the node exporter may not have a series in common.
     const serve::Metrics::Labels run = {{"run", options_.out.string()}};
     const auto set = [&](const char* name, auto value) { metrics_.set(name, static_cast<double>(value), run); };
-    set("megatron_train_iteration", now.state.iteration);
+    set("megatron_train_iteration", iteration_of(now, last));
     set("megatron_train_iterations", options_.train_iters);
     set("megatron_train_ranks", options_.world_size);
     set("megatron_train_consumed_samples", now.figures.consumed_samples);
