@@ -30,7 +30,7 @@ if(MEGATRON_BUNDLE_LIBTORCH)  # those that the program needs: libtorch_cpu looks
   install(FILES ${torch_libraries} DESTINATION ${torch_here}/lib COMPONENT program)
 endif()
 
-# The headers of docs/tour.md and those of run/, with what they include.
+# The headers of the titles in docs/tour.md and those of run/, with what they include.
 file(STRINGS ${PROJECT_SOURCE_DIR}/docs/tour.md tour ENCODING UTF-8 REGEX "^\\*\\*[0-9]+\\. ")
 string(REGEX MATCHALL "`[a-z_0-9/]+\\.h`" public_headers "${tour}")
 string(REPLACE "`" "" public_headers "${public_headers}")

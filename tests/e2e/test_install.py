@@ -78,6 +78,7 @@ class Install(unittest.TestCase):
         entropies = dict(re.findall(r"iteration (\d+): entropy ([0-9.]+) over 8 microbatches", printed))
         self.assertEqual(list(entropies), ["15", "30"], printed)
         self.assertLess(float(entropies["30"]), float(entropies["15"]))
+        self.a_loss_is_refused_before_anything_is_written(words)
         self.a_device_is_looked_for(words)
         generate = self.build / "generate/generate"
         alone = run(generate, out, "the cat")
@@ -85,6 +86,16 @@ class Install(unittest.TestCase):
         self.assertEqual(run(generate, out, "the cat", 2), alone)
         run(MEGATRON, "checkpoint", "export", "--load", out, "--output", self.place.path / "hugging face")
         self.assertEqual(run(generate, self.place.path / "hugging face", "the cat"), alone)
+
+    def a_loss_is_refused_before_anything_is_written(self, words):
+        out = self.place.path / "refused_run"
+        more = ["--mtp-num-layers", 1, "--position-embedding-type", "rope", "--world-size", 1, "--pp", 1,
+                "--train.out", out]
+        result = subprocess.run([str(word) for word in [self.build / "custom_loss/custom_loss", *words, *more]],
+                                capture_output=True, text=True, timeout=300)
+        self.assertNotEqual(result.returncode, 0)
+        self.assertIn("excludes model.mtp_num_layers", result.stderr)
+        self.assertFalse(out.exists())
 
     def a_device_is_looked_for(self, words):
         """A program that embeds the library finds the plugin, so that a GPU is all that a machine without one lacks."""

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "megatron/base/error.h"
 #include "megatron/comm/threads/local_backend.h"
 #include "megatron/kernels/runtime.h"
 #include "tests/train/tiny_run.h"
@@ -71,6 +72,16 @@ TEST(ForwardStep, WithAtensCrossEntropyTrainsAsTheModelsOwnLossInEveryLayout) {
         EXPECT_FALSE(given[i].skipped);
       }
     }
+}
+
+TEST(ForwardStep, IsRefusedBeforeAnythingIsMadeWhereItsFiguresCannotBeFields) {
+  const plan::ResolvedRun run = plan::resolve(testing::tiny_pipeline_config(1, 1, 1, 1, false, "", "fp64"));
+  for (const std::vector<std::string>& figures :
+       {std::vector<std::string>{"loss"}, {""}, {"mine", "mine"}, {"mine", "grad_norm"}}) {
+    EXPECT_THROW(check_forward_step({.loss = loss_of_aten, .collected = {}, .figures = figures}, run), ConfigError);
+  }
+  EXPECT_NO_THROW(check_forward_step({.loss = loss_of_aten, .collected = {}, .figures = {"mine", "mine/2"}}, run));
+  EXPECT_NO_THROW(check_forward_step({}, run));
 }
 
 TEST(ForwardStep, CollectsOfEachMicrobatchOfAnEvaluationInOrderWhereTheLastStageIs) {

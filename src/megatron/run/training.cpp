@@ -194,6 +194,7 @@ int train(const TrainingJob& job, const TrainingOptions& options) {
       run.config.data.reset_position_ids || run.config.data.reset_attention_mask || run.config.data.eod_mask_loss;
   const std::int64_t eod = needs_eod ? job.tokenizer.eod_id() : -1;
   check_start(run, place);
+  train::check_forward_step(options.forward_step, run);
   if (run.config.fp8.format != "none" && run.config.parallel.device == "cuda") parallel::require_fp8_units(0);
   data::WaitMessage say;  // one of the processes that do the work speaks for all
   if (speaks_for(job)) say = [](const std::string& text) { write_line(stderr, text); };

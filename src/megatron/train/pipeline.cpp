@@ -219,6 +219,13 @@ void check_figure_names(const std::vector<std::string>& figures) {
 
 }  // namespace
 
+void check_forward_step(const ForwardStep& step, const plan::ResolvedRun& run) {
+  check_figure_names(step.figures);
+  if (step.loss && run.shape.mtp_depths > 0)
+    throw ConfigError(rule_got_fix("a loss of one's own excludes model.mtp_num_layers: it predicts by no depth.",
+                                   concat("mtp_num_layers ", run.shape.mtp_depths), "--mtp-num-layers 0"));
+}
+
 void add_number(at::Tensor& sum, const at::Tensor& more) {
   if (!more.defined()) return;
   const at::Tensor wide = more.to(at::kDouble);
@@ -241,10 +248,7 @@ Pipeline::Pipeline(const plan::ResolvedRun& run, const parallel::ParallelContext
       expert_layers_(run.shape.expert_layers()) {}
 
 void Pipeline::use(ForwardStep step) {
-  check_figure_names(step.figures);
-  if (step.loss && run_.shape.mtp_depths > 0)
-    throw ConfigError(rule_got_fix("a loss of one's own excludes model.mtp_num_layers: it predicts by no depth.",
-                                   concat("mtp_num_layers ", run_.shape.mtp_depths), "--mtp-num-layers 0"));
+  check_forward_step(step, run_);
   forward_step_ = std::move(step);
 }
 

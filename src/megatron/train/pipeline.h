@@ -45,6 +45,10 @@ struct ForwardStep {
   std::vector<std::string> figures = {};
 };
 
+/// Throws ConfigError where names of `step`.figures are not as they must be, or its loss is not for the model of `run`:
+/// what Pipeline::use() asks too, when files of the run are there.
+void check_forward_step(const ForwardStep& step, const plan::ResolvedRun& run);
+
 /// What an execution has left on this rank and, where the rank holds the last stage, the sum of a BERT's sentence
 /// head's loss over so many samples. Sums are float64 on the rank's device, undefined where there is none.
 struct PassResult : pipeline::Result {
