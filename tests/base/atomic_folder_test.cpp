@@ -56,11 +56,27 @@ TEST(AtomicFolder, RemovesWhatAKilledProgramHasLeftOfTheSameName) {
   const TemporaryFolder place;
   const fs::path left = place.path() / ".tmp-model-4000000-0";
   make_folder(left / "part");
-  write_file(place.path() / ".tmp-model-lock", "");
-  const std::set<std::string> others = {".tmp-model-2-4000000-0", ".tmp-model-notes", ".tmp-model2-4000000-0"};
+  write_file(place.path() / ".tmp-model-lock", left.filename().string());
+  const std::set<std::string> others = {".tmp-model-2-4000000-0", ".tmp-model-notes", ".tmp-model2-4000000-0",
+                                        ".tmp-model-4000001-0"};
   for (const std::string& name : others) make_folder(place.path() / name);
   { const AtomicFolder output(place.path() / "model"); }
   EXPECT_EQ(names_in(place.path()), others);
+}
+
+// As a program does that is killed.
+TEST(AtomicFolder, RemembersItsTemporaryFolderWhereTheNextOneLooks) {
+  const TemporaryFolder place;
+  const AtomicFolder output(place.path() / "model");
+  EXPECT_EQ(read_file(place.path() / ".tmp-model-lock"), output.temporary_path().filename().string());
+}
+
+TEST(AtomicFolder, RemovesNothingThatALockOfAnotherContentNames) {
+  const TemporaryFolder place;
+  make_folder(place.path() / "mine");
+  write_file(place.path() / ".tmp-model-lock", "mine");
+  { const AtomicFolder output(place.path() / "model"); }
+  EXPECT_THAT(names_in(place.path()), ElementsAre("mine"));
 }
 
 TEST(AtomicFolder, SaysThatItsNameWasTakenMeanwhile) {

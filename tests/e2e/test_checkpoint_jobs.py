@@ -51,6 +51,8 @@ class CheckpointJobs(unittest.TestCase):
         (left / "config.json").write_text("{}")
         words = ["checkpoint", "export", "--load", self.trained, "--output", place / "exported"]
         with open(lock, "w", encoding="utf-8") as held:
+            held.write(left.name)
+            held.flush()
             fcntl.flock(held, fcntl.LOCK_EX)
             self.assertIn("another job writes", run(*words, code=2))
         self.assertTrue(left.exists(), "it may be the other's")

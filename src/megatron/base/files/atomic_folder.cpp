@@ -10,7 +10,6 @@
 #include <string_view>
 #include <system_error>
 #include <utility>
-#include <vector>
 
 #include "megatron/base/error.h"
 #include "megatron/base/files/file.h"
@@ -31,15 +30,6 @@ bool is_temporary(std::string_view name, std::string_view start) {
   return dash != std::string_view::npos && is_number(name.substr(0, dash)) && is_number(name.substr(dash + 1));
 }
 
-/// What killed programs have left in `parent`. What cannot be removed stays.
-void remove_leftovers(const fs::path& parent, const std::string& start) {
-  std::error_code ignored;
-  std::vector<fs::path> leftovers;
-  for (fs::directory_iterator entry(parent, ignored), end; entry != end; entry.increment(ignored))
-    if (is_temporary(entry->path().filename().string(), start)) leftovers.push_back(entry->path());
-  for (const fs::path& leftover : leftovers) fs::remove_all(leftover, ignored);
-}
-
 [[noreturn]] void cannot_write(const fs::path& folder, const std::error_code& error) {
   throw ConfigError(rule_got_fix("An output's folder must be writable.", concat(folder.string(), ": ", error.message()),
                                  "name another --output"));
@@ -49,7 +39,7 @@ void remove_leftovers(const fs::path& parent, const std::string& start) {
 
 AtomicFolder::Lock::Lock(fs::path path, const fs::path& whose) : path_(std::move(path)) {
   while (true) {
-    descriptor_ = ::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    descriptor_ = ::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
     if (descriptor_ < 0) cannot_write(whose, {errno, std::generic_category()});
     held_ = ::flock(descriptor_, LOCK_EX | LOCK_NB) == 0;
     if (!held_ && errno != EWOULDBLOCK) return;  // some file systems have no locks
@@ -67,6 +57,18 @@ AtomicFolder::Lock::Lock(fs::path path, const fs::path& whose) : path_(std::move
       return;
     ::close(descriptor_);
   }
+}
+
+std::string AtomicFolder::Lock::left() const {
+  std::string text(512, '\0');  // longer than a name can be
+  const ssize_t got = held_ ? ::pread(descriptor_, text.data(), text.size(), 0) : 0;
+  text.resize(static_cast<std::size_t>(std::max<ssize_t>(got, 0)));
+  return text;
+}
+
+void AtomicFolder::Lock::remember(const std::string& name) const {
+  // Where this fails, the folder stays if this program is killed.
+  if (::ftruncate(descriptor_, 0) != 0 || ::pwrite(descriptor_, name.data(), name.size(), 0) < 0) return;
 }
 
 AtomicFolder::Lock::~Lock() {
@@ -90,13 +92,16 @@ AtomicFolder::AtomicFolder(const fs::path& path) {
   const std::string start = concat(".tmp-", final_.filename().string(), "-");
   lock_ = std::make_unique<Lock>(parent / (start + "lock"), final_);
   check(path);  // who held the lock may have written it
-  if (lock_->held()) remove_leftovers(parent, start);
+  // What a killed program has left, if that is its own: anybody may have a folder of such a name.
+  std::error_code ignored;
+  if (const std::string left = lock_->left(); is_temporary(left, start)) fs::remove_all(parent / left, ignored);
   for (int attempt = 0; temporary_.empty(); ++attempt) {
     const fs::path name = parent / concat(start, ::getpid(), "-", attempt);
     std::error_code error;
     if (fs::create_directory(name, error)) temporary_ = name;
     if (error) cannot_write(final_, error);
   }
+  lock_->remember(temporary_.filename().string());
 }
 
 AtomicFolder::~AtomicFolder() {

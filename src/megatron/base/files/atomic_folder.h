@@ -1,6 +1,7 @@
 #pragma once
 #include <filesystem>
 #include <memory>
+#include <string>
 
 namespace megatron {
 
@@ -36,7 +37,11 @@ class AtomicFolder {
     ~Lock();
     Lock(const Lock&) = delete;
     Lock& operator=(const Lock&) = delete;
-    bool held() const { return held_; }  ///< false: the file system has no locks
+    /// The name that who held it before has told to remember, and has not taken back by its end; "": none, or the file
+    /// system has no locks.
+    std::string left() const;
+    /// Tells the next one of the folder that is left if this process is killed.
+    void remember(const std::string& name) const;
 
    private:
     std::filesystem::path path_;
