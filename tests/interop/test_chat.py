@@ -1,10 +1,12 @@
 """Conversations are the same tokens to the program and to transformers' apply_chat_template.
 
-Needs numpy and transformers."""
+Needs numpy and transformers. Renders snippets of Jinja by both too, where the unit tests are beside the program."""
 import json
+import os
 import pathlib
 import shutil
 import struct
+import subprocess
 import sys
 import tempfile
 import unittest
@@ -12,7 +14,7 @@ import unittest
 from peers import peers
 
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "testing"))
-from program import MODELS, UNPACKED, run  # noqa: E402
+from program import MEGATRON, MODELS, UNPACKED, drawn_seed, run  # noqa: E402
 
 numpy, transformers, MISSING = peers("numpy", "transformers")
 SMOLLM2 = MODELS / "smollm2-135m-instruct"
@@ -48,6 +50,31 @@ class Golden(unittest.TestCase):
         import chat_golden
         self.assertEqual((chat_golden.PACKED / "rendered.json").read_text(),
                          chat_golden.text_of(chat_golden.golden(), 3) + "\n")
+
+
+TEXT_TEST = pathlib.Path(MEGATRON).resolve().parent / "text_test"
+
+
+@unittest.skipIf(MISSING, MISSING)
+class Snippets(unittest.TestCase):
+    def test_the_snippets_of_the_unit_tests_are_what_jinja_writes(self):
+        import chat_golden
+        import jinja_snippets
+        self.assertEqual(jinja_snippets.PATH.read_text(),
+                         chat_golden.text_of(jinja_snippets.results(jinja_snippets.snippets()), 2) + "\n")
+
+    @unittest.skipUnless(TEXT_TEST.exists(), f"{TEXT_TEST} is not there")
+    def test_what_is_drawn_of_filters_tests_methods_and_formats_is_the_same_text_or_refused(self):
+        import jinja_snippets
+        seed = drawn_seed()
+        with tempfile.TemporaryDirectory(prefix="megatron-jinja-") as name:
+            path = pathlib.Path(name) / "snippets.json"
+            path.write_text(json.dumps(jinja_snippets.results(jinja_snippets.generated(seed, 3000))))
+            done = subprocess.run([TEXT_TEST, "--gtest_filter=Jinja.RendersSnippetsAsJinjaDoes"],
+                                  env={**os.environ, "MEGATRON_JINJA_SNIPPETS": str(path)}, capture_output=True,
+                                  text=True)
+        self.assertEqual(done.returncode, 0, done.stdout[-8000:])
+        self.assertIn("[  PASSED  ] 1 test", done.stdout)
 
 
 @unittest.skipIf(MISSING or NO_MODEL, MISSING or NO_MODEL)

@@ -9,7 +9,7 @@
 #include "megatron/base/files/file.h"
 #include "megatron/base/files/gguf.h"
 #include "megatron/base/text/printable.h"
-#include "megatron/text/chat/methods.h"
+#include "megatron/text/chat/python/methods.h"
 #include "megatron/text/files/gguf_tokenizer.h"
 #include "megatron/text/files/token_spellings.h"
 

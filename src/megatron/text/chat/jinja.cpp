@@ -1,7 +1,6 @@
 #include "megatron/text/chat/jinja.h"
 
 #include <algorithm>
-#include <array>
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -9,12 +8,22 @@
 
 #include "megatron/base/error.h"
 #include "megatron/base/text/printable.h"
-#include "megatron/text/chat/methods.h"
+#include "megatron/text/chat/filters.h"
+#include "megatron/text/chat/functions.h"
 #include "megatron/text/chat/operations.h"
+#include "megatron/text/chat/python/methods.h"
 
 namespace megatron::text {
+
+/// Variables of a body, and those around it.
+struct JinjaScope {
+  std::map<std::string, JinjaValue, std::less<>> names;
+  JinjaScope* parent = nullptr;
+};
+
 namespace {
 
+using Scope = JinjaScope;
 using Expression = JinjaExpression;
 using Statement = JinjaStatement;
 using Value = JinjaValue;
@@ -41,6 +50,19 @@ std::string spelled(const Expression& expression) {
   }
 }
 
+/// What a macro says of itself.
+Value of_macro(const JinjaStatement& macro, const std::string& name) {
+  const auto has = [&](const char* word) { return Value(macro.has_word(word)); };
+  if (name == "name") return macro.name;
+  if (name == "catch_kwargs") return has("kwargs");
+  if (name == "catch_varargs") return has("varargs");
+  if (name == "caller") return has("caller");
+  if (name != "arguments") return {};
+  Items names;
+  for (const std::string& argument : macro.names) names.emplace_back(argument);
+  return Value::sequence(Kind::Tuple, std::move(names));
+}
+
 class Renderer {
  public:
   /// `size`: bytes of the conversation.
@@ -55,11 +77,6 @@ class Renderer {
 
  private:
   enum class Flow : std::uint8_t { Next, Break, Continue };
-
-  struct Scope {
-    std::map<std::string, Value, std::less<>> names;
-    Scope* parent = nullptr;
-  };
 
   /// One level of what recurses.
   class Level {
@@ -96,7 +113,7 @@ class Renderer {
         write(statement.name);
         break;
       case Statement::Kind::Output:
-        write(value_of(statement.expressions[0], scope).printed(budget_));
+        for (const Expression& one : statement.expressions) write(value_of(one, scope).printed(budget_));
         break;
       case Statement::Kind::If: {
         std::size_t i = 0;
@@ -104,20 +121,36 @@ class Renderer {
         return i < statement.bodies.size() ? run(statement.bodies[i], scope) : Flow::Next;
       }
       case Statement::Kind::For:
-        loop(statement, scope);
-        break;
+        return loop(statement, value_of(statement.expressions[0], scope), scope, 0);
       case Statement::Kind::Set:
-        set(statement, value_of(statement.expressions[0], scope), scope);
+        assign(statement.target, value_of(statement.expressions[0], scope), scope);
         break;
       case Statement::Kind::SetBlock:
-        set(statement, of_block(statement, scope), scope);
+      case Statement::Kind::Filter: {
+        Value value;
+        if (const Flow flow = of_block(statement, scope, value); flow != Flow::Next) return flow;
+        if (statement.kind == Statement::Kind::Filter)
+          write(value.printed(budget_));
+        else
+          assign(statement.target, std::move(value), scope);
         break;
-      case Statement::Kind::Filter:
-        write(of_block(statement, scope).printed(budget_));
-        break;
+      }
+      case Statement::Kind::With: {
+        Scope inner{.names = {}, .parent = &scope};
+        for (std::size_t i = 0; i < statement.expressions.size(); ++i)
+          assign(statement.target.parts[i], value_of(statement.expressions[i], scope), inner);
+        return run(statement.bodies[0], inner);
+      }
       case Statement::Kind::Macro:
-        if (&scope != &globals_) refuse("a macro within a macro or a loop");
-        scope.names.insert_or_assign(statement.name, Value::callable(&statement));
+        scope.names.insert_or_assign(statement.name, macro(statement, scope));
+        break;
+      case Statement::Kind::Call: {
+        const Value caller = macro(statement, scope);
+        write(call(statement.expressions[0], scope, &caller).printed(budget_));
+        break;
+      }
+      case Statement::Kind::Block:
+        within(statement.bodies[0], statement.has_word("scoped") ? scope : globals_);
         break;
       case Statement::Kind::Generation: {
         const std::size_t begin = out_.text.size();
@@ -139,22 +172,34 @@ class Renderer {
     return run(body, inner);
   }
 
-  /// What `body` writes.
-  std::string captured(const std::vector<Statement>& body, Scope& scope) {
-    std::string outside = std::exchange(out_.text, {});
-    ++captures_;
-    run(body, scope);
-    --captures_;
-    return std::exchange(out_.text, std::move(outside));
+  /// What `body` writes goes to `text`.
+  Flow captured(const std::vector<Statement>& body, Scope& scope, std::string& text) {
+    return captured([&] { return run(body, scope); }, text);
   }
 
-  Value of_block(const Statement& statement, Scope& scope) {
+  template <class Run>
+  Flow captured(const Run& run, std::string& text) {
+    std::string outside = std::exchange(out_.text, {});
+    ++captures_;
+    const Flow flow = run();
+    --captures_;
+    text = std::exchange(out_.text, std::move(outside));
+    return flow;
+  }
+
+  /// The value of the filters of a statement's block, where its end is reached.
+  Flow of_block(const Statement& statement, Scope& scope, Value& value) {
     Scope inner{.names = {}, .parent = &scope};
-    std::string text = captured(statement.bodies[0], inner);
+    std::string text;
+    if (const Flow flow = captured(statement.bodies[0], inner, text); flow != Flow::Next) return flow;
     const Value outside = std::exchange(captured_, Value(std::move(text)));
-    Value value = value_of(statement.expressions[0], scope);
+    value = value_of(statement.expressions[0], scope);
     captured_ = outside;
-    return value;
+    return Flow::Next;
+  }
+
+  static Value macro(const Statement& statement, Scope& scope) {
+    return Value::callable({.name = statement.name, .statement = &statement, .scope = &scope});
   }
 
   static Value* find(Scope& scope, std::string_view name) {
@@ -163,46 +208,46 @@ class Renderer {
     return nullptr;
   }
 
-  void set(const Statement& statement, Value value, Scope& scope) {
-    if (!statement.name.empty()) {
-      const Value* space = find(scope, statement.names[0]);
-      if (space == nullptr) refuse(concat("it sets a member of ", statement.names[0], ", which is not defined"));
-      space->set_member(statement.name, std::move(value));
+  void assign(const Expression& target, Value value, Scope& scope) {
+    if (target.kind == Expression::Kind::Name) {
+      scope.names.insert_or_assign(target.name, std::move(value));
+    } else if (target.kind == Expression::Kind::Attribute) {
+      const std::string& name = target.parts[0].name;
+      const Value* space = find(scope, name);
+      if (space == nullptr) refuse(concat("it sets a member of ", name, ", which is not defined"));
+      space->set_member(target.name, std::move(value));
     } else {
-      assign(statement.names, std::move(value), scope);
+      Items parts = jinja_items(value, "names for the parts", budget_);
+      if (parts.size() != target.parts.size())
+        refuse(concat(target.parts.size(), " names for ", parts.size(), " parts"));
+      for (std::size_t i = 0; i < parts.size(); ++i) assign(target.parts[i], std::move(parts[i]), scope);
     }
   }
 
-  static void assign(const std::vector<std::string>& names, Value value, Scope& scope) {
-    if (names.size() == 1) {
-      scope.names.insert_or_assign(names[0], std::move(value));
-      return;
-    }
-    Items parts = value.items("names for the parts");
-    if (parts.size() != names.size()) refuse(concat(names.size(), " names for ", parts.size(), " parts"));
-    for (std::size_t i = 0; i < names.size(); ++i) scope.names.insert_or_assign(names[i], std::move(parts[i]));
-  }
-
-  void loop(const Statement& statement, Scope& scope) {
-    Items items = jinja_items(value_of(statement.expressions[0], scope), "a loop", budget_);
+  /// `depth`: how often the loop has been called by itself.
+  Flow loop(const Statement& statement, const Value& over, Scope& scope, std::size_t depth) {
+    Items items = jinja_items(over, "a loop", budget_);
     if (statement.expressions.size() > 1)
       std::erase_if(items, [&](const Value& item) {
         Scope inner{.names = {}, .parent = &scope};
-        assign(statement.names, item, inner);
+        assign(statement.target, item, inner);
         return !value_of(statement.expressions[1], inner).truth();
       });
-    if (items.empty() && statement.bodies.size() > 1) {
-      within(statement.bodies[1], scope);
-      return;
-    }
+    if (items.empty()) return statement.bodies.size() > 1 ? within(statement.bodies[1], scope) : Flow::Next;
     auto all = std::make_shared<Value::Sequence>();
     all->items = std::move(items);
-    for (std::size_t i = 0; i < all->items.size(); ++i) {
+    auto state = std::make_shared<Value::State>();
+    state->items = all;
+    state->depth = depth;
+    state->recursive = statement.has_word("recursive") ? &statement : nullptr;
+    state->scope = &scope;
+    for (; state->at < all->items.size(); ++state->at) {
       Scope inner{.names = {}, .parent = &scope};
-      assign(statement.names, all->items[i], inner);
-      inner.names.insert_or_assign("loop", Value::loop(all, i));
-      if (run(statement.bodies[0], inner) == Flow::Break) return;
+      assign(statement.target, all->items[state->at], inner);
+      inner.names.insert_or_assign("loop", Value::loop(state));
+      if (run(statement.bodies[0], inner) == Flow::Break) break;
     }
+    return Flow::Next;
   }
 
   Value value_of(const Expression& expression, Scope& scope) {
@@ -222,7 +267,8 @@ class Renderer {
       case E::Name: {
         const Value* found = find(scope, expression.name);
         if (found != nullptr) return *found;
-        return is_function(expression.name) ? Value::callable(nullptr) : Value();
+        if (expression.name == "self") refuse("\"self\", by which a template writes its blocks again");
+        return is_jinja_function(expression.name) ? Value::callable({.name = expression.name}) : Value();
       }
       case E::List:
       case E::Tuple: {
@@ -258,12 +304,19 @@ class Renderer {
         if (value.is(Kind::Float)) return -value.number("-");
         return jinja_sum(Value(std::int64_t{0}), "-", value, budget_);
       }
+      case E::Positive: {
+        const Value value = part(0);
+        if (!value.is(Kind::Float)) return value.integer("+");
+        return value;
+      }
       case E::Either:
         return part(1).truth() ? part(0) : expression.parts.size() > 2 ? part(2) : Value();
       case E::Attribute: {
         const Value of = part(0);
         if (of.is(Kind::Undefined)) not_defined(expression);
         if (of.is(Kind::Dict)) budget_.read(of.mapping().members.size() * 8);
+        if (of.is(Kind::Callable) && of.callable().statement != nullptr)
+          return of_macro(*of.callable().statement, expression.name);
         return of.attribute(expression.name);
       }
       case E::Item: {
@@ -312,10 +365,34 @@ class Renderer {
     return Value::dict(std::move(members));
   }
 
-  JinjaArguments arguments_of(const Expression& expression, Scope& scope) {
+  /// Of a call; the caller of a block is one with this name.
+  JinjaArguments arguments_of(const Expression& expression, Scope& scope, const Value* caller = nullptr) {
     Items values;
-    for (std::size_t i = 1; i < expression.parts.size(); ++i) values.push_back(value_of(expression.parts[i], scope));
-    return {expression.name, expression.operators, std::move(values)};
+    std::vector<std::string> names;
+    const auto add = [&](const std::string& name, Value value) {
+      budget_.make(sizeof(Value) + (name.empty() ? 0 : names.size()));
+      if (!name.empty() && std::ranges::find(names, name) != names.end())
+        refuse(concat("the argument \"", name, "\" twice"));
+      names.push_back(name);
+      values.push_back(std::move(value));
+    };
+    for (std::size_t i = 1; i < expression.parts.size(); ++i) {
+      const std::string& name = expression.operators[i - 1];
+      Value value = value_of(expression.parts[i], scope);
+      if (name == "*") {
+        for (Value& item : jinja_items(value, "*", budget_)) add("", std::move(item));
+      } else if (name == "**") {
+        if (!value.is(Kind::Dict)) refuse(concat("** of ", value.name()));
+        for (const auto& [key, member] : value.mapping().members) {
+          if (key.text("**").empty()) refuse("** of a dict with an empty key");
+          add(key.text("**"), member);
+        }
+      } else {
+        add(name, std::move(value));
+      }
+    }
+    if (caller != nullptr) add("caller", *caller);
+    return {expression.name, std::move(names), std::move(values)};
   }
 
   bool compare(const Expression& expression, Scope& scope) {
@@ -329,96 +406,74 @@ class Renderer {
     return true;
   }
 
-  static bool is_function(std::string_view name) {
-    return is_one_of(name, {"namespace", "range", "dict", "raise_exception", "strftime_now"});
-  }
-
-  Value call(const Expression& expression, Scope& scope) {
+  Value call(const Expression& expression, Scope& scope, const Value* caller = nullptr) {
     const Expression& callee = expression.parts[0];
-    if (callee.kind == Expression::Kind::Attribute) {
-      const Value of = value_of(callee.parts[0], scope);
-      if (of.is(Kind::Undefined)) not_defined(callee);
-      JinjaArguments arguments = arguments_of(expression, scope);
-      line_ = expression.line;
-      if (arguments.has_names()) refuse(concat("named arguments of the method \"", callee.name, "\""));
-      return call_method(of, callee.name, arguments.all(), budget_);
-    }
-    if (callee.kind != Expression::Kind::Name) refuse("a call of what has no name");
-    JinjaArguments arguments = arguments_of(expression, scope);
+    const bool is_method = callee.kind == Expression::Kind::Attribute;
+    const Value function = value_of(is_method ? callee.parts[0] : callee, scope);
+    if (is_method && function.is(Kind::Undefined)) not_defined(callee);
+    JinjaArguments arguments = arguments_of(expression, scope, caller);
     line_ = expression.line;
-    if (const Value* found = find(scope, callee.name); found != nullptr) {
-      if (!found->is(Kind::Callable) || found->macro() == nullptr)
-        refuse(concat("a call of ", callee.name, ", which is ", found->name()));
-      const Statement& macro = *found->macro();
-      Value text = called(macro, arguments);
-      line_ = expression.line;
-      return text;
-    }
-    return function(callee.name, arguments);
+    Value result = is_method ? call_method(function, callee.name, arguments, budget_)
+                             : called(function, spelled(callee), arguments);
+    line_ = expression.line;
+    return result;
   }
 
-  Value called(const Statement& macro, const JinjaArguments& arguments) {
-    Scope inner{.names = {}, .parent = &globals_};
+  Value called(const Value& function, const std::string& name, JinjaArguments& arguments) {
+    if (function.is(Kind::Joiner)) return called_joiner(function, arguments);
+    if (function.is(Kind::Loop)) return called_loop(function.state(), arguments);
+    if (function.is(Kind::Undefined)) refuse(concat("the function \"", name, "\""));
+    if (!function.is(Kind::Callable)) refuse(concat("a call of ", name, ", which is ", function.name()));
+    const Value::Callable& callable = function.callable();
+    if (callable.statement != nullptr) return called_macro(*callable.statement, *callable.scope, arguments);
+    return called_function(callable.name, arguments, now_, budget_);
+  }
+
+  /// loop(…) writes the body of a recursive loop for other items.
+  Value called_loop(const Value::State& state, JinjaArguments& arguments) {
+    if (state.recursive == nullptr) refuse("a call of the loop, which is not \"recursive\"");
+    if (arguments.count() != 1) refuse("a call of the loop with other than one value");
+    const Value over = arguments.rest()[0];
+    std::string text;
+    captured([&] { return loop(*state.recursive, over, *state.scope, state.depth + 1); }, text);
+    return text;
+  }
+
+  Value called_macro(const Statement& macro, Scope& around, JinjaArguments& arguments) {
+    Scope inner{.names = {}, .parent = &around};
     const std::size_t count = macro.names.size();
+    const bool takes_caller = macro.has_word("caller");
+    Items rest;
+    Value::Members named;
     std::size_t places = 0;
     for (std::size_t i = 0; i < arguments.count(); ++i) {
       const std::string& name = arguments.names()[i];
+      const Value& value = arguments.all()[i];
       const auto place = name.empty()
                              ? places++
                              : static_cast<std::size_t>(std::ranges::find(macro.names, name) - macro.names.begin());
-      if (place >= count)
+      if (place < count && inner.names.emplace(macro.names[place], value).second) continue;
+      if (name.empty() && macro.has_word("varargs"))
+        rest.push_back(value);
+      else if (name == "caller" && takes_caller)
+        inner.names.emplace(name, value);
+      else if (!name.empty() && macro.has_word("kwargs"))
+        named.emplace_back(Value(name), value);
+      else
         refuse(concat("an argument ", name.empty() ? std::to_string(i + 1) : "\"" + name + "\"", " of the macro \"",
-                      macro.name, "\", which has none"));
-      if (!inner.names.emplace(macro.names[place], arguments.all()[i]).second)
-        refuse(concat("the argument \"", macro.names[place], "\" of the macro \"", macro.name, "\" twice"));
+                      macro.name, "\", which has none or has it already"));
     }
-    const std::size_t first_default = count - macro.expressions.size();
+    if (takes_caller) inner.names.emplace("caller", Value());
+    if (macro.has_word("varargs")) inner.names.emplace("varargs", Value::sequence(Kind::Tuple, std::move(rest)));
+    if (macro.has_word("kwargs")) inner.names.emplace("kwargs", Value::dict(std::move(named)));
+    const std::size_t first_default = count - macro.defaults.size();
     for (std::size_t i = 0; i < count; ++i)
       if (!inner.names.contains(macro.names[i]))
         inner.names.emplace(macro.names[i],
-                            i < first_default ? Value() : value_of(macro.expressions[i - first_default], inner));
-    return captured(macro.bodies[0], inner);
-  }
-
-  Value function(const std::string& name, JinjaArguments& arguments) {
-    const std::size_t count = arguments.count();
-    if (name == "namespace" || name == "dict") {
-      Value::Members members;
-      for (std::size_t i = 0; i < count; ++i) {
-        const Value& value = arguments.all()[i];
-        if (!arguments.names()[i].empty())
-          Value::put(members, Value(arguments.names()[i]), value);
-        else if (value.is(Kind::Dict))
-          members.insert(members.end(), value.mapping().members.begin(), value.mapping().members.end());
-        else
-          refuse(concat(name, "() of ", value.name()));
-      }
-      budget_.make(members.size() * sizeof(Value));
-      return name == "dict" ? Value::dict(std::move(members)) : Value::space(std::move(members));
-    }
-    if (name == "raise_exception") throw JinjaRaised(arguments.must(0, "message").printed(budget_));
-    if (name == "range" && count >= 1 && count <= 3 && !arguments.has_names()) {
-      const auto number = [&](std::size_t i) { return arguments.all()[i].integer("range"); };
-      const std::int64_t from = count > 1 ? number(0) : 0, to = number(count > 1 ? 1 : 0);
-      const std::int64_t step = count > 2 ? number(2) : 1;
-      if (step == 0) refuse("a range of step 0");
-      Items items;
-      for (std::int64_t i = from; step > 0 ? i < to : i > to;) {
-        budget_.make(sizeof(Value));
-        items.emplace_back(i);
-        if (items.size() > 100000) refuse("a range of more than 100,000, which Jinja's sandbox refuses too");
-        if (__builtin_add_overflow(i, step, &i)) break;
-      }
-      return Value::sequence(Kind::List, std::move(items));
-    }
-    if (name == "strftime_now" && count == 1) {
-      const std::string format = arguments.must(0, "format").text(name);
-      std::array<char, 1024> text;
-      const std::size_t size = std::strftime(text.data(), text.size(), format.c_str(), &now_);
-      if ((size == 0 && !format.empty()) || format.find("%f") != std::string::npos) refuse("a date of this form");
-      return std::string(text.data(), size);
-    }
-    refuse(concat("the function \"", name, "\""));
+                            i < first_default ? Value() : value_of(macro.defaults[i - first_default], inner));
+    std::string text;
+    captured(macro.bodies[0], inner, text);
+    return text;
   }
 
   JinjaText out_;

@@ -26,8 +26,7 @@ struct JinjaText {
 
 /// A chat template: renders what transformers' apply_chat_template does, which is Jinja in its immutable sandbox with
 /// trim_blocks, lstrip_blocks, loop controls, {% generation %}, raise_exception() and strftime_now(). What is not known
-/// here is an error, never another text: template inheritance and imports, {% call %}, recursive loops, the filters
-/// that jinja.cpp does not name.
+/// here is an error, never another text: docs/chat_templates.md lists it.
 class Jinja {
  public:
   /// Throws ConfigError for what is no template.

@@ -9,7 +9,7 @@
 #include "megatron/base/error.h"
 #include "megatron/base/text/printable.h"
 #include "megatron/base/text/utf8.h"
-#include "megatron/text/chat/methods.h"
+#include "megatron/text/chat/python/methods.h"
 
 namespace megatron::text {
 namespace {
@@ -211,8 +211,10 @@ class Scanner {
         token.text += kEscapes[i + 1];
       else if (escape == 'x' || escape == 'u' || escape == 'U')
         append_utf8(token.text, code_point(line, escape == 'x' ? 2 : escape == 'u' ? 4 : 8));
-      else if (is_digit(escape) || escape == 'N')
-        refuse_jinja(line, concat("the escape \\", std::string(1, escape), " in a string"));
+      else if (escape >= '0' && escape < '8')
+        append_utf8(token.text, octal(escape));
+      else if (escape == 'N')
+        refuse_jinja(line, "the escape \\N in a string");
       else if (escape != '\n')  // which is left out with its backslash
         token.text += std::string{'\\', escape};
     }
@@ -220,6 +222,14 @@ class Scanner {
     ++at_;
     behind_dot_ = false;
     return token;
+  }
+
+  /// Up to three octal digits, of which `first` was the first.
+  std::uint32_t octal(char first) {
+    auto value = static_cast<std::uint32_t>(first - '0');
+    for (int i = 0; i < 2 && at_ < source_.size() && source_[at_] >= '0' && source_[at_] < '8'; ++i)
+      value = value * 8 + static_cast<std::uint32_t>(source_[at_++] - '0');
+    return value;
   }
 
   std::uint32_t code_point(int line, std::size_t digits) {

@@ -15,6 +15,7 @@
 namespace megatron::text {
 
 struct JinjaStatement;
+struct JinjaScope;
 
 /// What a template does that cannot be rendered, without its place.
 struct JinjaRefusal : std::runtime_error {
@@ -47,18 +48,22 @@ class JinjaValue {
     String,
     List,
     Tuple,
+    Range,
     View,       ///< of a dict: its items(), keys() or values(); has a length, no parts
     Generator,  ///< what map, select and their like give: each of its items once
     Dict,
     Namespace,
-    Loop,      ///< the variable `loop`
+    Loop,  ///< the variable `loop`
+    Cycler,
+    Joiner,
     Callable,  ///< a macro, a function, a method that is not called
   };
   using Items = std::vector<JinjaValue>;
   using Members = std::vector<std::pair<JinjaValue, JinjaValue>>;
   struct Sequence {
     Items items;
-    int depth = 1;  ///< levels of values within values, itself one: what goes over them may recurse
+    int depth = 1;          ///< levels of values within values, itself one: what goes over them may recurse
+    bool is_group = false;  ///< a tuple that groupby gives: its parts are `grouper` and `list` too
   };
   struct Mapping {
     Members members;
@@ -66,9 +71,22 @@ class JinjaValue {
     const JinjaValue* find(const JinjaValue& key) const;
     const JinjaValue* named(std::string_view key) const;
   };
-  struct Loop {
+  /// What a loop, a cycler or a joiner remembers.
+  struct State {
     std::shared_ptr<const Sequence> items;
     std::size_t at = 0;
+    std::size_t depth = 0;                      ///< of a loop: how often it was called by itself
+    const JinjaStatement* recursive = nullptr;  ///< a loop that may be called, with the variables around it
+    JinjaScope* scope = nullptr;
+    Items changed;  ///< what loop.changed() was given last
+    bool was_asked = false;
+  };
+  /// A function or, with a statement, a macro that reads and sets variables of `scope`. It is stored nowhere but in the
+  /// variables of that scope and of those within it: put into no other value, it does not outlive them.
+  struct Callable {
+    std::string name;
+    const JinjaStatement* statement = nullptr;
+    JinjaScope* scope = nullptr;
   };
 
   JinjaValue() = default;
@@ -86,11 +104,14 @@ class JinjaValue {
   /// Puts a member behind the others, or another value into that of the same key.
   static void put(Members& members, JinjaValue key, JinjaValue value);
   static JinjaValue space(Members members);
-  static JinjaValue loop(std::shared_ptr<const Sequence> items, std::size_t at);
-  static JinjaValue callable(const JinjaStatement* macro);
+  static JinjaValue group(JinjaValue key, Items items);
+  static JinjaValue loop(std::shared_ptr<State> state);
+  static JinjaValue turns(Kind kind, Items items);  ///< a cycler or a joiner
+  static JinjaValue callable(Callable callable);
 
   Kind kind() const { return kind_; }
   bool is(Kind kind) const { return kind_ == kind; }
+  bool is_sequence() const { return kind_ >= Kind::List && kind_ <= Kind::Range; }
   bool is_number() const { return kind_ == Kind::Bool || kind_ == Kind::Int || kind_ == Kind::Float; }
   bool is_safe() const { return safe_; }  ///< the filter "safe" was here: Python joins it to texts by escaping those
   bool truth() const;
@@ -100,8 +121,8 @@ class JinjaValue {
   std::int64_t integer(std::string_view of) const;
   double number(std::string_view of) const;
   const Mapping& mapping() const { return *std::get<std::shared_ptr<Mapping>>(data_); }
-  const Loop& loop() const { return *std::get<std::shared_ptr<Loop>>(data_); }
-  const JinjaStatement* macro() const { return std::get<const JinjaStatement*>(data_); }
+  State& state() const { return *std::get<std::shared_ptr<State>>(data_); }
+  const Callable& callable() const { return *std::get<std::shared_ptr<const Callable>>(data_); }
 
   /// What a loop over it gives; of a generator only once.
   Items items(std::string_view of) const;
@@ -112,6 +133,7 @@ class JinjaValue {
   /// value[key], and value.key: Undefined where there is none. Throws JinjaRefusal for parts of Undefined.
   JinjaValue item(const JinjaValue& key) const;
   JinjaValue attribute(const std::string& name) const;
+  /// Throws JinjaRefusal of what is no sequence or string.
   JinjaValue slice(const JinjaValue& from, const JinjaValue& to, const JinjaValue& step) const;
 
   /// str()
@@ -134,7 +156,8 @@ class JinjaValue {
   Kind kind_ = Kind::Undefined;
   bool safe_ = false;
   std::variant<std::monostate, bool, std::int64_t, double, std::shared_ptr<const std::string>,
-               std::shared_ptr<Sequence>, std::shared_ptr<Mapping>, std::shared_ptr<Loop>, const JinjaStatement*>
+               std::shared_ptr<Sequence>, std::shared_ptr<Mapping>, std::shared_ptr<State>,
+               std::shared_ptr<const Callable>>
       data_;
 };
 

@@ -1,4 +1,4 @@
-#include "megatron/text/chat/value.h"
+#include "megatron/text/chat/python/value.h"
 
 #include <algorithm>
 #include <array>
@@ -10,8 +10,8 @@
 
 #include "megatron/base/error.h"
 #include "megatron/base/text/utf8.h"
-#include "megatron/text/characters/unicode_classes.h"
-#include "megatron/text/chat/methods.h"
+#include "megatron/text/characters/category_ranges.h"
+#include "megatron/text/chat/python/methods.h"
 
 namespace megatron::text {
 namespace {
@@ -31,6 +31,13 @@ void check_data(const Value& value) {
 bool same_key(const Value& a, const Value& b) {
   JinjaBudget enough(std::numeric_limits<std::size_t>::max());
   return a.equals(b, enough);
+}
+
+/// What Python has no hash of is no key, and is looked for in no dict.
+void must_be_hashable(const Value& key) {
+  if (key.is(Kind::List) || key.is(Kind::Dict) || key.is(Kind::View)) refuse(concat(key.name(), " as a dict's key"));
+  if (key.is(Kind::Tuple))
+    for (const Value& part : key.items("")) must_be_hashable(part);
 }
 
 /// slice.indices(): first, count and step.
@@ -55,6 +62,13 @@ Cut cut_of(std::int64_t size, const Value& from, const Value& to, const Value& s
   return cut;
 }
 
+/// str.isprintable() of a character.
+bool is_printable(std::uint32_t code_point) {
+  const auto* found = std::ranges::lower_bound(kCategories, code_point, {}, &CategoryRange::last);
+  if (found == std::end(kCategories) || found->first > code_point) return false;
+  return code_point == ' ' || (found->category[0] != 'C' && found->category[0] != 'Z');
+}
+
 void quote(std::string& out, std::string_view text) {
   const char mark = text.find('\'') != std::string_view::npos && text.find('"') == std::string_view::npos ? '"' : '\'';
   constexpr std::string_view kDigits = "0123456789abcdef";
@@ -63,14 +77,11 @@ void quote(std::string& out, std::string_view text) {
     if (c.code_point == '\n' || c.code_point == '\t' || c.code_point == '\r') {
       out += '\\';
       out += c.code_point == '\n' ? 'n' : c.code_point == '\t' ? 't' : 'r';
-    } else if (c.code_point < 0x20 || c.code_point == 0x7F) {
-      out += "\\x";
-      out += kDigits[c.code_point >> 4];
-      out += kDigits[c.code_point & 15];
+    } else if (c.length > 0 && !is_printable(c.code_point)) {
+      out += c.code_point < 0x100 ? "\\x" : c.code_point < 0x10000 ? "\\u" : "\\U";
+      for (int shift = c.code_point < 0x100 ? 4 : c.code_point < 0x10000 ? 12 : 28; shift >= 0; shift -= 4)
+        out += kDigits[c.code_point >> shift & 15];
     } else {
-      if (c.code_point > 0x7F && UnicodeClasses::instance().of(c.code_point) != CharClass::Letter &&
-          UnicodeClasses::instance().of(c.code_point) != CharClass::Number)
-        refuse(concat("it prints a list that holds the character ", text.substr(begin, end - begin)));
       if (c.code_point == '\\' || c.code_point == static_cast<unsigned char>(mark)) out += '\\';
       out += text.substr(begin, end - begin);
     }
@@ -192,17 +203,32 @@ JinjaValue JinjaValue::space(Members members) {
   return value;
 }
 
-JinjaValue JinjaValue::loop(std::shared_ptr<const Sequence> items, std::size_t at) {
-  JinjaValue value;
-  value.kind_ = Kind::Loop;
-  value.data_ = std::make_shared<Loop>(Loop{std::move(items), at});
+JinjaValue JinjaValue::group(JinjaValue key, Items items) {
+  JinjaValue value = sequence(Kind::Tuple, {std::move(key), sequence(Kind::List, std::move(items))});
+  std::get<std::shared_ptr<Sequence>>(value.data_)->is_group = true;
   return value;
 }
 
-JinjaValue JinjaValue::callable(const JinjaStatement* macro) {
+JinjaValue JinjaValue::loop(std::shared_ptr<State> state) {
+  JinjaValue value;
+  value.kind_ = Kind::Loop;
+  value.data_ = std::move(state);
+  return value;
+}
+
+JinjaValue JinjaValue::turns(Kind kind, Items items) {
+  const JinjaValue all = sequence(Kind::List, std::move(items));
+  auto state = std::make_shared<State>();
+  state->items = std::get<std::shared_ptr<Sequence>>(all.data_);
+  JinjaValue value = loop(std::move(state));
+  value.kind_ = kind;
+  return value;
+}
+
+JinjaValue JinjaValue::callable(Callable callable) {
   JinjaValue value;
   value.kind_ = Kind::Callable;
-  value.data_ = macro;
+  value.data_ = std::make_shared<const Callable>(std::move(callable));
   return value;
 }
 
@@ -217,11 +243,14 @@ std::string_view JinjaValue::name() const {
                                          "a string",
                                          "a list",
                                          "a tuple",
+                                         "a range",
                                          "a view",
                                          "a generator",
                                          "a dict",
                                          "a namespace",
                                          "the loop",
+                                         "a cycler",
+                                         "a joiner",
                                          "a function"};
   return kNames[static_cast<std::size_t>(kind_)];
 }
@@ -241,6 +270,7 @@ bool JinjaValue::truth() const {
       return !text("").empty();
     case Kind::List:
     case Kind::Tuple:
+    case Kind::Range:
     case Kind::View:
       return !list().items.empty();
     case Kind::Dict:
@@ -285,6 +315,7 @@ std::size_t JinjaValue::length() const {
   if (kind_ == Kind::Undefined) return 0;
   if (kind_ == Kind::String) return character_count(*std::get<std::shared_ptr<const std::string>>(data_));
   if (kind_ == Kind::Dict) return mapping().members.size();
+  if (kind_ == Kind::Loop) return state().items->items.size();
   if (!is_list() || kind_ == Kind::Generator) refuse(concat("the length of ", name()));
   return list().items.size();
 }
@@ -301,7 +332,7 @@ JinjaValue JinjaValue::item(const JinjaValue& key) const {
     if (const JinjaValue* found = mapping().find(key)) return *found;
   if (key.is(Kind::String))
     return kind_ == Kind::Dict && !has_method(*this, key.text("")) ? JinjaValue() : attribute(key.text(""));
-  if (kind_ != Kind::List && kind_ != Kind::Tuple && kind_ != Kind::String) return {};
+  if (!is_sequence() && kind_ != Kind::String) return {};
   if (key.kind() != Kind::Int && key.kind() != Kind::Bool) return {};
   const std::int64_t size = static_cast<std::int64_t>(length());
   std::int64_t at = key.integer("");
@@ -315,8 +346,8 @@ JinjaValue JinjaValue::attribute(const std::string& name) const {
   if (kind_ == Kind::Undefined) refuse(concat("the member \"", name, "\" of what is not defined"));
   if (name.starts_with("__")) refuse(concat("the member \"", name, "\", which Jinja's sandbox keeps"));
   if (kind_ == Kind::Loop) {
-    const auto& all = loop().items->items;
-    const std::size_t at = loop().at, size = all.size();
+    const auto& all = state().items->items;
+    const std::size_t at = state().at, size = all.size();
     const auto number = [](std::size_t n) { return JinjaValue(static_cast<std::int64_t>(n)); };
     if (name == "index0") return number(at);
     if (name == "index") return number(at + 1);
@@ -327,18 +358,23 @@ JinjaValue JinjaValue::attribute(const std::string& name) const {
     if (name == "last") return at + 1 == size;
     if (name == "previtem") return at == 0 ? JinjaValue() : all[at - 1];
     if (name == "nextitem") return at + 1 == size ? JinjaValue() : all[at + 1];
-    refuse(concat("loop.", name));
+    if (name == "depth0") return number(state().depth);
+    if (name == "depth") return number(state().depth + 1);
+    if (!has_method(*this, name)) refuse(concat("loop.", name));
   }
-  if (has_method(*this, name)) return callable(nullptr);
-  if (is_number()) refuse(concat("the member \"", name, "\" of a number"));
+  if (kind_ == Kind::Cycler && name == "current") return state().items->items[state().at];
+  if (kind_ == Kind::Tuple && list().is_group && (name == "grouper" || name == "list"))
+    return list().items[name == "grouper" ? 0 : 1];
+  const bool is_method = has_method(*this, name);
+  if (is_method && is_number()) refuse(concat("the member \"", name, "\" of a number"));
+  if (is_method) return callable({.name = name});
   if (kind_ != Kind::Dict && kind_ != Kind::Namespace) return {};
   const JinjaValue* found = mapping().named(name);
   return found == nullptr ? JinjaValue() : *found;
 }
 
 JinjaValue JinjaValue::slice(const JinjaValue& from, const JinjaValue& to, const JinjaValue& step) const {
-  if (kind_ == Kind::Undefined) refuse("a slice of what is not defined");
-  if (kind_ != Kind::List && kind_ != Kind::Tuple && kind_ != Kind::String) return {};
+  if (!is_sequence() && kind_ != Kind::String) refuse(concat("a slice of ", name()));
   const auto pick = [&](std::size_t size, const auto& take) {
     const Cut cut = cut_of(static_cast<std::int64_t>(size), from, to, step);
     for (std::int64_t i = 0; i < cut.count; ++i) take(static_cast<std::size_t>(cut.first + i * cut.step));
@@ -428,6 +464,7 @@ bool JinjaValue::equals(const JinjaValue& other, JinjaBudget& budget) const {
       return text("") == other.text("");
     case Kind::List:
     case Kind::Tuple:
+    case Kind::Range:
       return std::ranges::equal(list().items, other.list().items,
                                 [&](const JinjaValue& a, const JinjaValue& b) { return a.equals(b, budget); });
     case Kind::Dict:
@@ -447,6 +484,12 @@ bool JinjaValue::less(const JinjaValue& other, JinjaBudget& budget) const {
   if (is_number() && other.is_number())
     return kind_ == Kind::Float || other.kind_ == Kind::Float ? number("") < other.number("")
                                                               : integer("") < other.integer("");
+  if (kind_ == other.kind_ && (kind_ == Kind::List || kind_ == Kind::Tuple)) {
+    const Items &mine = list().items, &others = other.list().items;
+    for (std::size_t i = 0; i < std::min(mine.size(), others.size()); ++i)
+      if (!mine[i].equals(others[i], budget)) return mine[i].less(others[i], budget);
+    return mine.size() < others.size();
+  }
   if (kind_ != Kind::String || other.kind_ != Kind::String)
     refuse(concat("an order of ", name(), " and ", other.name()));
   budget.read(std::min(text("").size(), other.text("").size()));
@@ -460,6 +503,7 @@ bool JinjaValue::contains(const JinjaValue& part, JinjaBudget& budget) const {
     return all.find(part.text("in")) != std::string::npos;
   }
   if (kind_ == Kind::Dict) {
+    must_be_hashable(part);
     budget.read(mapping().members.size() * 8);
     return mapping().find(part) != nullptr;
   }

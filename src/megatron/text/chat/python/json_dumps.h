@@ -1,7 +1,7 @@
 #pragma once
 #include <string>
 
-#include "megatron/text/chat/value.h"
+#include "megatron/text/chat/python/value.h"
 
 namespace megatron::text {
 

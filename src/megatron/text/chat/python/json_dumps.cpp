@@ -1,4 +1,4 @@
-#include "megatron/text/chat/json_dumps.h"
+#include "megatron/text/chat/python/json_dumps.h"
 
 #include <algorithm>
 #include <cmath>
@@ -113,18 +113,28 @@ class Dumper {
   void dump(const Value::Mapping& mapping, int level) {
     std::vector<const std::pair<Value, Value>*> members;
     for (const auto& member : mapping.members) members.push_back(&member);
-    const auto key_of = [](const auto* member) -> const std::string& { return member->first.text("tojson"); };
-    if (form_.sorted) std::ranges::sort(members, {}, key_of);
+    if (form_.sorted)
+      std::ranges::stable_sort(members, [&](const auto* a, const auto* b) { return a->first.less(b->first, budget_); });
     bool first = true;
     out += '{';
     for (const auto* member : members) {
       next(first, level);
-      budget_.make(key_of(member).size());
-      escape_json(out, key_of(member), form_.ascii);
+      const std::string key = spelled(member->first);
+      budget_.make(key.size());
+      escape_json(out, key, form_.ascii);
       out += form_.colon;
       dump(member->second, level + 1);
     }
     close(first, level, '}');
+  }
+
+  /// A key is a text in JSON.
+  static std::string spelled(const Value& key) {
+    return key.is(Kind::String)  ? key.text("")
+           : key.is(Kind::None)  ? "null"
+           : key.is(Kind::Bool)  ? (key.truth() ? "true" : "false")
+           : key.is(Kind::Float) ? number(key.number(""))
+                                 : std::to_string(key.integer(""));
   }
 
   const JsonDumps& form_;

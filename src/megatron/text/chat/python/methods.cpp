@@ -1,13 +1,14 @@
-#include "megatron/text/chat/methods.h"
+#include "megatron/text/chat/python/methods.h"
 
 #include <algorithm>
-#include <charconv>
 #include <iterator>
 #include <span>
 #include <utility>
 
 #include "megatron/base/error.h"
 #include "megatron/base/text/utf8.h"
+#include "megatron/text/chat/python/formats.h"
+#include "megatron/text/chat/python/letter_case.h"
 
 namespace megatron::text {
 namespace {
@@ -17,10 +18,7 @@ using Kind = Value::Kind;
 
 [[noreturn]] void refuse(const std::string& what) { throw JinjaRefusal(what); }
 
-bool is_ascii(std::string_view text) {
-  return std::ranges::all_of(text, [](char c) { return static_cast<unsigned char>(c) < 0x80; });
-}
-
+/// Calls `take(line, its bytes with its end)` for each.
 template <class Call>
 void for_each_line(std::string_view text, const Call& take) {
   constexpr std::string_view kEnds[] = {"\r\n", "\n",   "\r",       "\v",           "\f",          "\x1C",
@@ -32,21 +30,11 @@ void for_each_line(std::string_view text, const Call& take) {
       ++at;
       continue;
     }
-    take(text.substr(begin, at - begin));
+    take(text.substr(begin, at - begin), at - begin + end->size());
     begin = at += end->size();
   }
-  if (begin < text.size()) take(text.substr(begin));
+  if (begin < text.size()) take(text.substr(begin), text.size() - begin);
 }
-
-/// A text's case is known here for ASCII.
-std::string cased(std::string text, const char* of) {
-  if (!is_ascii(text)) refuse(concat(of, " of a text beyond ASCII"));
-  return text;
-}
-bool is_lower(char c) { return c >= 'a' && c <= 'z'; }
-bool is_upper(char c) { return c >= 'A' && c <= 'Z'; }
-char lower(char c) { return is_upper(c) ? static_cast<char>(c + 32) : c; }
-char upper(char c) { return is_lower(c) ? static_cast<char>(c - 32) : c; }
 
 /// str.split(separator, most), or of white space; from the right with `right`.
 Value::Items split(std::string_view text, const std::string* separator, std::int64_t most, bool right) {
@@ -81,35 +69,6 @@ Value::Items split(std::string_view text, const std::string* separator, std::int
   return parts;
 }
 
-/// str.format() of the fields {}, {0} and no others.
-std::string format_fields(std::string_view text, const Value::Items& arguments, JinjaBudget& budget) {
-  std::string out;
-  std::size_t next = 0;
-  for (std::size_t at = 0; at < text.size(); ++at) {
-    if (text[at] != '{' && text[at] != '}') {
-      out += text[at];
-      continue;
-    }
-    if (at + 1 < text.size() && text[at + 1] == text[at]) {
-      out += text[at++];
-      continue;
-    }
-    const std::size_t end = text.find('}', at);
-    if (text[at] == '}' || end == std::string_view::npos) refuse("a format with a single brace");
-    const std::string_view field = text.substr(at + 1, end - at - 1);
-    std::size_t index = next;
-    if (field.empty()) ++next;
-    const auto [last, error] = std::from_chars(field.data(), field.data() + field.size(), index);
-    if ((!field.empty() && (error != std::errc() || last != field.data() + field.size())) || index >= arguments.size())
-      refuse(concat("the field {", field, "} of a format"));
-    const std::string part = arguments[index].printed(budget);
-    budget.make(part.size());
-    out += part;
-    at = end;
-  }
-  return out;
-}
-
 bool starts_or_ends(std::string_view text, const Value& part, bool starts) {
   if (part.is(Kind::Tuple))
     return std::ranges::any_of(part.items(""), [&](const Value& one) { return starts_or_ends(text, one, starts); });
@@ -120,6 +79,7 @@ bool starts_or_ends(std::string_view text, const Value& part, bool starts) {
 std::string joined(std::string_view between, const Value& parts, JinjaBudget& budget) {
   std::string out;
   bool first = true;
+  if (parts.is(Kind::String)) budget.make(parts.length() * sizeof(Value));
   for (const Value& part : parts.items("join")) {
     const std::string& text = part.text("join");
     budget.make(text.size() + between.size());
@@ -130,30 +90,22 @@ std::string joined(std::string_view between, const Value& parts, JinjaBudget& bu
   return out;
 }
 
-/// Whether a text has characters, and all of them are as Python's isX() says; of ASCII.
-bool all_are(const std::string& text, const std::string& name) {
-  cased(text, name.c_str());
-  const auto digit = [](char c) { return c >= '0' && c <= '9'; };
-  const auto letter = [](char c) { return is_lower(c) || is_upper(c); };
-  if (name == "islower" || name == "isupper")
-    return std::ranges::any_of(text, letter) && std::ranges::none_of(text, name == "islower" ? is_upper : is_lower);
-  return !text.empty() && std::ranges::all_of(text, [&](char c) {
-    return (name != "isalpha" && name != "isspace" && digit(c)) ||
-           ((name == "isalpha" || name == "isalnum") && letter(c)) ||
-           (name == "isspace" && python_strip({&c, 1}).empty());
-  });
-}
-
 constexpr std::string_view kTextMethods[] = {
     "strip", "lstrip", "rstrip", "startswith", "endswith", "split", "rsplit", "splitlines", "upper", "lower", "title",
-    "capitalize", "replace", "join", "find", "rfind", "index", "count", "format", "isdigit", "isdecimal", "isalpha",
-    "isalnum", "isspace", "islower", "isupper", "zfill", "removeprefix", "removesuffix", "partition", "rpartition",
+    "capitalize", "swapcase", "replace", "join", "find", "rfind", "index", "rindex", "count", "format", "format_map",
+    "isdigit", "isdecimal", "isnumeric", "isalpha", "isalnum", "isspace", "islower", "isupper", "istitle", "isascii",
+    "isidentifier", "zfill", "center", "ljust", "rjust", "expandtabs", "removeprefix", "removesuffix", "partition",
+    "rpartition",
     // which Python has and templates do not call
-    "casefold", "center", "encode", "expandtabs", "format_map", "isascii", "isidentifier", "isnumeric", "isprintable",
-    "istitle", "ljust", "maketrans", "rindex", "rjust", "swapcase", "translate"};
+    "casefold", "encode", "isprintable", "maketrans", "translate"};
+constexpr std::string_view kNumberMethods[] = {
+    "real", "imag",    "numerator", "denominator", "conjugate", "is_integer", "as_integer_ratio",
+    "hex",  "fromhex", "to_bytes",  "from_bytes",  "bit_count", "bit_length"};
 constexpr std::string_view kTupleMethods[] = {"count", "index"};
 constexpr std::string_view kListMethods[] = {"index", "count", "append",  "extend", "insert", "remove",
                                              "pop",   "clear", "reverse", "sort",   "copy"};
+constexpr std::string_view kLoopMethods[] = {"cycle", "changed"};
+constexpr std::string_view kCyclerMethods[] = {"next", "reset"};
 constexpr std::string_view kDictMethods[] = {"get", "items",   "keys",   "values",     "copy",    "clear",
                                              "pop", "popitem", "update", "setdefault", "fromkeys"};
 
@@ -162,11 +114,81 @@ bool is_in(const std::string_view (&names)[N], std::string_view name) {
   return std::ranges::find(names, name) != std::end(names);
 }
 
-Value text_method(const Value& value, const std::string& name, const Value::Items& arguments, JinjaBudget& budget) {
+/// find, rfind, index, rindex and count: of a part in the characters [from, to) of a text.
+Value found_in(std::string_view text, const std::string& name, const Value::Items& arguments, JinjaBudget& budget) {
+  const std::string& part = arguments[0].text(name);
+  std::size_t before = 0;  // characters
+  bool is_outside = false;
+  if (arguments.size() > 1) {
+    budget.make(text.size() * sizeof(std::string_view));
+    const std::vector<std::string_view> all = characters_of(text);
+    const auto size = static_cast<std::int64_t>(all.size());
+    const auto bound = [&](std::size_t i, std::int64_t otherwise) {
+      if (i >= arguments.size() || arguments[i].is(Kind::None)) return otherwise;
+      const std::int64_t at = arguments[i].integer(name);
+      return at < 0 ? std::max<std::int64_t>(0, at + size) : at;
+    };
+    const std::int64_t from = bound(1, 0), to = std::min(bound(2, size), size);
+    is_outside = from > to;
+    const auto byte = [&](std::int64_t i) {
+      return i >= size ? text.size() : static_cast<std::size_t>(all[static_cast<std::size_t>(i)].data() - text.data());
+    };
+    before = static_cast<std::size_t>(std::min(from, size));
+    text = is_outside ? std::string_view() : text.substr(byte(from), byte(to) - byte(from));
+  }
+  if (name == "count") {
+    if (part.empty()) return is_outside ? std::int64_t{0} : static_cast<std::int64_t>(character_count(text)) + 1;
+    std::int64_t found = 0;
+    for (std::size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + part.size())) ++found;
+    return found;
+  }
+  const std::size_t at = is_outside ? std::string::npos : name[0] == 'r' ? text.rfind(part) : text.find(part);
+  if (at == std::string::npos && name.ends_with("index")) refuse("index of a substring that is not found");
+  if (at == std::string::npos) return std::int64_t{-1};
+  return static_cast<std::int64_t>(before + character_count(text.substr(0, at)));
+}
+
+/// str.ljust, rjust and center: with a character on one side or on both.
+std::string justified(std::string_view text, const std::string& name, std::int64_t width, std::string_view fill,
+                      JinjaBudget& budget) {
+  const auto size = static_cast<std::int64_t>(character_count(text));
+  const std::int64_t blanks = std::max<std::int64_t>(0, width - size);
+  const std::int64_t left = name == "ljust" ? 0 : name == "rjust" ? blanks : blanks / 2 + (blanks & width & 1);
+  return repeated(fill, left, budget).append(text) + repeated(fill, blanks - left, budget);
+}
+
+std::string expanded_tabs(std::string_view text, std::int64_t size, JinjaBudget& budget) {
+  std::string out;
+  std::int64_t column = 0;
+  for (const std::string_view c : characters_of(text)) {
+    const std::int64_t blanks = size > 0 ? size - column % size : 0;
+    out += c == "\t" ? repeated(" ", blanks, budget) : c;
+    column = c == "\n" || c == "\r" ? 0 : column + (c == "\t" ? blanks : 1);
+  }
+  return out;
+}
+
+Value text_method(const Value& value, const std::string& name, JinjaArguments& given, JinjaBudget& budget) {
   const std::string& text = value.text(name);
-  const std::size_t count = arguments.size();
   budget.read(text.size());
   budget.make(text.size());
+  if (name == "format") return format_fields(text, given, budget);
+  if (name == "split" || name == "rsplit") {
+    const auto separator = given.get_some(0, "sep");
+    const std::int64_t most = given.integer(1, "maxsplit", -1);
+    given.must_be_used();
+    return Value::sequence(Kind::List,
+                           split(text, separator ? &separator->text(name) : nullptr, most, name == "rsplit"));
+  }
+  if (name == "splitlines" || name == "expandtabs") {
+    const bool with_ends = name == "splitlines" && given.flag(0, "keepends", false);
+    const std::int64_t size = name == "expandtabs" ? given.integer(0, "tabsize", 8) : 0;
+    given.must_be_used();
+    if (name == "expandtabs") return expanded_tabs(text, size, budget);
+    return Value::sequence(Kind::List, split_lines(text, with_ends));
+  }
+  const Value::Items arguments = given.rest();
+  const std::size_t count = arguments.size();
   const auto word = [&](std::size_t i) -> const std::string& { return arguments[i].text(name); };
   const bool has_none = count == 0 || (count == 1 && arguments[0].is(Kind::None));
   if (name.ends_with("strip") && count <= 1)
@@ -174,11 +196,6 @@ Value text_method(const Value& value, const std::string& name, const Value::Item
         python_strip(text, name != "rstrip", name != "lstrip", has_none ? nullptr : &arguments[0].text(name)));
   if ((name == "startswith" || name == "endswith") && count == 1)
     return starts_or_ends(text, arguments[0], name == "startswith");
-  if ((name == "split" || name == "rsplit") && count <= 2) {
-    const bool blanks = count == 0 || arguments[0].is(Kind::None);
-    return Value::sequence(Kind::List, split(text, blanks ? nullptr : &word(0),
-                                             count == 2 ? arguments[1].integer(name) : -1, name == "rsplit"));
-  }
   if ((name == "partition" || name == "rpartition") && count == 1) {
     Value::Items parts = split(text, &word(0), 1, name == "rpartition");
     if (parts.size() == 2)
@@ -187,26 +204,28 @@ Value text_method(const Value& value, const std::string& name, const Value::Item
       parts.insert(name == "partition" ? parts.end() : parts.begin(), 2, std::string());
     return Value::sequence(Kind::Tuple, std::move(parts));
   }
-  if (name == "splitlines" && count == 0) return Value::sequence(Kind::List, split_lines(text));
-  if (name == "upper" && count == 0) return upper_case(text);
-  if (name == "lower" && count == 0) return lower_case(text);
-  if (name == "title" && count == 0) return title_case(text);
-  if (name == "capitalize" && count == 0) return capitalized(text);
+  if (count == 0) {
+    if (name == "upper") return upper_case(text);
+    if (name == "lower") return lower_case(text);
+    if (name == "title") return title_case(text);
+    if (name == "capitalize") return capitalized(text);
+    if (name == "swapcase") return swapped_case(text);
+    if (name.starts_with("is") && name != "isprintable") return has_class(text, name);
+  }
   if (name == "replace" && (count == 2 || count == 3))
     return replaced(text, word(0), word(1), count == 3 ? arguments[2].integer(name) : -1, budget);
   if (name == "join" && count == 1) return joined(text, arguments[0], budget);
-  if ((name == "find" || name == "rfind" || name == "index") && count == 1) {
-    const std::size_t at = name == "rfind" ? text.rfind(word(0)) : text.find(word(0));
-    if (at == std::string::npos && name == "index") refuse("index of a substring that is not found");
-    return at == std::string::npos ? std::int64_t{-1} : static_cast<std::int64_t>(character_count({text.data(), at}));
+  if (is_one_of(name, {"find", "rfind", "index", "rindex", "count"}) && count >= 1 && count <= 3)
+    return found_in(text, name, arguments, budget);
+  if (name == "format_map" && count == 1 && arguments[0].is(Kind::Dict)) {
+    std::vector<std::string> names;
+    Value::Items values;
+    for (const auto& [key, member] : arguments[0].mapping().members) {
+      names.push_back(key.text(name));
+      values.push_back(member);
+    }
+    return format_fields(text, JinjaArguments(name, std::move(names), std::move(values)), budget);
   }
-  if (name == "count" && count == 1 && !word(0).empty()) {
-    std::int64_t found = 0;
-    for (std::size_t at = text.find(word(0)); at != std::string::npos; at = text.find(word(0), at + word(0).size()))
-      ++found;
-    return found;
-  }
-  if (name == "format") return format_fields(text, arguments, budget);
   if (name == "removeprefix" && count == 1) return text.starts_with(word(0)) ? text.substr(word(0).size()) : text;
   if (name == "removesuffix" && count == 1)
     return text.ends_with(word(0)) ? text.substr(0, text.size() - word(0).size()) : text;
@@ -217,8 +236,38 @@ Value text_method(const Value& value, const std::string& name, const Value::Item
            repeated("0", std::max<std::int64_t>(0, arguments[0].integer(name) - size), budget) +
            text.substr(sign ? 1 : 0);
   }
-  if (name.starts_with("is") && count == 0) return all_are(text, name);
+  if (is_one_of(name, {"center", "ljust", "rjust"}) && (count == 1 || count == 2)) {
+    const std::string fill = count == 2 ? word(1) : " ";
+    if (character_count(fill) != 1) refuse(concat("the method \"", name, "\" with other than a character"));
+    return justified(text, name, arguments[0].integer(name), fill, budget);
+  }
   refuse(concat("the method \"", name, "\" of a text with ", count, " arguments"));
+}
+
+Value loop_method(const Value& value, const std::string& name, const Value::Items& arguments, JinjaBudget& budget) {
+  Value::State& state = value.state();
+  if (name == "cycle") {
+    if (arguments.empty()) refuse("loop.cycle of nothing");
+    return arguments[state.at % arguments.size()];
+  }
+  if (name != "changed") refuse(concat("loop.", name));
+  const Value now = Value::sequence(Kind::Tuple, arguments);
+  const bool is_same = state.was_asked && Value::sequence(Kind::Tuple, state.changed).equals(now, budget);
+  state.was_asked = true;
+  state.changed = arguments;
+  return !is_same;
+}
+
+Value cycler_method(const Value& value, const std::string& name) {
+  Value::State& state = value.state();
+  const std::size_t at = state.at;
+  if (name == "reset") {
+    state.at = 0;
+    return Value::none();
+  }
+  if (name != "next") refuse(concat("the member \"", name, "\" of a cycler"));
+  state.at = (at + 1) % state.items->items.size();
+  return state.items->items[at];
 }
 
 }  // namespace
@@ -263,17 +312,22 @@ std::string_view python_strip(std::string_view text, bool left, bool right, cons
 bool has_method(const JinjaValue& value, std::string_view name) {
   if (value.is(Kind::String)) return is_in(kTextMethods, name);
   if (value.is(Kind::Dict)) return is_in(kDictMethods, name);
-  if (value.is(Kind::Tuple)) return is_in(kTupleMethods, name);
+  if (value.is_number()) return is_in(kNumberMethods, name);
+  if (value.is(Kind::Tuple) || value.is(Kind::Range)) return is_in(kTupleMethods, name);
+  if (value.is(Kind::Loop)) return is_in(kLoopMethods, name);
+  if (value.is(Kind::Cycler)) return is_in(kCyclerMethods, name);
   return value.is(Kind::List) && is_in(kListMethods, name);
 }
 
-JinjaValue call_method(const JinjaValue& value, const std::string& name, const JinjaValue::Items& arguments,
-                       JinjaBudget& budget) {
+JinjaValue call_method(const JinjaValue& value, const std::string& name, JinjaArguments& given, JinjaBudget& budget) {
+  if (value.is(Kind::String)) return text_method(value, name, given, budget);
+  const JinjaValue::Items arguments = given.rest();
   const std::size_t count = arguments.size();
-  if (value.is(Kind::String)) return text_method(value, name, arguments, budget);
+  if (value.is(Kind::Loop)) return loop_method(value, name, arguments, budget);
+  if (value.is(Kind::Cycler) && count == 0) return cycler_method(value, name);
   if (value.is(Kind::Dict) && name == "get" && (count == 1 || count == 2)) {
-    const JinjaValue* found = value.mapping().find(arguments[0]);
-    return found != nullptr ? *found : count == 2 ? arguments[1] : JinjaValue::none();
+    if (!value.contains(arguments[0], budget)) return count == 2 ? arguments[1] : JinjaValue::none();
+    return *value.mapping().find(arguments[0]);
   }
   if (value.is(Kind::Dict) && name == "copy" && count == 0) return value;
   if (value.is(Kind::Dict) && count == 0 && (name == "items" || name == "keys" || name == "values")) {
@@ -288,7 +342,7 @@ JinjaValue call_method(const JinjaValue& value, const std::string& name, const J
     return JinjaValue::sequence(Kind::View, std::move(all));
   }
   if (value.is(Kind::List) && name == "copy" && count == 0) return value;
-  if ((value.is(Kind::List) || value.is(Kind::Tuple)) && count == 1 && (name == "count" || name == "index")) {
+  if (value.is_sequence() && count == 1 && (name == "count" || name == "index")) {
     std::int64_t found = 0, at = 0;
     for (const JinjaValue& item : value.items(name)) {
       if (item.equals(arguments[0], budget)) {
@@ -305,44 +359,28 @@ JinjaValue call_method(const JinjaValue& value, const std::string& name, const J
   refuse(concat("a call of \"", name, "\" of ", value.name()));
 }
 
-JinjaValue::Items split_lines(std::string_view text) {
+JinjaValue::Items split_lines(std::string_view text, bool with_ends) {
   JinjaValue::Items lines;
-  for_each_line(text, [&](std::string_view line) { lines.emplace_back(std::string(line)); });
+  for_each_line(text, [&](std::string_view line, std::size_t end) {
+    lines.emplace_back(std::string(line.data(), with_ends ? end : line.size()));
+  });
   return lines;
-}
-
-std::string lower_case(std::string text) {
-  text = cased(std::move(text), "lower case");
-  std::ranges::transform(text, text.begin(), lower);
-  return text;
-}
-
-std::string upper_case(std::string text) {
-  text = cased(std::move(text), "upper case");
-  std::ranges::transform(text, text.begin(), upper);
-  return text;
-}
-
-std::string title_case(std::string text) {
-  text = lower_case(std::move(text));
-  bool begins = true;
-  for (char& c : text) {
-    if (begins) c = upper(c);
-    begins = !is_lower(lower(c));
-  }
-  return text;
-}
-
-std::string capitalized(std::string text) {
-  text = lower_case(std::move(text));
-  if (!text.empty()) text[0] = upper(text[0]);
-  return text;
 }
 
 std::string replaced(std::string_view text, std::string_view from, std::string_view to, std::int64_t most,
                      JinjaBudget& budget) {
-  if (from.empty()) refuse("it replaces an empty text");
   std::string out;
+  if (from.empty()) {  // before each character, and at the end
+    for (const std::string_view c : characters_of(text)) {
+      budget.make(c.size() + to.size());
+      if (most-- != 0)
+        out += to;
+      else
+        most = 0;
+      out += c;
+    }
+    return most != 0 ? out.append(to) : out;
+  }
   while (most-- != 0) {
     const std::size_t at = text.find(from);
     if (at == std::string_view::npos) break;
@@ -363,28 +401,8 @@ std::string repeated(std::string_view text, std::int64_t times, JinjaBudget& bud
   return out;
 }
 
-std::string formatted(std::string_view text, const JinjaValue& values, JinjaBudget& budget) {
-  const JinjaValue::Items given = values.is(Kind::Tuple) ? values.items("%") : JinjaValue::Items{values};
-  std::string out;
-  std::size_t next = 0;
-  for (std::size_t at = 0; at < text.size(); ++at) {
-    if (text[at] != '%') {
-      out += text[at];
-      continue;
-    }
-    const char kind = ++at < text.size() ? text[at] : ' ';
-    if (kind == '%') {
-      out += '%';
-      continue;
-    }
-    if ((kind != 's' && kind != 'd') || next == given.size()) refuse(concat("the field %", kind, " of a format"));
-    const std::string part = kind == 's' ? given[next].printed(budget) : std::to_string(given[next].integer("%d"));
-    ++next;
-    budget.make(part.size());
-    out += part;
-  }
-  if (next < given.size()) refuse("a format of more values than fields");
-  return out;
+std::string centered(std::string_view text, std::int64_t width, JinjaBudget& budget) {
+  return justified(text, "center", width, " ", budget);
 }
 
 }  // namespace megatron::text

@@ -5,7 +5,8 @@
 #include <string_view>
 #include <vector>
 
-#include "megatron/text/chat/value.h"
+#include "megatron/text/chat/python/arguments.h"
+#include "megatron/text/chat/python/value.h"
 
 // Methods of Python's texts, lists and dicts. What is not known here is a JinjaRefusal.
 namespace megatron::text {
@@ -22,21 +23,19 @@ std::string_view python_strip(std::string_view text, bool left = true, bool righ
 /// Whether it has a method of this name: a template's `x.name` is that, and not a member.
 bool has_method(const JinjaValue& value, std::string_view name);
 
-/// value.name(arguments …) of texts, lists and dicts. Throws JinjaRefusal for others than jinja's users call.
-JinjaValue call_method(const JinjaValue& value, const std::string& name, const JinjaValue::Items& arguments,
+/// value.name(arguments …) of texts, lists, dicts, loops and cyclers. Throws JinjaRefusal for others than Jinja's users
+/// call.
+JinjaValue call_method(const JinjaValue& value, const std::string& name, JinjaArguments& arguments,
                        JinjaBudget& budget);
 
-/// The words of `text` in order: lines as Python's splitlines() has them, and texts in other case, of ASCII only.
-JinjaValue::Items split_lines(std::string_view text);
-std::string lower_case(std::string text);
-std::string upper_case(std::string text);
-std::string title_case(std::string text);
-std::string capitalized(std::string text);
+/// str.splitlines()
+JinjaValue::Items split_lines(std::string_view text, bool with_ends = false);
+/// str.replace(); `most` below 0: all.
 std::string replaced(std::string_view text, std::string_view from, std::string_view to, std::int64_t most,
                      JinjaBudget& budget);
+/// str.center(), with white space.
+std::string centered(std::string_view text, std::int64_t width, JinjaBudget& budget);
 /// text * times
 std::string repeated(std::string_view text, std::int64_t times, JinjaBudget& budget);
-/// text % values, of %s, %d and %%.
-std::string formatted(std::string_view text, const JinjaValue& values, JinjaBudget& budget);
 
 }  // namespace megatron::text
