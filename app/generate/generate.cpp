@@ -48,28 +48,36 @@ std::vector<std::string> prompts_of(const GenerateFlags& flags) {
   return prompts;
 }
 
-/// What `work` returns; a ConfigError of it gets `fix`, as its own is for those who train.
-template <class Work>
-auto with_own_fix(const std::string& fix, const Work& work) {
+/// The error with another fix, as its own is for those who train.
+ConfigError with_fix(const ConfigError& error, const std::string& fix) {
+  const std::string text = error.what();
+  return ConfigError(concat(text.substr(0, text.find("\n  fix:")), "\n  fix:  ", fix));
+}
+
+text::ChatTemplate chat_template_or(const GenerateFlags& flags, const std::string& fix) {
   try {
-    return work();
+    return chat_template_of(flags);
   } catch (const ConfigError& error) {
-    const std::string text = error.what();
-    throw ConfigError(concat(text.substr(0, text.find("\n  fix:")), "\n  fix:  ", fix));
+    throw with_fix(error, fix);
   }
 }
 
 /// What the user says as the model's chat template writes it, up to where the answer begins.
 std::vector<std::string> chats_of(const GenerateFlags& flags, std::vector<std::string> texts) {
-  const std::string without = flags.system.empty() ? "leave --chat out" : "leave --chat and --system out";
-  const auto chat = with_own_fix(without + ", or name a chat model's folder: --load, --tokenizer",
-                                 [&] { return chat_template_of(flags); });
+  const std::string without = concat(flags.system.empty() ? "leave --chat out" : "leave --chat and --system out",
+                                     ", or name a chat model's folder: --load, --tokenizer");
+  const text::ChatTemplate chat = chat_template_or(flags, without);
   for (std::string& text : texts) {
     std::vector<text::ChatMessage> messages;
     if (!flags.system.empty()) messages.push_back({"system", flags.system});
     messages.push_back({"user", text});
-    text = with_own_fix(flags.system.empty() ? "leave --chat out" : "leave --system out",
-                        [&] { return chat.prompt(messages); });
+    try {
+      text = chat.prompt(messages);
+    } catch (const text::ConversationRefused& refused) {
+      throw with_fix(refused, flags.system.empty() ? "leave --chat out" : "leave --system out");
+    } catch (const ConfigError& error) {
+      throw with_fix(error, without);
+    }
   }
   return texts;
 }

@@ -168,6 +168,15 @@ class Chat(unittest.TestCase):
             with self.assertRaisesRegex(Exception, "line 1: .*(?s:.*)message 2"):
                 self.train(folder, folder / "tokenizer")
 
+    def test_what_is_advised_fits_what_the_template_does(self):
+        asks = ["generate", "--load", SMOLLM2, "--chat", "--system", "Be brief.", "--prompt", "Hi"]
+        for template, advice in [("{{ raise_exception('no system') }}", "fix:  leave --system out\n"),
+                                 ("{{ messages | urlize }}", "fix:  leave --chat and --system out, or name a chat")]:
+            with tempfile.TemporaryDirectory(prefix="megatron-chat-") as name:
+                folder = pathlib.Path(name) / "tokenizer"
+                self.tokenizer_with(folder, template)
+                self.assertIn(advice, run(*asks, "--tokenizer", folder, code=2) + "\n", template)
+
     def test_generation_is_asked_with_the_same_prompt(self):
         theirs = transformers.AutoTokenizer.from_pretrained(SMOLLM2)
         for system in ("", "Answer in one word."):

@@ -110,8 +110,8 @@ JinjaText ChatTemplate::rendered(std::span<const ChatMessage> messages, bool ope
   try {
     return jinja_.render(context, now_);
   } catch (const JinjaRaised& raised) {
-    throw ConfigError(rule_got_fix(concat(name_, ": the model's chat template refuses this conversation."),
-                                   printable(raised.what()), "leave out or join the messages that it refuses"));
+    throw ConversationRefused(rule_got_fix(concat(name_, ": the model's chat template refuses this conversation."),
+                                           printable(raised.what()), "leave out or join the messages that it refuses"));
   } catch (const ConfigError& error) {
     throw ConfigError(concat(name_, ": ", error.what()));
   }

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "megatron/base/error.h"
 #include "megatron/text/chat/jinja.h"
 
 // Conversations as the text that a chat model was trained on. A model's folder says how by a template in Jinja, which
@@ -17,6 +18,12 @@ namespace megatron::text {
 struct ChatMessage {
   std::string role;  ///< "system", "user" or "assistant"
   std::string content;
+};
+
+/// What a template itself says by raise_exception() of a conversation: of roles that it does not have, or in this
+/// order.
+struct ConversationRefused : ConfigError {
+  using ConfigError::ConfigError;
 };
 
 struct RenderedChat {
@@ -39,8 +46,8 @@ class ChatTemplate {
   /// `name` is what messages call it. strftime_now() is the time at which this is called.
   ChatTemplate(const std::string& jinja, Tokens tokens, std::string name);
 
-  /// The conversation up to where the assistant's next answer is to begin. Throws ConfigError for no messages, an
-  /// unknown role, what the template refuses, or what it does that is not known here.
+  /// The conversation up to where the assistant's next answer is to begin. Throws ConversationRefused; and ConfigError
+  /// for no messages, an unknown role, or what the template does that is not known here.
   std::string prompt(std::span<const ChatMessage> messages) const;
 
   /// The whole conversation. Its answers are what {% generation %} marks. Where the template has none, an answer is
