@@ -108,6 +108,8 @@ TEST_F(RunFoldersTest, RefuseATraceThatCannotBeWritten) {
   options.log.trace = (folder_ / "run" / "traces" / "trace.json").string();
   EXPECT_EQ(error_of(options), "no error");
   EXPECT_TRUE(fs::is_directory(folder_ / "run" / "traces")) << "made as train.out is";
+  options.log.trace = "trace.json";
+  EXPECT_EQ(error_of(options), "no error") << "in the current folder";
   std::ofstream(folder_ / "file") << "x";
   options.log.trace = (folder_ / "file" / "trace.json").string();
   EXPECT_NE(error_of(options).find("fix:  name another: --log.trace"), std::string::npos) << error_of(options);

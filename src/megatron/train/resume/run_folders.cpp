@@ -27,8 +27,8 @@ class MadePlaces {
 
   void make(const fs::path& folder, const char* fix) {
     std::vector<fs::path> missing;
-    for (fs::path path = fs::absolute(folder).lexically_normal(); is_missing(path); path = path.parent_path())
-      missing.push_back(path);
+    const fs::path whole = fs::absolute(folder.empty() ? "." : folder).lexically_normal();
+    for (fs::path path = whole; is_missing(path); path = path.parent_path()) missing.push_back(path);
     made_.insert(made_.end(), missing.rbegin(), missing.rend());
     make_folder(folder, fix);
   }
