@@ -161,6 +161,9 @@ TEMPLATES = [
     "{{ ns | attr('a') }}{{ ns.z }}",
     "{% set ns = namespace() %}{% set ns.text %}x{{ n }}{% endset %}{{ ns.text }}", "{% set none = 1 %}",
     "{% set n.a = 1 %}",
+    "{% set ns = namespace(sep=joiner('|')) %}{% for i in list %}{{ ns.sep() }}{{ i }}{% endfor %}{{ ns.none() }}",
+    "{% set ns = namespace(sep=joiner('|')) %}{% set ns.turn = cycler(1, 2) %}{{ ns.sep() }}{{ ns.turn.next() }}"
+    "{{ ns.sep() }}",
     # block, print, colons, filter
     "{% block a %}x{{ n }}{% endblock %}{% block b %}y{% endblock b %}",
     "{% block a %}{% endblock %}{% block a %}{% endblock %}",

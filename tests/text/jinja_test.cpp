@@ -179,6 +179,8 @@ TEST(Jinja, ReadsHostileTemplatesInLittleTimeAndMemory) {
       "{% set ns = namespace() %}{% macro f() %}{% endmacro %}{% set ns.f = f %}",
       "{% set ns = namespace() %}{% for i in list %}{% set ns.loop = loop %}{% endfor %}",
       "{{ cycler(cycler) }}",
+      "{% set ns = namespace(a=1) %}{% for i in range(99999) %}{% set ns.a = cycler(ns.a) %}{% endfor %}",
+      "{% set ns = namespace(a=1) %}{% for i in range(99999) %}{% set ns.a = joiner([ns.a]) %}{% endfor %}",
       "{{ '%999999999d' % 1 }}",
       "{{ '%.999999999f' % 1 }}",
       "{{ '{:999999999}'.format(1) }}",

@@ -408,9 +408,13 @@ class Renderer {
 
   Value call(const Expression& expression, Scope& scope, const Value* caller = nullptr) {
     const Expression& callee = expression.parts[0];
-    const bool is_method = callee.kind == Expression::Kind::Attribute;
-    const Value function = value_of(is_method ? callee.parts[0] : callee, scope);
+    bool is_method = callee.kind == Expression::Kind::Attribute;
+    Value function = value_of(is_method ? callee.parts[0] : callee, scope);
     if (is_method && function.is(Kind::Undefined)) not_defined(callee);
+    if (is_method && function.is(Kind::Namespace)) {  // whose member may be a joiner
+      function = function.attribute(callee.name);
+      is_method = false;
+    }
     JinjaArguments arguments = arguments_of(expression, scope, caller);
     line_ = expression.line;
     Value result = is_method ? call_method(function, callee.name, arguments, budget_)

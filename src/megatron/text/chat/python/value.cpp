@@ -24,7 +24,8 @@ constexpr int kDeepest = 200;  // values within values; a conversation has five 
 [[noreturn]] void refuse(const std::string& what) { throw JinjaRefusal(what); }
 
 void check_data(const Value& value) {
-  if (value.kind() > Kind::Dict) refuse(concat("it puts ", value.name(), " into a value"));
+  if (value.kind() > Kind::Dict && !value.is(Kind::Cycler) && !value.is(Kind::Joiner))
+    refuse(concat("it puts ", value.name(), " into a value"));
 }
 
 /// Of a dict, which are no lists or dicts.
@@ -232,7 +233,10 @@ JinjaValue JinjaValue::callable(Callable callable) {
   return value;
 }
 
-int JinjaValue::depth() const { return is_list() ? list().depth : kind_ == Kind::Dict ? mapping().depth : 0; }
+int JinjaValue::depth() const {
+  if (kind_ == Kind::Cycler || kind_ == Kind::Joiner) return state().items->depth;
+  return is_list() ? list().depth : kind_ == Kind::Dict ? mapping().depth : 0;
+}
 
 std::string_view JinjaValue::name() const {
   constexpr std::string_view kNames[] = {"what is not defined",
