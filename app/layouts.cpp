@@ -44,9 +44,9 @@ RanksMachine machine_of(const std::string& hardware, const std::string& fit) {
 }
 
 plan::LayoutSearch find_layouts(const config::RunConfig& recipe, const RanksMachine& machine, int threads, int most) {
-  const int ranks = recipe.parallel.world_size;
-  if (ranks < 1)
-    throw ConfigError(rule_got_fix("A search needs a number of ranks above 0.", concat(ranks), "--world-size 8"));
+  const int ranks = recipe.parallel.world_size == 0 ? 1 : recipe.parallel.world_size;
+  if (ranks < 0)
+    throw ConfigError(rule_got_fix("parallel.world_size must be a number of ranks.", concat(ranks), "--world-size 8"));
   const plan::Facts facts = facts_of(recipe);
   plan::LayoutSearch found = plan::search_layouts(recipe, machine.hardware, machine.capacity_bytes, facts,
                                                   std::max(most, kMinLayouts), kMaxEvaluated, threads);

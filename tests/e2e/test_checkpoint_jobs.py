@@ -245,6 +245,17 @@ class CheckpointJobs(unittest.TestCase):
         self.assertFalse(folder.exists())
         self.place.train("elsewhere_now", "--train.exit_interval", 1, "--train-iters", 1_000_000)
 
+    def test_the_checkpoints_schedule_holds_where_that_is_asked_for(self):
+        def rates():
+            lines = (self.place.path / "decayed" / "metrics.jsonl").read_text().splitlines()
+            return [json.loads(line)["learning_rate"] for line in lines]
+
+        options = ["--lr-decay-style", "cosine", "--min-lr", 0, "--eval-interval", 0]
+        self.place.train("decayed", "--train-iters", 4, *options)
+        self.place.train("decayed", "--train-iters", 6, "--lr", 0.1, *options, "--use-checkpoint-opt-param-scheduler")
+        self.assertEqual(rates()[4:], [0, 0])  # over since iteration 4, however long the run is now
+        self.assertGreater(rates()[3], 0)
+
     def test_a_batch_that_does_not_fit_is_said(self):
         self.place.train("micro", "--train-iters", 1)
         result = subprocess.run([MEGATRON, *map(str, self.place.train_words("micro", "--micro-batch-size", 3,

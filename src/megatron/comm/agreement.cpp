@@ -6,12 +6,14 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <filesystem>
 #include <iterator>
 #include <map>
 #include <stdexcept>
 #include <string_view>
 #include <utility>
 
+#include "megatron/base/files/path_error.h"
 #include "megatron/base/machine/out_of_memory.h"
 #include "megatron/comm/first_rank.h"
 
@@ -233,12 +235,17 @@ void run_together(const Group& group, const std::function<void()>& work, std::ch
       return work();
     } catch (const ConfigError& error) {
       throw AgreedError(error.what());
+    } catch (const std::filesystem::filesystem_error& error) {
+      if (is_wrong_path(error)) throw AgreedError(path_error(error));
+      throw;
     }
   }
   std::string problem;
   bool is_config = true;
   const auto note = [&](const std::exception& error, bool config) {
-    problem = message_of(error);
+    const auto* const of_path = dynamic_cast<const std::filesystem::filesystem_error*>(&error);
+    config = config || (of_path != nullptr && is_wrong_path(*of_path));
+    problem = of_path != nullptr ? path_error(*of_path) : message_of(error);
     if (problem.empty()) problem = "an error without a message";
     is_config = config;
   };

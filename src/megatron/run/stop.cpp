@@ -20,7 +20,7 @@ void stop_on_signals(bool also_usr1) {
   has_supervisor = process_environment().contains(kAttemptVariable);
   struct sigaction action = {};
   action.sa_handler = [](int signal) {
-    if (requested.exchange(1) == 0 || has_supervisor) return;
+    if (requested.exchange(1) == 0 || has_supervisor || signal == SIGUSR1) return;  // launchers pass each SIGUSR1 on
     std::signal(signal, SIG_DFL);
     std::raise(signal);
   };

@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
+#include <optional>
 #include <stdexcept>
 #include <utility>
 
@@ -19,6 +20,7 @@
 #include "megatron/interchange/weights.h"
 #include "megatron/kernels/runtime.h"
 #include "megatron/parallel/cuda.h"
+#include "megatron/plan/rules.h"
 #include "megatron/recipe/resolve.h"
 #include "megatron/run/exit_codes.h"
 #include "megatron/run/memory_check.h"
@@ -82,14 +84,40 @@ std::vector<std::string> take_network_of_checkpoint(config::RunConfig& config) {
   return {concat("note: checkpoint.use_checkpoint_args: ", changed, ", as in ", folder->string())};
 }
 
+/// The recipe of the newest checkpoint in `folder` that can be read; nothing where there is none: the start says why.
+std::optional<config::RunConfig> saved_recipe_in(const std::filesystem::path& folder) {
+  if (!interchange::format_of(folder).native)
+    return interchange::training_state_of(folder, /*with_optimizer=*/false)->recipe;
+  for (const std::filesystem::path& candidate : checkpoint::candidates(folder)) {
+    try {
+      return checkpoint::saved_recipe(candidate);
+    } catch (const std::exception&) {  // damaged: an older one may be whole
+    }
+  }
+  return std::nullopt;
+}
+
+/// The samples over which the rate of a run decays that decays over all of it; 0 where that cannot be told.
+std::int64_t whole_decay_of(config::RunConfig recipe) {
+  recipe.parallel = {};
+  recipe.train.micro_batch_size = 1;
+  recipe.optimizer.use_distributed_optimizer = false;
+  try {
+    return plan::resolve(recipe).learning_rate.decay_samples;
+  } catch (const ConfigError&) {
+    return 0;
+  }
+}
+
 /// What checkpoint.use_checkpoint_schedule asks for; what it has changed.
 std::vector<std::string> take_schedule_of_checkpoint(config::RunConfig& config) {
   if (!config.checkpoint.use_checkpoint_schedule || train::takes_weights_alone(config)) return {};
   const auto folder = train::checkpoint_to_load(config);
   if (!folder || !std::filesystem::exists(*folder)) return {};
-  config::RunConfig theirs = interchange::format_of(*folder).native
-                                 ? checkpoint::saved_recipe(checkpoint::find_checkpoint(*folder))
-                                 : interchange::training_state_of(*folder, /*with_optimizer=*/false)->recipe;
+  const auto saved = saved_recipe_in(*folder);
+  if (!saved) return {};
+  config::RunConfig theirs = *saved;
+  if (theirs.schedule.lr_decay_samples == 0) theirs.schedule.lr_decay_samples = whole_decay_of(theirs);
   const config::Fields from = config::fields_of(theirs), to = config::fields_of(config);
   std::string changed;
   for (std::size_t i = 0; i < to.fields.size(); ++i) {

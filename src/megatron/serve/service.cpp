@@ -178,7 +178,10 @@ PromptTokens Service::tokens_of(const Prompt& prompt, const std::string& name, b
   } else {
     tokens = std::get<std::vector<std::int64_t>>(prompt);
   }
-  if (tokens.empty() && !options_.ends.empty()) tokens = {options_.ends[0]};  // after the end of a text the next begins
+  if (tokens.empty() && !options_.ends.empty()) {  // after the end of a text the next begins
+    tokens = {options_.ends[0]};
+    made.opening = 1;
+  }
   if (tokens.empty()) throw ApiError(400, "a prompt must have at least one token", name, "invalid_value");
   for (const std::int64_t token : tokens)
     if (token >= options_.vocab)

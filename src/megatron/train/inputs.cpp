@@ -323,7 +323,11 @@ ResumedBatch resumed_batch(const config::RunConfig& config) {
     } catch (const std::exception&) {  // an older one may be whole
     }
   }
-  if (!candidates.empty() || !supervise::memory_run(save_folder(config))) return {};
+  const fs::path save = save_folder(config);
+  if (!candidates.empty() || !supervise::memory_run(save)) return {};
+  // Without the option: where this node has one. It cannot tell what others have.
+  if (config.checkpoint.memory_interval <= 0 && !supervise::newest_in_memory(config.checkpoint.memory_folder, save))
+    return {};
   try {  // nodes may keep checkpoints of it in memory: its batch stays as with those on the disk
     config::RunConfig before;
     config::load_toml(before, (fs::path(config.train.out) / "recipe.toml").string());

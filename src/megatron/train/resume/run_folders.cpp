@@ -62,10 +62,12 @@ void check_latest(const fs::path& checkpoints) {
 }  // namespace
 
 void check_metrics_file(const fs::path& path) {
-  if (!fs::exists(path) || fs::is_regular_file(path)) return;
-  throw ConfigError(rule_got_fix("A run's own metrics.jsonl must be a regular file.",
-                                 concat(path.string(), fs::is_directory(path) ? ", a folder" : ", which is none"),
-                                 "remove or rename it, or name another --train.out"));
+  std::error_code error;  // a folder that may not be looked into is refused where it is to be written
+  if (!fs::exists(path, error) || fs::is_regular_file(path, error)) return;
+  throw ConfigError(
+      rule_got_fix("A run's own metrics.jsonl must be a regular file.",
+                   concat(path.string(), fs::is_directory(path, error) ? ", a folder" : ", which is none"),
+                   "remove or rename it, or name another --train.out"));
 }
 
 RunFolders::RunFolders(const config::RunConfig& config) {
