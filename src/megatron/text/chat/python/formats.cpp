@@ -68,7 +68,8 @@ Digits whole_digits(std::int64_t value, const Form& form) {
   const bool large = form.type == 'X';
   auto left = value < 0 ? 0 - static_cast<std::uint64_t>(value) : static_cast<std::uint64_t>(value);
   Digits number{sign_of(value < 0, form), "", ""};
-  do number.digits += (large ? "0123456789ABCDEF" : "0123456789abcdef")[left % base];
+  const std::string_view all = large ? "0123456789ABCDEF" : "0123456789abcdef";
+  do number.digits += all[left % base];
   while ((left /= base) != 0);
   std::ranges::reverse(number.digits);
   if (form.alternate && base != 10) number.prefix = std::string{'0', form.type};
