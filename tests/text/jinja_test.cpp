@@ -174,8 +174,8 @@ TEST(Jinja, ReadsHostileTemplatesInLittleTimeAndMemory) {
       "{% for i in list recursive %}{{ loop(list) }}{% endfor %}",
       "{% macro f() %}{% call f() %}{{ caller() }}{% endcall %}{% endmacro %}{{ f() }}",
       "{% macro f() %}{% call(x) f() %}{% call f() %}{% endcall %}{% endcall %}{{ caller(1) }}{% endmacro %}{{ f() }}",
-      "{% for i in range(99999) %}{% for j in range(99999) recursive %}{{ loop.cycle(*range(99999)) }}{% endfor %}"
-      "{% endfor %}",
+      ("{% for i in range(99999) %}{% for j in range(99999) recursive %}{{ loop.cycle(*range(99999)) }}{% endfor %}"
+       "{% endfor %}"),
       "{% set ns = namespace() %}{% macro f() %}{% endmacro %}{% set ns.f = f %}",
       "{% set ns = namespace() %}{% for i in list %}{% set ns.loop = loop %}{% endfor %}",
       "{{ cycler(cycler) }}",

@@ -3,6 +3,7 @@
 #include <sys/wait.h>
 
 #include <algorithm>
+#include <charconv>
 #include <csignal>
 #include <cstdio>
 #include <cstring>
@@ -10,6 +11,7 @@
 #include <functional>
 #include <map>
 #include <optional>
+#include <string_view>
 
 #include "megatron/base/error.h"
 #include "megatron/base/machine/child_process.h"
@@ -107,8 +109,12 @@ class Children {
   /// is the first to end, and then others may tell that they miss it.
   int first_failed(const std::string& told) const {
     if (first_ < 0 || ends_.at(first_).killed) return first_;
+    constexpr std::string_view kBefore = "rank ", kBehind = " failed: ";
     int teller = -1;
-    if (std::sscanf(told.c_str(), "rank %d failed: ", &teller) != 1) return first_;
+    if (!told.starts_with(kBefore)) return first_;
+    const auto [end_of_number, error] =
+        std::from_chars(told.data() + kBefore.size(), told.data() + told.size(), teller);
+    if (error != std::errc() || !std::string_view(end_of_number).starts_with(kBehind)) return first_;
     const auto end = ends_.find(teller);
     const std::string reason = told.substr(std::min(told.size(), told.find(": ")));
     const bool misses_first = names_rank(reason, first_);
