@@ -144,6 +144,8 @@ TEMPLATES = [
     "{% for i in list %}{% set x %}{{ i }}{% break %}{% endset %}{{ i }}{% endfor %}{{ x }}",
     "{% for i in list %}a{% filter upper %}b{% if i == 1 %}{% continue %}{% endif %}c{% endfilter %}{% endfor %}",
     "{% for i in list %}{% macro f() %}{% break %}{% endmacro %}{% endfor %}",
+    "{% set u = list | map('string') %}{{ u | first }}{{ u | first }}{{ u | list }}{{ u | first is defined }}",
+    "{% set u = list | map('string') %}{% for i in u %}{{ i }}{% break %}{% endfor %}{{ u | list }}",
     "{% for i in list %}{% generation %}{% break %}{% endgeneration %}{% endfor %}",
     "{% for g in people | groupby('name') %}{{ g.grouper }}:{% for p in g.list %}{{ p.age }},{% endfor %}"
     "{% endfor %}",

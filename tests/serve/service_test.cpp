@@ -28,16 +28,16 @@ struct Heard : Reply {
   bool gone() const override { return away; }
 };
 
+HttpRequest posted(const nlohmann::json& body, const std::string& path = "/v1/completions") {
+  return {.method = "POST", .path = path, .headers = {{"content-type", "application/json"}}, .body = body.dump()};
+}
+
 struct Bench {
   explicit Bench(const QueueLimits& limits) : queue(limits) {}
 
   std::shared_ptr<Heard> ask(const nlohmann::json& body) {
     const auto reply = std::make_shared<Heard>();
-    service.handle({.method = "POST",
-                    .path = "/v1/completions",
-                    .headers = {{"content-type", "application/json"}},
-                    .body = body.dump()},
-                   reply);
+    service.handle(posted(body), reply);
     return reply;
   }
   std::vector<TextTask> tasks() {
@@ -178,11 +178,7 @@ TEST(TextResponse, EchoesTheWholePromptAndSaysWhereEachTokenBegins) {
                   bench.metrics);
   const auto choice = [&](const nlohmann::json& body) {
     const auto reply = std::make_shared<Heard>();
-    service.handle({.method = "POST",
-                    .path = "/v1/completions",
-                    .headers = {{"content-type", "application/json"}},
-                    .body = body.dump()},
-                   reply);
+    service.handle(posted(body), reply);
     const TextTask task = bench.tasks().at(0);
     std::vector<ScoredToken> scored;
     for (const std::int64_t id : task.prompt) scored.push_back({.id = id});

@@ -243,9 +243,7 @@ void run_together(const Group& group, const std::function<void()>& work, std::ch
   std::string problem;
   bool is_config = true;
   const auto note = [&](const std::exception& error, bool config) {
-    const auto* const of_path = dynamic_cast<const std::filesystem::filesystem_error*>(&error);
-    config = config || (of_path != nullptr && is_wrong_path(*of_path));
-    problem = of_path != nullptr ? path_error(*of_path) : message_of(error);
+    problem = message_of(error);
     if (problem.empty()) problem = "an error without a message";
     is_config = config;
   };
@@ -256,6 +254,8 @@ void run_together(const Group& group, const std::function<void()>& work, std::ch
           work();
         } catch (const ConfigError& error) {
           note(error, true);
+        } catch (const std::filesystem::filesystem_error& error) {
+          note(error, is_wrong_path(error));
         } catch (const std::exception& error) {
           note(error, false);
         }

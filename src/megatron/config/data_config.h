@@ -101,10 +101,8 @@ struct DataConfig {
       "Sentinels <extra_id_0>, <extra_id_1>, … that follow a WordPiece vocabulary, after [BOS] and [EOS] where it has "
       "none: what a T5 needs.",
       "vocab-extra-ids", Affects::Nothing, OnlyInTraining());
-    v("split", split,
-      "Shares of documents for training, validation and what neither reads (test_data_path is measured).", "split",
-      Affects::Samples, unless("data.train_data_path"), unless("data.per_split_data_args_path"), OnlyInTraining(),
-      Common());
+    v("split", split, "Shares of documents: training, validation, neither.", "split", Affects::Samples,
+      unless("data.train_data_path"), unless("data.per_split_data_args_path"), OnlyInTraining(), Common());
     v("seq_length", seq_length, "Tokens per sample; t5: per input of its encoder.", "seq-length", Affects::Samples,
       Common());
     v("decoder_seq_length", decoder_seq_length, "t5: tokens that its decoder writes; 0: a quarter of seq_length.",

@@ -57,6 +57,23 @@ void take_tokenizer_of_weights(config::RunConfig& config) {
   }
 }
 
+/// Takes those options of `theirs` for which is_taken(field) and that differ, as `asked` says; what it has changed.
+template <class IsTaken>
+std::vector<std::string> take_options(config::RunConfig& config, config::RunConfig& theirs, const char* asked,
+                                      const std::filesystem::path& folder, const IsTaken& is_taken) {
+  const config::Fields from = config::fields_of(theirs), to = config::fields_of(config);
+  std::string changed;
+  for (std::size_t i = 0; i < to.fields.size(); ++i) {
+    const config::Field& field = to.fields[i];
+    const std::string before = config::plain_value(field.value), after = config::plain_value(from.fields[i].value);
+    if (before == after || !is_taken(field)) continue;
+    changed += concat(changed.empty() ? "" : ", ", field.path, " ", before, " -> ", after);
+    std::visit([&](auto* option) { *option = *std::get<decltype(option)>(from.fields[i].value); }, field.value);
+  }
+  if (changed.empty()) return {};
+  return {concat("note: ", asked, ": ", changed, ", as in ", folder.string())};
+}
+
 /// What checkpoint.use_checkpoint_args asks for; what it has changed. Options that belong to training (dropout, the
 /// first weights) come from checkpoints that know them; rows of padding are a matter of the layout.
 std::vector<std::string> take_network_of_checkpoint(config::RunConfig& config) {
@@ -68,20 +85,10 @@ std::vector<std::string> take_network_of_checkpoint(config::RunConfig& config) {
   const interchange::WeightFormat& format = interchange::format_of(*folder);
   config::RunConfig theirs = config;
   theirs.model = interchange::model_config_of(*folder);
-  const config::Fields from = config::fields_of(theirs), to = config::fields_of(config);
-  std::string changed;
-  for (std::size_t i = 0; i < to.fields.size(); ++i) {
-    const config::Field& field = to.fields[i];
-    if (field.path == "model.make_vocab_size_divisible_by" ||
-        (!format.knows_training && field.meaning.affects != config::Affects::Weights))
-      continue;
-    const std::string before = config::plain_value(field.value), after = config::plain_value(from.fields[i].value);
-    if (before == after) continue;
-    changed += concat(changed.empty() ? "" : ", ", field.path, " ", before, " -> ", after);
-    std::visit([&](auto* option) { *option = *std::get<decltype(option)>(from.fields[i].value); }, field.value);
-  }
-  if (changed.empty()) return {};
-  return {concat("note: checkpoint.use_checkpoint_args: ", changed, ", as in ", folder->string())};
+  return take_options(config, theirs, "checkpoint.use_checkpoint_args", *folder, [&](const config::Field& field) {
+    return field.path != "model.make_vocab_size_divisible_by" &&
+           (format.knows_training || field.meaning.affects == config::Affects::Weights);
+  });
 }
 
 /// The recipe of the newest checkpoint in `folder` that can be read; nothing where there is none: the start says why.
@@ -118,19 +125,10 @@ std::vector<std::string> take_schedule_of_checkpoint(config::RunConfig& config) 
   if (!saved) return {};
   config::RunConfig theirs = *saved;
   if (theirs.schedule.lr_decay_samples == 0) theirs.schedule.lr_decay_samples = whole_decay_of(theirs);
-  const config::Fields from = config::fields_of(theirs), to = config::fields_of(config);
-  std::string changed;
-  for (std::size_t i = 0; i < to.fields.size(); ++i) {
-    const config::Field& field = to.fields[i];
-    const bool is_rate = field.path.starts_with("schedule.lr") || field.path == "schedule.min_lr";
-    if (!is_rate && field.path != "optimizer.weight_decay") continue;
-    const std::string before = config::plain_value(field.value), after = config::plain_value(from.fields[i].value);
-    if (before == after) continue;
-    changed += concat(changed.empty() ? "" : ", ", field.path, " ", before, " -> ", after);
-    std::visit([&](auto* option) { *option = *std::get<decltype(option)>(from.fields[i].value); }, field.value);
-  }
-  if (changed.empty()) return {};
-  return {concat("note: checkpoint.use_checkpoint_schedule: ", changed, ", as in ", folder->string())};
+  return take_options(config, theirs, "checkpoint.use_checkpoint_schedule", *folder, [](const config::Field& field) {
+    return field.path.starts_with("schedule.lr") || field.path == "schedule.min_lr" ||
+           field.path == "optimizer.weight_decay";
+  });
 }
 
 /// The vocabulary of Megatron-LM's run in a folder, with the rows that pad it; of its weights alone for a run that

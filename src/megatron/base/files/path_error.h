@@ -2,7 +2,7 @@
 #include <filesystem>
 #include <string>
 
-// What the system says of a path: where nobody has looked before it was used, std::filesystem throws it.
+// Errors of std::filesystem, as messages for the user.
 namespace megatron {
 
 /// The message for `error`: the rule, the path with the system's reason, and what to do. Where a folder on the way may

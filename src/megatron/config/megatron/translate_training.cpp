@@ -501,7 +501,8 @@ void translate_checkpoints(Translation& c) {
   saved.use_checkpoint_schedule = c.args.has("use-checkpoint-opt_param-scheduler") && !saved.load.empty();
   saved.use_checkpoint_args = c.args.has("use-checkpoint-args") && !saved.load.empty();
   if (saved.load.empty())
-    for (const char* name : {"finetune", "no-load-optim", "exit-on-missing-checkpoint", "use-checkpoint-args"})
+    for (const char* name : {"finetune", "no-load-optim", "exit-on-missing-checkpoint", "use-checkpoint-args",
+                             "use-checkpoint-opt_param-scheduler"})
       c.ignore(name, "without --load");
   saved.save = c.args.text("save");
   const bool saves = c.args.has("save");

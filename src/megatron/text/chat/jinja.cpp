@@ -245,7 +245,9 @@ class Renderer {
       Scope inner{.names = {}, .parent = &scope};
       assign(statement.target, all->items[state->at], inner);
       inner.names.insert_or_assign("loop", Value::loop(state));
-      if (run(statement.bodies[0], inner) == Flow::Break) break;
+      if (run(statement.bodies[0], inner) != Flow::Break) continue;
+      if (over.is(Kind::Generator) && state->at + 1 < all->items.size()) over.leave();
+      break;
     }
     return Flow::Next;
   }

@@ -25,6 +25,7 @@ class ListFilters {
 
   Value filtered(const Value& value, const std::string& name, JinjaArguments& arguments) {
     if (name == "last" && value.is(Kind::Generator)) refuse_list("the last of a generator");
+    if (name == "first" && value.is(Kind::Generator)) return value.next();
     if (name == "reverse" && value.is(Kind::String))
       return value.slice(Value::none(), Value::none(), Value(std::int64_t{-1}));
     if (name == "dictsort" && !value.is(Kind::Dict)) refuse_list(concat("dictsort of ", value.name()));

@@ -18,6 +18,8 @@ void tile_pack_keys_and_values(const AttentionProblem& problem, const Head& head
 /// Queries [block * kQueryBlock, …) of one head, `packed` of its group. Buffers are aligned to 64 bytes.
 void tile_attention_forward(const AttentionProblem& problem, TileUnit unit, const Head& head, std::size_t block,
                             const std::uint16_t* packed, const MutableHeads& out, float* logsumexp_bns, float* scratch);
+/// Queries, and keys, of a square that tile_attention_backward takes at a time.
+inline constexpr std::size_t kTileBatch = 256;
 BackwardPieces tile_attention_backward_pieces(const AttentionProblem& problem);
 QueryGradients tile_query_gradients(const AttentionProblem& problem);
 /// As attention_backward.

@@ -16,7 +16,7 @@ HWY_BEFORE_NAMESPACE();
 namespace megatron::kernels::cpu::HWY_NAMESPACE {
 namespace {
 
-constexpr std::size_t kBatchBlocks = 8, kBatch = kBatchBlocks * kPanelLines;
+constexpr std::size_t kBatch = kTileBatch, kBatchBlocks = kBatch / kPanelLines;
 static_assert(kBatchBlocks == kKeyPieces, "the squares below have as many rows of panels as columns");
 
 /// What is kept of a square, as panels [block of 32 keys][block of 32 queries].
@@ -250,16 +250,15 @@ HWY_EXPORT(backward);
 HWY_EXPORT(scratch_floats);
 
 BackwardPieces tile_attention_backward_pieces(const AttentionProblem& p) {
-  constexpr std::size_t kLeastPart = 256;  // a square's; else one: each part has the queries packed once more
-  return backward_pieces(p, (p.keys + kLeastPart - 1) / kLeastPart * kLeastPart, kLeastPart);
+  // All keys in one part, as each has the queries packed once more; or lanes of whole squares.
+  return backward_pieces(p, (p.keys + kTileBatch - 1) / kTileBatch * kTileBatch, kTileBatch);
 }
 std::size_t tile_backward_scratch_floats(const AttentionProblem& p, const BackwardPieces& pieces) {
   return HWY_DYNAMIC_DISPATCH(scratch_floats)(p, pieces.part);
 }
 QueryGradients tile_query_gradients(const AttentionProblem& p) {
-  constexpr std::size_t kBatch = 256;  // of backward
-  const std::size_t stride = panels_of(p.size) * kPanelLines + 16, blocks = (p.queries + kBatch - 1) / kBatch;
-  return {nullptr, nullptr, stride, kBatch, blocks * kBatch};
+  const std::size_t stride = panels_of(p.size) * kPanelLines + 16, blocks = (p.queries + kTileBatch - 1) / kTileBatch;
+  return {nullptr, nullptr, stride, kTileBatch, blocks * kTileBatch};
 }
 
 void tile_attention_backward(const AttentionGradient& asked, TileUnit unit, const BackwardPiece& piece,

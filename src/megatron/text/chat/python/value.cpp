@@ -7,6 +7,7 @@
 #include <iterator>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "megatron/base/error.h"
 #include "megatron/base/text/utf8.h"
@@ -300,8 +301,24 @@ double JinjaValue::number(std::string_view of) const {
   return kind_ == Kind::Float ? std::get<double>(data_) : static_cast<double>(integer(of));
 }
 
+JinjaValue::Items& JinjaValue::of_generator() const {
+  Sequence& all = *std::get<std::shared_ptr<Sequence>>(data_);
+  if (all.is_left) refuse("what is left of a generator that a loop has begun");
+  return all.items;
+}
+
+JinjaValue JinjaValue::next() const {
+  Items& items = of_generator();
+  if (items.empty()) return {};
+  JinjaValue first = std::move(items.front());
+  items.erase(items.begin());
+  return first;
+}
+
+void JinjaValue::leave() const { std::get<std::shared_ptr<Sequence>>(data_)->is_left = true; }
+
 JinjaValue::Items JinjaValue::items(std::string_view of) const {
-  if (kind_ == Kind::Generator) return std::move(std::get<std::shared_ptr<Sequence>>(data_)->items);
+  if (kind_ == Kind::Generator) return std::exchange(of_generator(), {});
   if (is_list()) return list().items;
   Items all;
   if (kind_ == Kind::Undefined) return all;
@@ -513,7 +530,7 @@ bool JinjaValue::contains(const JinjaValue& part, JinjaBudget& budget) const {
   }
   if (kind_ == Kind::Undefined) return false;
   if (!is_list()) refuse(concat("it looks for a part in ", name()));
-  Items& items = std::get<std::shared_ptr<Sequence>>(data_)->items;
+  Items& items = kind_ == Kind::Generator ? of_generator() : std::get<std::shared_ptr<Sequence>>(data_)->items;
   const auto found = std::ranges::find_if(items, [&](const JinjaValue& item) { return item.equals(part, budget); });
   const bool has = found != items.end();
   if (kind_ == Kind::Generator) items.erase(items.begin(), has ? found + 1 : found);

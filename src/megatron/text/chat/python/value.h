@@ -64,6 +64,7 @@ class JinjaValue {
     Items items;
     int depth = 1;          ///< levels of values within values, itself one: what goes over them may recurse
     bool is_group = false;  ///< a tuple that groupby gives: its parts are `grouper` and `list` too
+    bool is_left = false;   ///< a generator within which a loop has ended
   };
   struct Mapping {
     Members members;
@@ -126,6 +127,10 @@ class JinjaValue {
 
   /// What a loop over it gives; of a generator only once.
   Items items(std::string_view of) const;
+  /// Of a generator: the next item alone, Undefined where there is none.
+  JinjaValue next() const;
+  /// Of a generator: a loop ends before its last item. How far Python has read ahead is not known: it is refused then.
+  void leave() const;
   /// len(); throws JinjaRefusal for what has none.
   std::size_t length() const;
   /// ns.name = value
@@ -150,6 +155,7 @@ class JinjaValue {
 
  private:
   const Sequence& list() const { return *std::get<std::shared_ptr<Sequence>>(data_); }
+  Items& of_generator() const;
   bool is_list() const { return kind_ >= Kind::List && kind_ <= Kind::Generator; }
   int depth() const;
 
