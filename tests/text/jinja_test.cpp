@@ -115,11 +115,13 @@ TEST(Jinja, RendersSnippetsAsJinjaDoes) {
                                      : std::filesystem::path(tests_folder()) / "text/jinja_snippets.json";
   const ordered_json all = ordered_json::parse(read_file(file, 1 << 26));
   const std::set<std::string> refused = refused_of(all);
+  const std::string half_read =
+      "{% set u = list | map('string') %}{% for i in u %}{{ i }}{% break %}"
+      "{% endfor %}{{ u | list }}";
   if (drawn == nullptr) {
     EXPECT_EQ(refused, (std::set<std::string>{"{{ range(3) | string is string }}", "{{ self is defined }}",
                                               "{{ n is sameas n }}", "{{ x.real is defined }}", "{{ 'ΑΣ'.lower() }}",
-                                              "{% set u = list | map('string') %}{% for i in u %}{{ i }}{% break %}"
-                                              "{% endfor %}{{ u | list }}"}));
+                                              half_read}));
     return;
   }
   std::size_t rendered_there = 0;
