@@ -2,11 +2,14 @@
 transformers."""
 import base64
 import concurrent.futures
+import datetime
 import json
 import pathlib
 import sys
 import tempfile
+import typing
 import unittest
+import uuid
 
 from peers import peers
 
@@ -81,6 +84,21 @@ class OpenAi(unittest.TestCase):
             except openai.LengthFinishReasonError:  # a model that knows nothing may write spaces and digits for long
                 pass
         self.assertGreater(parsed, 2)
+
+        class Visit(pydantic.BaseModel):
+            day: datetime.date
+            key: uuid.UUID
+            ward: str = pydantic.Field(pattern=r"^[A-C]-\d{2}$")
+            share: float = pydantic.Field(gt=0, le=1)
+            hour: int = pydantic.Field(ge=8, lt=18, multiple_of=2)
+            place: tuple[typing.Literal["a", "b"], bool]
+        schema = {"name": "v", "schema": Visit.model_json_schema()}
+        answers = self.client.chat.completions.create(model="run", messages=USER, n=8, max_tokens=450, seed=1,
+                                                      response_format={"type": "json_schema", "json_schema": schema})
+        whole = [choice.message.content for choice in answers.choices if choice.finish_reason == "stop"]
+        self.assertGreater(len(whole), 3)
+        for text in whole:
+            Visit.model_validate_json(text)
         either = {"type": "json_schema", "json_schema": {"name": "e", "schema": {"enum": ["yes", "no"]}}}
         answers = self.client.chat.completions.create(model="run", messages=USER, response_format=either, n=8)
         self.assertLessEqual({json.loads(choice.message.content) for choice in answers.choices}, {"yes", "no"})

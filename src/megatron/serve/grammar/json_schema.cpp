@@ -4,6 +4,7 @@
 #include <cmath>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <set>
 #include <string>
 #include <string_view>
@@ -11,7 +12,9 @@
 
 #include "megatron/base/error.h"
 #include "megatron/base/text/percent.h"
-#include "megatron/serve/api/api_error.h"
+#include "megatron/serve/grammar/grammar_builder.h"
+#include "megatron/serve/grammar/number_range.h"
+#include "megatron/serve/grammar/string_pattern.h"
 
 namespace megatron::serve {
 namespace {
@@ -19,35 +22,8 @@ namespace {
 using Ordered = nlohmann::ordered_json;
 using Sequence = Grammar::Sequence;
 
-constexpr std::size_t kMaxSymbols = 200'000;
-constexpr std::int64_t kMaxCount = 10'000;
+constexpr std::int64_t kMaxCount = 10'000, kMaxMultiple = 1000;
 constexpr int kMaxDepth = 64, kDigits = 15, kExponentDigits = 2, kIndent = 24;
-constexpr const char* kField = "response_format";
-
-[[noreturn]] void refuse(const std::string& what) { throw ApiError(400, what, kField, "invalid_json_schema"); }
-
-ByteSet range(int from, int to) {
-  ByteSet set;
-  for (int byte = from; byte <= to; ++byte) set.set(static_cast<std::size_t>(byte));
-  return set;
-}
-ByteSet any_of(std::string_view bytes) {
-  ByteSet set;
-  for (const char c : bytes) set.set(static_cast<unsigned char>(c));
-  return set;
-}
-
-Sequence literal(std::string_view text) {
-  Sequence sequence;
-  for (const char c : text) sequence.push_back(Grammar::byte(c));
-  return sequence;
-}
-
-Sequence joined(std::initializer_list<Sequence> parts) {
-  Sequence all;
-  for (const Sequence& part : parts) all.insert(all.end(), part.begin(), part.end());
-  return all;
-}
 
 class Compiler {
  public:
@@ -57,101 +33,78 @@ class Compiler {
     const std::int32_t start = grammar_.add_rule();
     build_common();
     grammar_.add(start, {Grammar::rule(rule_of(root_, 0))});
-    if (grammar_.left_recursive()) refuse("'$ref' in the schema leads back to itself");
-    if (!grammar_.leave_out_endless())
-      refuse("no text satisfies the schema: its '$ref' asks for the same within itself, without end");
-    return std::move(grammar_);
+    Grammar grammar = grammar_.take();
+    if (grammar.left_recursive()) refuse_schema("'$ref' in the schema leads back to itself");
+    if (!grammar.leave_out_endless())
+      refuse_schema(
+          "no text satisfies the schema: its bounds leave nothing, or its '$ref' asks for the same within itself, "
+          "without end");
+    return grammar;
   }
 
  private:
-  void need_room(std::size_t symbols) const {
-    if (grammar_.size() + symbols > kMaxSymbols) refuse("the schema is too large");
-  }
-
-  void add(std::int32_t rule, const Sequence& alternative) {
-    need_room(alternative.size() + 1);
-    grammar_.add(rule, alternative);
-  }
-
-  std::int32_t rule_with(const std::vector<Sequence>& alternatives) {
-    const std::int32_t number = grammar_.add_rule();
-    for (const Sequence& alternative : alternatives) add(number, alternative);
-    return number;
-  }
-
-  /// Up to `most` of `one`, at least `least`; most < 0: any number.
-  std::int32_t repeated(const Sequence& one, std::int64_t least, std::int64_t most) {
-    std::int32_t rest;
-    if (most < 0) {
-      rest = rule_with({{}});
-      add(rest, joined({one, {Grammar::rule(rest)}}));
-    } else {
-      rest = rule_with({{}});
-      for (std::int64_t i = least; i < most; ++i) rest = rule_with({{}, joined({one, {Grammar::rule(rest)}})});
-    }
-    for (std::int64_t i = 0; i < least; ++i) rest = rule_with({joined({one, {Grammar::rule(rest)}})});
-    return rest;
-  }
-
   void build_common() {
-    const auto hex = Grammar::bytes(any_of("0123456789abcdefABCDEF"));
-    const auto digit = Grammar::bytes(range('0', '9'));
-    const auto after = Grammar::bytes(range(0x80, 0xBF));
-    space_ = rule_with({{}, literal(" "), {Grammar::byte('\n'), Grammar::rule(repeated(literal(" "), 0, kIndent))}});
-    ByteSet plain = range(0x20, 0x7F);
+    const auto hex = Grammar::bytes(any_byte_of("0123456789abcdefABCDEF"));
+    const auto digit = Grammar::bytes(bytes_from('0', '9'));
+    const auto after = Grammar::bytes(bytes_from(0x80, 0xBF));
+    space_ = grammar_.rule_with(
+        {{}, literal(" "), {Grammar::byte('\n'), Grammar::rule(grammar_.repeated(literal(" "), 0, kIndent))}});
+    ByteSet plain = bytes_from(0x20, 0x7F);
     plain.reset('"').reset('\\');
-    character_ = rule_with({
+    character_ = grammar_.rule_with({
         {Grammar::bytes(plain)},
-        {Grammar::bytes(range(0xC2, 0xDF)), after},
-        {Grammar::bytes(range(0xE0, 0xE0)), Grammar::bytes(range(0xA0, 0xBF)), after},
-        {Grammar::bytes(range(0xE1, 0xEC) | range(0xEE, 0xEF)), after, after},
-        {Grammar::bytes(range(0xED, 0xED)), Grammar::bytes(range(0x80, 0x9F)), after},
-        {Grammar::bytes(range(0xF0, 0xF0)), Grammar::bytes(range(0x90, 0xBF)), after, after},
-        {Grammar::bytes(range(0xF1, 0xF3)), after, after, after},
-        {Grammar::bytes(range(0xF4, 0xF4)), Grammar::bytes(range(0x80, 0x8F)), after, after},
-        {Grammar::byte('\\'), Grammar::bytes(any_of("\"\\/bfnrt"))},
-        {Grammar::byte('\\'), Grammar::byte('u'), Grammar::bytes(any_of("0123456789abcefABCEF")), hex, hex, hex},
-        {Grammar::byte('\\'), Grammar::byte('u'), Grammar::bytes(any_of("dD")), Grammar::bytes(range('0', '7')), hex,
-         hex},
+        {Grammar::bytes(bytes_from(0xC2, 0xDF)), after},
+        {Grammar::bytes(bytes_from(0xE0, 0xE0)), Grammar::bytes(bytes_from(0xA0, 0xBF)), after},
+        {Grammar::bytes(bytes_from(0xE1, 0xEC) | bytes_from(0xEE, 0xEF)), after, after},
+        {Grammar::bytes(bytes_from(0xED, 0xED)), Grammar::bytes(bytes_from(0x80, 0x9F)), after},
+        {Grammar::bytes(bytes_from(0xF0, 0xF0)), Grammar::bytes(bytes_from(0x90, 0xBF)), after, after},
+        {Grammar::bytes(bytes_from(0xF1, 0xF3)), after, after, after},
+        {Grammar::bytes(bytes_from(0xF4, 0xF4)), Grammar::bytes(bytes_from(0x80, 0x8F)), after, after},
+        {Grammar::byte('\\'), Grammar::bytes(any_byte_of("\"\\/bfnrt"))},
+        {Grammar::byte('\\'), Grammar::byte('u'), Grammar::bytes(any_byte_of("0123456789abcefABCEF")), hex, hex, hex},
+        {Grammar::byte('\\'), Grammar::byte('u'), Grammar::bytes(any_byte_of("dD")),
+         Grammar::bytes(bytes_from('0', '7')), hex, hex},
     });
     string_ = string_of(0, -1);
-    const std::int32_t whole =
-        rule_with({literal("0"), {Grammar::bytes(range('1', '9')), Grammar::rule(repeated({digit}, 0, kDigits - 1))}});
-    integer_ = rule_with({{Grammar::rule(whole)}, {Grammar::byte('-'), Grammar::rule(whole)}});
-    const std::int32_t fraction =
-        rule_with({{}, {Grammar::byte('.'), digit, Grammar::rule(repeated({digit}, 0, kDigits - 1))}});
-    const std::int32_t sign = rule_with({{}, literal("+"), literal("-")});
-    const std::int32_t exponent = rule_with({{},
-                                             {Grammar::bytes(any_of("eE")), Grammar::rule(sign), digit,
-                                              Grammar::rule(repeated({digit}, 0, kExponentDigits - 1))}});
-    number_ = rule_with({{Grammar::rule(integer_), Grammar::rule(fraction), Grammar::rule(exponent)}});
-    boolean_ = rule_with({literal("true"), literal("false")});
-    null_ = rule_with({literal("null")});
+    const std::int32_t whole = grammar_.rule_with(
+        {literal("0"),
+         {Grammar::bytes(bytes_from('1', '9')), Grammar::rule(grammar_.repeated({digit}, 0, kDigits - 1))}});
+    integer_ = grammar_.rule_with({{Grammar::rule(whole)}, {Grammar::byte('-'), Grammar::rule(whole)}});
+    const std::int32_t fraction = grammar_.rule_with(
+        {{}, {Grammar::byte('.'), digit, Grammar::rule(grammar_.repeated({digit}, 0, kDigits - 1))}});
+    const std::int32_t sign = grammar_.rule_with({{}, literal("+"), literal("-")});
+    const std::int32_t exponent =
+        grammar_.rule_with({{},
+                            {Grammar::bytes(any_byte_of("eE")), Grammar::rule(sign), digit,
+                             Grammar::rule(grammar_.repeated({digit}, 0, kExponentDigits - 1))}});
+    number_ = grammar_.rule_with({{Grammar::rule(integer_), Grammar::rule(fraction), Grammar::rule(exponent)}});
+    boolean_ = grammar_.rule_with({literal("true"), literal("false")});
+    null_ = grammar_.rule_with({literal("null")});
     value_ = grammar_.add_rule();
     const std::int32_t object = object_of_any(value_), array = array_of(value_, 0, -1);
     object_ = object;
     for (const std::int32_t kind : {string_, number_, boolean_, null_, object, array})
-      add(value_, {Grammar::rule(kind)});
+      grammar_.add(value_, {Grammar::rule(kind)});
     array_ = array;
   }
 
   std::int32_t string_of(std::int64_t least, std::int64_t most) {
-    const std::int32_t inside = repeated({Grammar::rule(character_)}, least, most);
-    return rule_with({{Grammar::byte('"'), Grammar::rule(inside), Grammar::byte('"')}});
+    const std::int32_t inside = grammar_.repeated({Grammar::rule(character_)}, least, most);
+    return grammar_.rule_with({{Grammar::byte('"'), Grammar::rule(inside), Grammar::byte('"')}});
   }
 
   Sequence spaced(char c) const { return {Grammar::byte(c), Grammar::rule(space_)}; }
 
   /// `element`s between brackets, by commas.
   std::int32_t list_of(char open, char close, const Sequence& element, std::int64_t least, std::int64_t most) {
-    if (most == 0) return rule_with({{Grammar::byte(open), Grammar::byte(close)}});
+    if (most == 0) return grammar_.rule_with({{Grammar::byte(open), Grammar::byte(close)}});
     const Sequence more = joined({spaced(','), element});
-    const std::int32_t rest = repeated(more, std::max<std::int64_t>(0, least - 1), most < 0 ? -1 : most - 1);
+    const std::int32_t rest = grammar_.repeated(more, std::max<std::int64_t>(0, least - 1), most < 0 ? -1 : most - 1);
     std::vector<Sequence> forms;
     if (least == 0) forms.push_back({Grammar::byte(open), Grammar::byte(close)});
     forms.push_back(
         joined({spaced(open), element, {Grammar::rule(rest), Grammar::rule(space_), Grammar::byte(close)}}));
-    return rule_with(forms);
+    return grammar_.rule_with(forms);
   }
 
   std::int32_t array_of(std::int32_t item, std::int64_t least, std::int64_t most) {
@@ -170,7 +123,7 @@ class Compiler {
           required.contains(name));
     // What may follow member i, where one was written before and where none was.
     const Sequence close = {Grammar::rule(space_), Grammar::byte('}')};
-    std::int32_t later = rule_with({close}), first = rule_with({literal("}")});
+    std::int32_t later = grammar_.rule_with({close}), first = grammar_.rule_with({literal("}")});
     for (std::size_t i = members.size(); i-- > 0;) {
       const auto& [member, needed] = members[i];
       std::vector<Sequence> as_later = {joined({spaced(','), member, {Grammar::rule(later)}})};
@@ -179,38 +132,47 @@ class Compiler {
         as_later.push_back({Grammar::rule(later)});
         as_first.push_back({Grammar::rule(first)});
       }
-      later = rule_with(as_later);
-      first = rule_with(as_first);
+      later = grammar_.rule_with(as_later);
+      first = grammar_.rule_with(as_first);
     }
-    return rule_with({{Grammar::byte('{'), Grammar::rule(first)}});
+    return grammar_.rule_with({{Grammar::byte('{'), Grammar::rule(first)}});
   }
 
   static std::int64_t count(const Ordered& schema, const char* name, std::int64_t otherwise) {
     const auto at = schema.find(name);
     if (at == schema.end()) return otherwise;
     if (!at->is_number_integer() || at->get<std::int64_t>() < 0 || at->get<std::int64_t>() > kMaxCount)
-      refuse(concat("'", name, "' in the schema must be an integer from 0 to ", kMaxCount));
+      refuse_schema(concat("'", name, "' in the schema must be an integer from 0 to ", kMaxCount));
     return at->get<std::int64_t>();
   }
 
   static void check_order(std::int64_t least, std::int64_t most, const char* what) {
-    if (most >= 0 && least > most) refuse(concat("no ", what, " is as long as the schema wants it"));
+    if (most >= 0 && least > most) refuse_schema(concat("no ", what, " is as long as the schema wants it"));
   }
 
   static void check_keywords(const Ordered& schema) {
-    static const std::set<std::string> known = {
-        "type",  "enum",     "const",    "properties", "required",  "additionalProperties",
-        "items", "minItems", "maxItems", "minLength",  "maxLength", "anyOf",
-        "oneOf", "allOf",    "$ref"};
+    static const std::set<std::string> known = {"type",      "enum",
+                                                "const",     "properties",
+                                                "required",  "additionalProperties",
+                                                "items",     "prefixItems",
+                                                "minItems",  "maxItems",
+                                                "minLength", "maxLength",
+                                                "pattern",   "format",
+                                                "minimum",   "exclusiveMinimum",
+                                                "maximum",   "exclusiveMaximum",
+                                                "anyOf",     "oneOf",
+                                                "allOf",     "$ref",
+                                                "multipleOf"};
     for (const auto& [name, value] : schema.items())
       if (!known.contains(name) && !has_no_effect(name))
-        refuse(concat("'", name.substr(0, 64), "' in the schema is not supported"));
+        refuse_schema(concat("'", name.substr(0, 64), "' in the schema is not supported"));
   }
 
   /// Whether no text depends on a keyword by itself.
   static bool has_no_effect(const std::string& keyword) {
-    static const std::set<std::string> silent = {"title",       "$schema",  "$id",   "$comment",    "default",
-                                                 "description", "examples", "$defs", "definitions", "deprecated"};
+    static const std::set<std::string> silent = {
+        "title", "$schema",     "$id",        "$comment", "default",   "description",  "examples",
+        "$defs", "definitions", "deprecated", "readOnly", "writeOnly", "discriminator"};
     return silent.contains(keyword);
   }
 
@@ -218,7 +180,7 @@ class Compiler {
   static void check_alone(const Ordered& schema, const std::string& name, const std::string& but_for = "") {
     for (const auto& [other, value] : schema.items())
       if (other != name && other != but_for && !has_no_effect(other))
-        refuse(concat("'", other.substr(0, 64), "' in the schema is not supported beside '", name, "'"));
+        refuse_schema(concat("'", other.substr(0, 64), "' in the schema is not supported beside '", name, "'"));
   }
 
   static bool is_of_type(const Ordered& value, const std::string& type) {
@@ -234,13 +196,13 @@ class Compiler {
   }
 
   [[noreturn]] static void refuse_type(const std::string& type) {
-    refuse(concat("'type' in the schema must be one of JSON's, not ", type.substr(0, 64)));
+    refuse_schema(concat("'type' in the schema must be one of JSON's, not ", type.substr(0, 64)));
   }
 
   /// The names that a schema gives as its type.
   static std::vector<std::string> names_of(const Ordered& type) {
     if (type.is_string()) return {type.get<std::string>()};
-    if (!type.is_array() || type.empty()) refuse("'type' in the schema must be a name or a list of names");
+    if (!type.is_array() || type.empty()) refuse_schema("'type' in the schema must be a name or a list of names");
     std::vector<std::string> names;
     for (const Ordered& one : type) names.push_back(one.is_string() ? one.get<std::string>() : "");
     return names;
@@ -249,7 +211,7 @@ class Compiler {
   /// A whole number beyond 64 bits was read as the nearest float, which is another number.
   static void check_numbers(const Ordered& value, const std::string& name) {
     if (value.is_number_float() && std::abs(value.get<double>()) >= 0x1p63)
-      refuse(concat("'", name, "' in the schema may hold numbers within 64 bits alone"));
+      refuse_schema(concat("'", name, "' in the schema may hold numbers within 64 bits alone"));
     if (value.is_structured())
       for (const Ordered& inner : value) check_numbers(inner, name);
   }
@@ -258,8 +220,9 @@ class Compiler {
   std::int32_t one_of_values(const Ordered& schema, const std::string& name) {
     check_alone(schema, name, "type");
     const Ordered& given = schema.at(name);
-    if (name == "enum" && (!given.is_array() || given.empty())) refuse("'enum' in the schema must be a list of values");
-    need_room(given.dump().size());
+    if (name == "enum" && (!given.is_array() || given.empty()))
+      refuse_schema("'enum' in the schema must be a list of values");
+    grammar_.need_room(given.dump().size());
     check_numbers(given, name);
     const auto type = schema.find("type");
     std::vector<Sequence> values;
@@ -267,63 +230,155 @@ class Compiler {
       const auto is_it = [&](const std::string& of) { return is_of_type(value, of); };
       if (type == schema.end() || std::ranges::any_of(names_of(*type), is_it)) values.push_back(literal(value.dump()));
     }
-    if (values.empty()) refuse(concat("no value of '", name, "' in the schema has its 'type'"));
-    return rule_with(values);
+    if (values.empty()) refuse_schema(concat("no value of '", name, "' in the schema has its 'type'"));
+    return grammar_.rule_with(values);
   }
 
   const Ordered& referred(const Ordered& reference) const {
     const std::string path = reference.is_string() ? percent_decoded(reference.get<std::string>()) : "";
-    if (!path.starts_with('#')) refuse("'$ref' in the schema must name a part of it: #/$defs/NAME");
+    if (!path.starts_with('#')) refuse_schema("'$ref' in the schema must name a part of it: #/$defs/NAME");
     try {
       return root_.at(Ordered::json_pointer(path.substr(1)));
     } catch (const Ordered::exception&) {
-      refuse(concat("'$ref' in the schema names what is not there: ", path.substr(0, 200)));
+      refuse_schema(concat("'$ref' in the schema names what is not there: ", path.substr(0, 200)));
     }
   }
 
   std::int32_t one_of(const Ordered& list, const char* name, int depth) {
-    if (!list.is_array() || list.empty()) refuse(concat("'", name, "' in the schema must be a list of schemas"));
+    if (!list.is_array() || list.empty()) refuse_schema(concat("'", name, "' in the schema must be a list of schemas"));
     const std::int32_t number = grammar_.add_rule();
-    for (const Ordered& one : list) add(number, {Grammar::rule(rule_of(one, depth))});
+    for (const Ordered& one : list) grammar_.add(number, {Grammar::rule(rule_of(one, depth))});
     return number;
   }
 
   std::int32_t of_type(const std::string& type, const Ordered& schema, int depth) {
     if (type == "null") return null_;
     if (type == "boolean") return boolean_;
-    if (type == "integer") return integer_;
-    if (type == "number") return number_;
-    if (type == "string") {
-      const std::int64_t least = count(schema, "minLength", 0), most = count(schema, "maxLength", -1);
-      check_order(least, most, "string");
-      return least == 0 && most < 0 ? string_ : string_of(least, most);
-    }
-    if (type == "array") {
-      const std::int64_t least = count(schema, "minItems", 0), most = count(schema, "maxItems", -1);
-      check_order(least, most, "list");
-      const auto items = schema.find("items");
-      if (items == schema.end() && least == 0 && most < 0) return array_;
-      return array_of(items == schema.end() ? value_ : rule_of(*items, depth), least, most);
-    }
+    if (type == "integer" || type == "number") return number_with(schema, type == "integer");
+    if (type == "string") return string_with(schema);
+    if (type == "array") return array_with(schema, depth);
     if (type == "object") return object_with(schema, depth);
     refuse_type(type);
+  }
+
+  static std::optional<NumberBound> bound(const Ordered& schema, const char* name, bool exclusive) {
+    const auto at = schema.find(name);
+    if (at == schema.end()) return std::nullopt;
+    const auto value = at->is_number() ? decimal_of(at->dump()) : std::nullopt;
+    if (!value) refuse_schema(concat("'", name, "' in the schema must be a number of at most 400 digits"));
+    return NumberBound{.value = *value, .exclusive = exclusive};
+  }
+
+  /// The narrower of a bound and an exclusive one.
+  static std::optional<NumberBound> bound_of(const Ordered& schema, const char* name, const char* exclusive_name,
+                                             double sign) {
+    const auto bound_here = bound(schema, name, false), exclusive = bound(schema, exclusive_name, true);
+    if (!bound_here || !exclusive) return bound_here ? bound_here : exclusive;
+    const double narrower = sign * (schema.at(exclusive_name).get<double>() - schema.at(name).get<double>());
+    return narrower >= 0 ? exclusive : bound_here;
+  }
+
+  std::int32_t number_with(const Ordered& schema, bool whole) {
+    NumberRange range{.least = bound_of(schema, "minimum", "exclusiveMinimum", 1),
+                      .most = bound_of(schema, "maximum", "exclusiveMaximum", -1)};
+    const auto multiple = schema.find("multipleOf");
+    if (multiple != schema.end()) {
+      const auto of = multiple->is_number() ? decimal_of(multiple->dump()) : std::nullopt;
+      const bool power = of && of->whole == "0" && of->fraction.find_first_not_of('0') + 1 == of->fraction.size() &&
+                         of->fraction.ends_with('1') && of->fraction.size() < kDigits;
+      if (!of || of->negative || (of->whole == "0" && of->fraction.empty()))
+        refuse_schema("'multipleOf' in the schema must be a number above 0");
+      if (power) {
+        range.fraction_digits = of->fraction.size();
+      } else {
+        if (!of->fraction.empty() || of->whole.size() > 4 || std::stoi(of->whole) > kMaxMultiple)
+          refuse_schema(
+              concat("'multipleOf' in the schema may be 0.1, 0.01, … or a whole number up to ", kMaxMultiple));
+        range.multiple = std::stoi(of->whole);
+        whole = true;
+      }
+    }
+    if (!range.least && !range.most && multiple == schema.end()) return whole ? integer_ : number_;
+    return add_number_range(grammar_, range, whole);
+  }
+
+  std::int32_t string_with(const Ordered& schema) {
+    const std::int64_t least = count(schema, "minLength", 0), most = count(schema, "maxLength", -1);
+    check_order(least, most, "string");
+    const auto pattern = schema.find("pattern"), format = schema.find("format");
+    if (pattern == schema.end() && format == schema.end())
+      return least == 0 && most < 0 ? string_ : string_of(least, most);
+    if (pattern != schema.end() && format != schema.end())
+      refuse_schema("'format' in the schema is not supported beside 'pattern'");
+    const Ordered& said = pattern != schema.end() ? *pattern : *format;
+    if (!said.is_string()) refuse_schema("'pattern' and 'format' in the schema must be strings");
+    const auto text = said.get<std::string>();
+    if (pattern != schema.end()) return add_string_pattern(grammar_, text, least, most);
+    const auto of_format = pattern_of_format(text);
+    if (!of_format)
+      refuse_schema(
+          concat("'format' in the schema must be one of date, time, date-time, duration, email, "
+                 "hostname, ipv4, ipv6, uuid, not ",
+                 text.substr(0, 64)));
+    return add_string_pattern(grammar_, *of_format, least, most);
+  }
+
+  std::int32_t array_with(const Ordered& schema, int depth) {
+    const std::int64_t least = count(schema, "minItems", 0);
+    std::int64_t most = count(schema, "maxItems", -1);
+    check_order(least, most, "list");
+    const auto prefix = schema.find("prefixItems"), items = schema.find("items");
+    const bool listed = prefix != schema.end();
+    if (listed && (!prefix->is_array() || prefix->empty()))
+      refuse_schema("'prefixItems' in the schema must be a list of schemas");
+    if (items != schema.end() && *items == Ordered(false)) {
+      const auto places = listed ? static_cast<std::int64_t>(prefix->size()) : 0;
+      most = most < 0 ? places : std::min(most, places);
+      check_order(least, most, "list");
+    }
+    if (items == schema.end() && !listed && least == 0 && most < 0) return array_;
+    const std::int32_t item = items == schema.end() || items->is_boolean() ? value_ : rule_of(*items, depth);
+    return listed ? tuple_of(*prefix, item, least, most, depth) : array_of(item, least, most);
+  }
+
+  /// The first elements have a schema each, the others one.
+  std::int32_t tuple_of(const Ordered& first, std::int32_t item, std::int64_t least, std::int64_t most, int depth) {
+    const auto places = static_cast<std::int64_t>(first.size());
+    const Sequence close = {Grammar::rule(space_), Grammar::byte(']')};
+    // What may follow the first i elements, from the last of them on.
+    std::int32_t later = grammar_.rule_with(
+        {joined({{Grammar::rule(grammar_.repeated(joined({spaced(','), {Grammar::rule(item)}}),
+                                                  std::max<std::int64_t>(0, least - places),
+                                                  most < 0 ? -1 : std::max<std::int64_t>(0, most - places)))},
+                 close})});
+    for (std::int64_t i = places; i-- > 0;) {
+      std::vector<Sequence> ways;
+      if (i >= least) ways.push_back(i == 0 ? literal("]") : close);
+      if (most < 0 || i < most)
+        ways.push_back(
+            joined({i == 0 ? Sequence{Grammar::rule(space_)} : spaced(','),
+                    {Grammar::rule(rule_of(first[static_cast<std::size_t>(i)], depth)), Grammar::rule(later)}}));
+      later = grammar_.rule_with(ways);
+    }
+    return grammar_.rule_with({{Grammar::byte('['), Grammar::rule(later)}});
   }
 
   std::int32_t object_with(const Ordered& schema, int depth) {
     std::set<std::string> required;
     if (const auto names = schema.find("required"); names != schema.end()) {
-      if (!names->is_array()) refuse("'required' in the schema must be a list of names");
+      if (!names->is_array()) refuse_schema("'required' in the schema must be a list of names");
       for (const Ordered& name : *names) required.insert(name.is_string() ? name.get<std::string>() : "");
     }
     const auto others = schema.find("additionalProperties");
     if (others != schema.end() && !others->is_boolean() && !others->is_object())
-      refuse("'additionalProperties' in the schema must be a schema, true or false");
+      refuse_schema("'additionalProperties' in the schema must be a schema, true or false");
     const auto properties = schema.find("properties");
     const bool listed = properties != schema.end() && !properties->empty();
-    if (listed && !properties->is_object()) refuse("'properties' in the schema must be an object");
+    if (listed && !properties->is_object()) refuse_schema("'properties' in the schema must be an object");
     for (const std::string& name : required)
       if (!listed || !properties->contains(name))
-        refuse(concat("'required' in the schema names '", name.substr(0, 64), "', which is not among its properties"));
+        refuse_schema(
+            concat("'required' in the schema names '", name.substr(0, 64), "', which is not among its properties"));
     if (listed) return object_of(*properties, required, depth);
     if (others == schema.end() || *others == Ordered(true)) return object_;
     if (*others == Ordered(false)) return object_of(Ordered::object(), {}, depth);
@@ -336,21 +391,21 @@ class Compiler {
     if (known != rules_.end()) return known->second;
     const std::int32_t number = grammar_.add_rule();
     rules_[&schema] = number;
-    if (depth > kMaxDepth) refuse("the schema is nested too deeply");
-    add(number, {Grammar::rule(compiled(schema, depth + 1))});
+    if (depth > kMaxDepth) refuse_schema("the schema is nested too deeply");
+    grammar_.add(number, {Grammar::rule(compiled(schema, depth + 1))});
     return number;
   }
 
   std::int32_t compiled(const Ordered& schema, int depth) {
     if (schema == Ordered(true)) return value_;
-    if (!schema.is_object()) refuse("each schema must be an object or true");
+    if (!schema.is_object()) refuse_schema("each schema must be an object or true");
     check_keywords(schema);
     if (const auto at = schema.find("$ref"); at != schema.end()) {
       check_alone(schema, "$ref");
       const Ordered* target = &referred(*at);
       for (int i = 0; target->is_object() && target->contains("$ref"); ++i) {
         check_alone(*target, "$ref");
-        if (i > kMaxDepth) refuse("'$ref' in the schema leads back to itself");
+        if (i > kMaxDepth) refuse_schema("'$ref' in the schema leads back to itself");
         target = &referred(target->at("$ref"));
       }
       return rule_of(*target, depth);
@@ -364,16 +419,19 @@ class Compiler {
       }
     if (const auto at = schema.find("allOf"); at != schema.end()) {
       check_alone(schema, "allOf");
-      if (!at->is_array() || at->size() != 1) refuse("'allOf' in the schema may have one schema");
+      if (!at->is_array() || at->size() != 1) refuse_schema("'allOf' in the schema may have one schema");
       return rule_of(at->front(), depth);
     }
     const auto type = schema.find("type");
     if (type == schema.end()) {
       // What is said of one type alone: a text of that type satisfies it.
       static const std::map<std::string, std::string> types = {
-          {"properties", "object"}, {"required", "object"}, {"additionalProperties", "object"},
-          {"items", "array"},       {"minItems", "array"},  {"maxItems", "array"},
-          {"minLength", "string"},  {"maxLength", "string"}};
+          {"properties", "object"}, {"required", "object"},         {"additionalProperties", "object"},
+          {"items", "array"},       {"minItems", "array"},          {"maxItems", "array"},
+          {"prefixItems", "array"}, {"minLength", "string"},        {"maxLength", "string"},
+          {"pattern", "string"},    {"format", "string"},           {"minimum", "number"},
+          {"maximum", "number"},    {"exclusiveMinimum", "number"}, {"exclusiveMaximum", "number"},
+          {"multipleOf", "number"}};
       for (const auto& [name, of] : types)
         if (schema.contains(name)) return of_type(of, schema, depth);
       return value_;
@@ -382,11 +440,11 @@ class Compiler {
     if (names.size() == 1) return of_type(names[0], schema, depth);
     std::vector<Sequence> kinds;
     for (const std::string& name : names) kinds.push_back({Grammar::rule(of_type(name, schema, depth))});
-    return rule_with(kinds);
+    return grammar_.rule_with(kinds);
   }
 
   const Ordered& root_;
-  Grammar grammar_;
+  GrammarBuilder grammar_;
   std::map<const Ordered*, std::int32_t> rules_;
   std::int32_t space_ = 0, character_ = 0, string_ = 0, integer_ = 0, number_ = 0, boolean_ = 0, null_ = 0, value_ = 0,
                object_ = 0, array_ = 0;

@@ -6,11 +6,12 @@
 namespace megatron::serve {
 
 /// The texts that are JSON and satisfy a JSON Schema, as far as it says so by: type, enum, const, properties, required,
-/// additionalProperties, items, minItems, maxItems, minLength, maxLength, anyOf, oneOf, allOf of one, $ref within the
-/// schema. Every text of the grammar satisfies it (oneOf as anyOf). Properties come in the order in which they are
-/// listed, others only where none are. White space is at most a line's end and its indentation. Beside enum and const
-/// stands at most a type, beside anyOf, oneOf, allOf and $ref nothing, but for what has no effect on texts (title, …).
-/// Throws ApiError 400, which names the keyword, for a schema that says more or is none.
+/// additionalProperties, items, prefixItems, minItems, maxItems, minLength, maxLength, pattern, format, minimum,
+/// maximum, exclusiveMinimum, exclusiveMaximum, multipleOf, anyOf, oneOf, allOf of one, $ref within the schema. Every
+/// text of the grammar satisfies it (oneOf as anyOf). Properties come in the order in which they are listed, others
+/// only where none are. White space is at most a line's end and its indentation. Beside enum and const stands at most a
+/// type, beside anyOf, oneOf, allOf and $ref nothing, but for what has no effect on texts (title, …). Throws ApiError
+/// 400, which names the keyword, for a schema that says more or is none.
 Grammar grammar_of_schema(const nlohmann::ordered_json& schema);
 
 }  // namespace megatron::serve
