@@ -1,17 +1,14 @@
 #include <array>
 #include <cstdint>
 #include <cstdio>
-#include <exception>
-#include <filesystem>
 #include <nlohmann/json.hpp>
-#include <system_error>
 #include <vector>
 
 #include "app/data/jobs.h"
 #include "app/json_line.h"
+#include "app/made_folder.h"
 #include "app/print.h"
 #include "megatron/base/error.h"
-#include "megatron/base/files/file.h"
 #include "megatron/config/options.h"
 #include "megatron/config/tables/model_kinds.h"
 #include "megatron/data/files/indexed_dataset.h"
@@ -51,28 +48,6 @@ struct IndexFlags {
   }
 };
 
-/// Makes a folder; where its job then fails, what was made is gone again, unless something lies in it.
-class MadeFolder {
- public:
-  explicit MadeFolder(const std::filesystem::path& path) {
-    for (auto part = path.lexically_normal(); !part.empty() && !std::filesystem::exists(part);
-         part = part.parent_path())
-      made_.push_back(part);
-    make_folder(path);
-  }
-  ~MadeFolder() {
-    std::error_code not_empty;
-    if (std::uncaught_exceptions() > exceptions_)
-      for (const auto& part : made_) std::filesystem::remove(part, not_empty);
-  }
-  MadeFolder(const MadeFolder&) = delete;
-  MadeFolder& operator=(const MadeFolder&) = delete;
-
- private:
-  std::vector<std::filesystem::path> made_;  ///< the innermost first
-  int exceptions_ = std::uncaught_exceptions();
-};
-
 constexpr std::array kParts = {data::SplitPart::Train, data::SplitPart::Valid, data::SplitPart::Test};
 
 nlohmann::ordered_json index_gpt(const IndexFlags& flags, const data::IndexedDataset& pair) {
@@ -81,6 +56,8 @@ nlohmann::ordered_json index_gpt(const IndexFlags& flags, const data::IndexedDat
     return data::GptIndexSpec{.seq_length = flags.seq_length, .seed = flags.seed, .num_samples = flags.samples[i]};
   };
   for (std::size_t i = 0; i < 3; ++i) data::check_split(kParts[i], flags.split, ranges[i], spec_of(i), pair);
+  // Of all parts before any is written.
+  for (std::size_t i = 0; i < 3; ++i) data::plan_gpt_index(spec_of(i), data::tokens_of(pair, ranges[i]));
   const MadeFolder folder(flags.output);
   nlohmann::ordered_json report = nlohmann::ordered_json::object();
   for (std::size_t i = 0; i < 3; ++i) {
@@ -109,7 +86,10 @@ nlohmann::ordered_json index_sentences(const IndexFlags& flags, const data::Inde
                                    .seed = flags.seed,
                                    .num_samples = flags.samples[i]};
   };
-  for (std::size_t i = 0; i < 3; ++i) data::check_sentence_index(spec_of(i));
+  for (std::size_t i = 0; i < 3; ++i) {
+    data::check_sentence_index(spec_of(i));
+    data::check_sentence_range(pair, data::split_documents(flags.split, kParts[i], pair), spec_of(i));
+  }
   const MadeFolder folder(flags.output);
   nlohmann::ordered_json report = nlohmann::ordered_json::object();
   for (std::size_t i = 0; i < 3; ++i) {

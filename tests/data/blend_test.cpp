@@ -81,8 +81,15 @@ TEST(Blend, TakesWeightsAndPrefixesInTurnOrPrefixesAlone) {
   EXPECT_THAT(weighted.prefixes, ElementsAre("A", "B"));
   EXPECT_THAT(weighted.weights.value(), ElementsAre(30, 0.7));
   EXPECT_THAT(parse_blend({"1", "A", "2"}).prefixes, ElementsAre("1", "A", "2")) << "an odd number has no weights";
-  for (const std::vector<std::string>& wrong : std::vector<std::vector<std::string>>{
-           {}, {"0.3", "A", "B", "C"}, {"0", "A", "1", "B"}, {"-1", "A"}, {"nan", "A"}, {"inf", "A", "1", "B"}})
+  for (const std::vector<std::string>& wrong : std::vector<std::vector<std::string>>{{},
+                                                                                     {"0.3", "A", "B", "C"},
+                                                                                     {"0", "A", "1", "B"},
+                                                                                     {"-1", "A"},
+                                                                                     {"nan", "A"},
+                                                                                     {"inf", "A", "1", "B"},
+                                                                                     {"1e308", "A", "1e308", "B"},
+                                                                                     {"1e308", "A", "1e-300", "B"},
+                                                                                     {"1e-320", "A", "1e-323", "B"}})
     EXPECT_THROW(parse_blend(wrong), ConfigError) << json(wrong);
 }
 

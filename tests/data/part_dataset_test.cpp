@@ -14,8 +14,10 @@ namespace megatron::data {
 namespace {
 
 using nlohmann::json;
+using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
+using testing::Not;
 
 class MegatronBlends : public testing::TestWithParam<const char*> {
  protected:
@@ -164,6 +166,46 @@ TEST(PartDataset, SaysBeforeAnythingIsBuiltWhatAnyOfItsSetsLacks) {
   spec.index.num_samples.reset();
   EXPECT_THAT(error(), HasSubstr("data.full_validation"));
   EXPECT_FALSE(std::filesystem::exists(folder / "cache"));
+}
+
+/// What check_part() throws or says of sets of one document with so many tokens each.
+std::string verdict_on(const std::vector<std::int32_t>& lengths, PartSpec spec) {
+  TemporaryFolder folder;
+  for (std::size_t i = 0; i < lengths.size(); ++i) {
+    spec.blend.prefixes.push_back(folder / std::to_string(i));
+    IndexedDatasetWriter writer(spec.blend.prefixes.back(), DType::U16);
+    writer.add_document(std::vector<std::int32_t>(static_cast<std::size_t>(lengths[i]), 1),
+                        std::vector<std::int32_t>{lengths[i]});
+    writer.publish();
+  }
+  spec.split = "1";
+  spec.index.seq_length = 8;
+  std::string said;
+  try {
+    check_part(
+        spec, [](const auto&) {}, [&](const std::string& text) { said += text; });
+  } catch (const ConfigError& error) {
+    return error.what();
+  }
+  return said;
+}
+
+TEST(PartDataset, RefusesSetsReadOnceThatHaveNoSampleBetweenThem) {
+  const PartSpec some{.index = {.num_samples = 5}}, all;
+  EXPECT_THAT(verdict_on({8, 3}, some), AllOf(HasSubstr("a blend without weights"), HasSubstr("/0 has 8 tokens; ")));
+  EXPECT_THAT(verdict_on({8}, all), HasSubstr("data.full_validation"));
+  EXPECT_EQ(verdict_on({8}, some), "") << "it is repeated";
+  EXPECT_EQ(verdict_on({9}, all), "");
+  EXPECT_EQ(verdict_on({8, 8}, {.index = {.num_samples = 0}}), "") << "nobody reads it";
+  EXPECT_EQ(verdict_on({2, 5}, {.packed = true}), "");
+  EXPECT_THAT(verdict_on({1}, {.packed = true}), HasSubstr("a document of two tokens"));
+}
+
+TEST(PartDataset, WarnsOfASetOfWhichNothingIsRead) {
+  const std::string said = verdict_on({9, 8, 20}, {.index = {.num_samples = 5}});
+  EXPECT_THAT(said, AllOf(HasSubstr("warning: "), HasSubstr("/1 has 8 tokens, too few for a sample")));
+  EXPECT_THAT(said, Not(HasSubstr("/0 has")));
+  EXPECT_THAT(verdict_on({9, 8}, {.blend = {.prefixes = {}, .weights = {{1, 1}}}, .index = {.num_samples = 5}}), "");
 }
 
 }  // namespace

@@ -92,6 +92,26 @@ TEST(SentenceIndex, RefusesSettingsAndDataThatGiveNoSample) {
   EXPECT_EQ(build_sentence_index(data, {0, 1}, {.max_tokens = 9}, folder / "i"), 0);
 }
 
+TEST(SentenceIndex, RefusesBeforeAnySampleIsMadeWhatCannotBe) {
+  const TemporaryFolder folder;
+  write_sentence_pair(folder / "pair");
+  const IndexedDataset data(folder / "pair");
+  const auto error = [&](const DocumentRange& range, const SentenceIndexSpec& spec) {
+    return error_of([&] { check_sentence_range(data, range, spec); });
+  };
+  EXPECT_THAT(error({0, 1}, {.num_samples = 1}), HasSubstr("40 documents"));
+  EXPECT_THAT(error({0, 40}, {.min_sentences = 6, .num_samples = 1}), HasSubstr("at least 6 sentences"));
+  EXPECT_EQ(error({0, 40}, {.min_sentences = 5, .num_samples = 1}), "");
+  EXPECT_EQ(error({0, 1}, {.num_samples = 0}), "");
+  // More than any disk here has, and more than can be counted.
+  for (const std::int64_t samples : {std::int64_t{1} << 48, std::int64_t{1} << 60})
+    EXPECT_NE(error_of([&] {
+                build_sentence_index(data, {0, 40}, {.max_tokens = 9, .num_samples = samples}, folder / "i");
+              }),
+              "");
+  EXPECT_FALSE(std::filesystem::exists(folder / "i"));
+}
+
 TEST(SentenceIndex, RefusesDocumentsThatEndBeforeTheyBegin) {
   const TemporaryFolder folder;
   write_sentence_pair(folder / "pair");

@@ -89,6 +89,8 @@ void check_sentences(const SentenceSource& source, const SentenceBounds& bounds,
                bounds.min_sentences, " or more sentences."),
         concat(range.last - range.first, " documents, of at most ", most),
         "make the pair with megatron data preprocess --split-sentences, or share its documents out otherwise"));
+  check_sentence_range(pair, range,
+                       {.min_sentences = bounds.min_sentences, .num_samples = source.num_samples.value_or(1)});
 }
 
 /// The same for prefix `i` of a blend of sentences; the pair.
@@ -109,6 +111,46 @@ MockDatasetSpec mock_spec(const PartSpec& spec) {
 }
 
 bool is_plain(const PartSpec& spec) { return spec.blend.prefixes.size() == 1 && !spec.blend.weights; }
+
+/// Whether one pass over the sequences gives a sample.
+bool holds_sample(const PartSpec& spec, const IndexedDataset& pair, const SequenceRange& range, std::int64_t tokens) {
+  if (!spec.chat && !spec.packed) {
+    GptIndexSpec one_pass = spec.index;
+    one_pass.num_samples.reset();
+    return plan_gpt_index(one_pass, tokens).samples > 0;
+  }
+  for (std::int64_t i = range.first; i < range.last; ++i)
+    if (pair.length(i) > 1) return true;
+  return false;
+}
+
+/// Sets that are taken whole, and what there is to say of those that are too short for a sample.
+struct WholeSets {
+  std::size_t sets = 0;
+  std::vector<std::string> too_short;
+};
+
+/// Throws ConfigError where sets that are taken whole have no sample between them; warns of each that has none.
+void check_whole_sets(const PartSpec& spec, const WholeSets& whole, const WaitMessage& say) {
+  if (whole.too_short.empty() || spec.index.num_samples.value_or(1) == 0) return;
+  if (whole.too_short.size() < whole.sets) {
+    for (const std::string& set : whole.too_short)
+      if (say) say(concat("warning: ", set, ", too few for a sample: nothing of it is read"));
+    return;
+  }
+  std::string got;
+  for (const std::string& set : whole.too_short) got += (got.empty() ? "" : "; ") + set;
+  const bool full = !spec.index.num_samples;
+  const std::string less = spec.chat || spec.packed ? "" : " or a smaller --seq-length,";
+  throw ConfigError(rule_got_fix(
+      concat("The ", split_part_name(spec.part), " data, which is read once (",
+             full ? "data.full_validation" : "a blend without weights", "), must hold a sample",
+             less.empty() ? ": a document of two tokens." : concat(" of data.seq_length ", spec.index.seq_length, ".")),
+      got,
+      concat(
+          "more text for it,", less, " or ",
+          full ? "leave --full-validation out" : "a weight before each prefix, with which data is repeated: 1 A 1 B")));
+}
 
 }  // namespace
 
@@ -141,6 +183,7 @@ void check_part(const PartSpec& spec, const std::function<void(const IndexedData
   if (spec.mock.vocab > 0) return static_cast<void>(MockDataset(mock_spec(spec)));
   const std::vector<std::optional<std::int64_t>> requests =
       is_plain(spec) ? std::vector{spec.index.num_samples} : plan_part(spec).requests;
+  WholeSets whole;
   for (std::size_t i = 0; i < requests.size(); ++i) {
     if (spec.masked) {
       look_at(check_sentence_set(spec, i, requests[i]));
@@ -157,12 +200,19 @@ void check_part(const PartSpec& spec, const std::function<void(const IndexedData
     GptIndexSpec index = set.index;
     if (!index.num_samples) index.num_samples = 1;  // a set that is taken whole must hold something
     check_split(set.part, set.split, range, index, pair);
-    plan_gpt_index(index, tokens_of(pair, range));
+    const std::int64_t tokens = tokens_of(pair, range);
+    plan_gpt_index(index, tokens);
+    if (!requests[i]) {
+      ++whole.sets;
+      if (!holds_sample(spec, pair, range, tokens))
+        whole.too_short.push_back(concat(spec.blend.prefixes[i], " has ", tokens, tokens == 1 ? " token" : " tokens"));
+    }
     if (spec.chat)
       check_learned(spec.blend.prefixes[i], pair, range, set.index.seq_length,
                     spec.packed ? Packing::BestFit : Packing::Alone, say);
     look_at(pair);
   }
+  check_whole_sets(spec, whole, say);
 }
 
 FillInMiddleOptions fill_in_middle_options(const config::FimConfig& fim, const text::Tokenizer& tokenizer) {

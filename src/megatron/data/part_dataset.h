@@ -41,7 +41,8 @@ struct PartSpec {
 std::unique_ptr<const Dataset> open_part(const PartSpec& spec, const WaitMessage& say);
 
 /// Throws the ConfigErrors of open_part() that are seen without building an index; conversations are tokenized.
-/// `look_at`: called with each pair. `say`: also told what share of the tokens to learn is cut off.
+/// `look_at`: called with each pair. `say`: also told what share of the tokens to learn is cut off, and which sets of a
+/// blend without weights are too short for a sample.
 void check_part(const PartSpec& spec, const std::function<void(const IndexedDataset&)>& look_at,
                 const WaitMessage& say = {});
 

@@ -34,6 +34,16 @@ void check_count(std::size_t sets) {
                                    "merge some: megatron data merge A B --output-prefix P"));
 }
 
+/// Shares are what the order of the samples is computed from.
+void check_shares(const std::vector<double>& weights, const std::vector<std::string>& words) {
+  const std::vector<double> shares = normalize_weights(weights);
+  for (std::size_t i = 0; i < shares.size(); ++i)
+    if (!std::isnormal(shares[i]))
+      throw ConfigError(rule_got_fix("the weights of a blend must have a finite sum, and each a share of it above 0.",
+                                     concat(words[2 * i], " for ", words[2 * i + 1]),
+                                     "shares of the samples: --data-path 0.3 A 0.7 B"));
+}
+
 }  // namespace
 
 Blend parse_blend(const std::vector<std::string>& words) {
@@ -55,12 +65,13 @@ Blend parse_blend(const std::vector<std::string>& words) {
                                    concat(weights.size(), " weights for ", words.size() / 2, " datasets"),
                                    "--data-path 0.3 A_text_document 0.7 B_text_document (as weights, then prefixes)"));
   for (std::size_t i = 0; i < weights.size(); ++i) {
-    if (!std::isfinite(weights[i]) || weights[i] <= 0)
-      throw ConfigError(rule_got_fix("the weight of a dataset must be finite and above 0.",
+    if (!std::isnormal(weights[i]) || weights[i] < 0)  // subnormal ones are 0 to threads that compute
+      throw ConfigError(rule_got_fix("the weight of a dataset must be finite and above 2.3e-308.",
                                      concat(words[2 * i], " for ", words[2 * i + 1]), "a weight above 0, such as 1"));
     blend.prefixes.push_back(words[2 * i + 1]);
   }
   check_count(weights.size());
+  check_shares(weights, words);
   blend.weights = std::move(weights);
   return blend;
 }

@@ -19,7 +19,7 @@ struct Blend {
 
 /// What Megatron-LM's --data-path takes: prefixes, or weights and prefixes in turn ("0.3 A 0.7 B"): an even number of
 /// words of which every other one, from the first, is a number. Throws ConfigError where only some of these are
-/// numbers, where a weight is not finite and above 0, and for no words.
+/// numbers, where a weight is not finite and above 0, or its share of their sum is not, and for no words.
 Blend parse_blend(const std::vector<std::string>& words);
 
 /// The same from a file, words separated by white space (--data-args-path).

@@ -3,12 +3,11 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <filesystem>
 #include <limits>
 #include <numeric>
 
 #include "megatron/base/error.h"
-#include "megatron/base/progress.h"
+#include "megatron/data/index/index_room.h"
 #include "megatron/data/index/numpy_random.h"
 #include "megatron/data/index/split.h"
 
@@ -80,18 +79,11 @@ void with_index_type(std::int64_t top, NpyType& type, Use use) {
 }
 
 /// Throws ConfigError where the folder's file system has less room than the three files will take.
-void check_room(const GptIndexFiles& files, std::int64_t positions, const GptIndexPlan& plan) {
+void check_plan_fits(const GptIndexFiles& files, std::int64_t positions, const GptIndexPlan& plan) {
   const auto documents = static_cast<double>(positions), samples = static_cast<double>(plan.samples);
   const double sample_item = positions <= std::numeric_limits<std::int32_t>::max() ? 4 : 8;
-  const double bytes = 4 * documents + samples * (2 * sample_item + (plan.samples < kMegatronsBound ? 4 : 8));
-  const std::filesystem::path folder = std::filesystem::path(files.document_index).parent_path();
-  std::error_code unknown;
-  const auto space = std::filesystem::space(folder.empty() ? "." : folder, unknown);
-  if (unknown || bytes <= static_cast<double>(space.available)) return;
-  throw ConfigError(rule_got_fix(concat(folder.string(), ": the disk must hold the index."),
-                                 concat(plan.samples, " samples in ", plan.epochs, " passes take ", human_bytes(bytes),
-                                        "; free are ", human_bytes(static_cast<double>(space.available))),
-                                 "ask fewer or shorter samples, or name a folder on another disk"));
+  check_room(files.document_index, concat(plan.samples, " samples in ", plan.epochs, " passes"),
+             4 * documents + samples * (2 * sample_item + (plan.samples < kMegatronsBound ? 4 : 8)));
 }
 
 }  // namespace
@@ -219,7 +211,7 @@ GptIndexPlan build_gpt_index(const IndexedDataset& data, const SequenceRange& ra
   NpyType type = NpyType::I32;
 
   check_sequences(range);
-  check_room(files, positions, plan);
+  check_plan_fits(files, positions, plan);
   NpyWriter document_index(files.document_index, NpyType::I32, {positions});
   const auto documents = document_index.values<std::int32_t>();
   if (positions > 0) fill_document_index(range, plan, random, documents);

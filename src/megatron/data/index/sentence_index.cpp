@@ -12,31 +12,54 @@
 #include "megatron/base/error.h"
 #include "megatron/data/files/npy.h"
 #include "megatron/data/index/gpt_index.h"
+#include "megatron/data/index/index_room.h"
 #include "megatron/data/index/mersenne_twister.h"
 
 namespace megatron::data {
 namespace {
 
+constexpr std::int64_t kMaxSentenceSamples = std::int64_t{1} << 48;
+constexpr std::int64_t kSentenceRowBytes = 12;
+
+/// Reads the lengths of sentences, where they lie.
+class SentenceLengths {
+ public:
+  explicit SentenceLengths(const IndexedDataset& data) : lengths_(data.length_bytes().data()) {}
+  std::int64_t operator[](std::int64_t sentence) const {
+    std::int32_t length;
+    std::memcpy(&length, lengths_ + 4 * sentence, sizeof length);
+    return length;
+  }
+
+ private:
+  const std::byte* lengths_;
+};
+
+/// Whether samples are made of the document. Throws ConfigError for a damaged one.
+bool is_usable(const IndexedDataset& data, const SentenceLengths& lengths, std::int64_t document,
+               std::int64_t min_sentences) {
+  const std::int64_t first = data.first_sequence(document), last = data.first_sequence(document + 1);
+  if (last < first)
+    throw ConfigError(rule_got_fix(concat(data.prefix(), ".idx: a document cannot end before it begins."),
+                                   concat("document ", document, ": sentences ", first, " to ", last),
+                                   "make the pair again from its text"));
+  std::int64_t longest = 0, shortest = 0;
+  for (std::int64_t s = first; s < last; ++s) {
+    longest = std::max(longest, lengths[s]);
+    shortest = std::min(shortest, lengths[s]);
+  }
+  if (shortest < 0)
+    for (std::int64_t s = first; s < last; ++s) data.length(s);  // throws for the first that is negative
+  return last - first >= min_sentences && (last - first == 1 || longest <= kMaxSentence);
+}
+
 /// The documents of a range that samples are made of.
 class Documents {
  public:
   Documents(const IndexedDataset& data, const DocumentRange& range, std::int64_t min_sentences)
-      : data_(data), lengths_(data.length_bytes().data()), first_(range.first) {
-    for (std::int64_t document = range.first; document < range.last; ++document) {
-      const std::int64_t first = data.first_sequence(document), last = data.first_sequence(document + 1);
-      if (last < first)
-        throw ConfigError(rule_got_fix(concat(data.prefix(), ".idx: a document cannot end before it begins."),
-                                       concat("document ", document, ": sentences ", first, " to ", last),
-                                       "make the pair again from its text"));
-      std::int64_t longest = 0, shortest = 0;
-      for (std::int64_t s = first; s < last; ++s) {
-        longest = std::max(longest, length(s));
-        shortest = std::min(shortest, length(s));
-      }
-      if (shortest < 0)
-        for (std::int64_t s = first; s < last; ++s) data.length(s);  // throws for the first that is negative
-      usable_.push_back(last - first >= min_sentences && (last - first == 1 || longest <= kMaxSentence) ? 1 : 0);
-    }
+      : data_(data), lengths_(data), first_(range.first) {
+    for (std::int64_t document = range.first; document < range.last; ++document)
+      usable_.push_back(is_usable(data, lengths_, document, min_sentences) ? 1 : 0);
   }
 
   /// Calls `use(first, last)` with the sentences of each document that is used.
@@ -51,15 +74,11 @@ class Documents {
   }
 
   /// The constructor has seen that it is not negative.
-  std::int64_t length(std::int64_t sentence) const {
-    std::int32_t length;
-    std::memcpy(&length, lengths_ + 4 * sentence, sizeof length);
-    return length;
-  }
+  std::int64_t length(std::int64_t sentence) const { return lengths_[sentence]; }
 
  private:
   const IndexedDataset& data_;
-  const std::byte* lengths_;
+  SentenceLengths lengths_;
   std::int64_t first_;
   std::vector<std::uint8_t> usable_;
 };
@@ -154,6 +173,16 @@ void check_sentence_index(const SentenceIndexSpec& spec) {
   if (spec.num_samples.value_or(0) < 0)
     throw ConfigError(
         rule_got_fix("the number of samples cannot be negative.", concat(*spec.num_samples), "0 or more"));
+  if (spec.num_samples.value_or(0) > kMaxSentenceSamples)
+    throw ConfigError(rule_got_fix("the number of samples must be at most 2^48.", concat(*spec.num_samples),
+                                   "fewer samples: --train-iters"));
+}
+
+void check_sentence_range(const IndexedDataset& data, const DocumentRange& range, const SentenceIndexSpec& spec) {
+  const SentenceLengths lengths(data);
+  for (std::int64_t document = range.first; document < range.last; ++document)
+    if (is_usable(data, lengths, document, spec.min_sentences)) return;
+  check_samples(0, data, range, spec);
 }
 
 std::int64_t build_sentence_index(const IndexedDataset& data, const DocumentRange& range, const SentenceIndexSpec& spec,
@@ -162,6 +191,8 @@ std::int64_t build_sentence_index(const IndexedDataset& data, const DocumentRang
   if (data.size() > std::numeric_limits<std::uint32_t>::max())
     throw ConfigError(rule_got_fix("a dataset of sentences may have at most 2^32 - 1 of them.", concat(data.size()),
                                    "split it into several pairs"));
+  const std::int64_t wanted = spec.num_samples.value_or(0);
+  check_room(file, concat(wanted, " samples"), static_cast<double>(wanted) * kSentenceRowBytes);
   const Documents documents(data, range, spec.min_sentences);
   const std::int64_t samples = for_each_sample(documents, spec, [](auto...) {});
   check_samples(samples, data, range, spec);

@@ -31,6 +31,10 @@ struct SentenceIndexSpec {
 /// Throws ConfigError for a spec out of range, in the terms of the caller's options.
 void check_sentence_index(const SentenceIndexSpec& spec);
 
+/// Throws the ConfigErrors of build_sentence_index() that are seen before samples are made: samples asked and no
+/// document that can give one, or a damaged pair.
+void check_sentence_range(const IndexedDataset& data, const DocumentRange& range, const SentenceIndexSpec& spec);
+
 /// Writes the index, uint32 [samples, 3]: first sentence, end sentence, tokens aimed at. Returns the number of samples.
 /// Memory: one byte a document; the rows lie in the mapped file. Throws ConfigError when samples are asked and no
 /// document can give one, when the pair is damaged, or when the disk has no room.
