@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "app/json_line.h"
+#include "app/made_folder.h"
 #include "app/print.h"
 #include "app/tokenizer/jobs.h"
 #include "megatron/base/files/file.h"
@@ -104,14 +105,14 @@ void check(const Flags& flags) {
   if (flags.kind == "unigram") flags.merges().check(text::kUnigramAlphabet);
 }
 
-/// The documents of the inputs, with progress. The folder is made when the inputs have been found.
+/// The documents of the inputs, with progress. The folder is made when the inputs have been found, and is gone again
+/// where nothing is learned from them.
 class Documents {
  public:
   Documents(const Flags& flags, const char* what)
       : reader_(options(flags)),
-        progress_(what, "bytes", reader_.total_bytes().value_or(0), Progress::mode_of(flags.progress)) {
-    make_folder(flags.output);
-  }
+        progress_(what, "bytes", reader_.total_bytes().value_or(0), Progress::mode_of(flags.progress)),
+        folder_(flags.output) {}
 
   bool next(std::string& document) {
     const bool more = reader_.next(document);
@@ -131,6 +132,7 @@ class Documents {
   }
   data::TextReader reader_;
   Progress progress_;
+  MadeFolder folder_;
 };
 
 /// What was learned, for the report.

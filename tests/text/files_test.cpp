@@ -215,6 +215,12 @@ TEST_F(TokenizerFiles, AddsSentinelsToWordPieceAsMegatronDoes) {
   EXPECT_THROW(Tokenizer::load("60", "NullTokenizer", 2), ConfigError);
 }
 
+TEST_F(TokenizerFiles, RefusesATokenOfVocabTxtThatIsNotUtf8) {
+  put("vocab.txt", "[UNK]\ncaf\xC3\xA9\ncaf\xE9\n");
+  EXPECT_THAT([&] { Tokenizer::load(folder_); },
+              ThrowsMessage<ConfigError>(AllOf(HasSubstr("vocab.txt, line 3: "), HasSubstr("\"caf\\xe9\""))));
+}
+
 TEST_F(TokenizerFiles, RefusesAddedTokensThatVocabTxtLacks) {
   put("vocab.txt", "[UNK]\n[SEP]\na\n");
   const auto load = [&] { return Tokenizer::load(folder_); };

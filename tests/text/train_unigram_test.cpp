@@ -57,6 +57,11 @@ TEST(TrainUnigram, RefusesWhatTheLibraryCannotLearn) {
         train_unigram(documents({"", "\n\n"}), {.vocab_size = 100});
       },
       ThrowsMessage<ConfigError>(HasSubstr("must hold text")));
+  // The library would end the program.
+  for (const char* blank : {"   \n\n \t", "\x01\x7F", "\u3000\u200B", "\u2581 \uFFFD", "\xFF\xFE"})
+    EXPECT_THAT([&] { train_unigram(documents({blank}), {.vocab_size = 300}); },
+                ThrowsMessage<ConfigError>(HasSubstr("must hold text")))
+        << blank;
   EXPECT_THROW(train_unigram(documents({"text"}), {.vocab_size = 3}), ConfigError);
 }
 

@@ -116,6 +116,16 @@ TEST(TrainWordPiece, DoesNotDependOnTheNumberOfThreads) {
     EXPECT_EQ(train_word_piece(count(documents, {}, threads), options(1500)).tokens, expected.tokens);
 }
 
+TEST(TrainWordPiece, MergesNothingInWordsThatTheTokenizerMakesUnknown) {
+  std::string text = std::string(5000, 'a') + " " + std::string(5000, 'a') + " ";
+  const std::string longest(100, 'b');
+  for (int i = 0; i < 2; ++i) text += longest + " ";
+  const Vocabulary learned = train_word_piece(count({text}), options(30000));
+  for (const std::string& token : learned.tokens) EXPECT_EQ(token.find("aa"), std::string::npos) << token;
+  const std::int32_t id = Tokenizer(learned).token_to_id(longest).value_or(-1);
+  EXPECT_EQ(Tokenizer(learned).encode(longest), (std::vector<std::int32_t>{id}));
+}
+
 TEST(TrainWordPiece, LeavesTheRarestCharactersOut) {
   TrainWordPieceOptions wanted = options(100);
   wanted.limit_alphabet = 2;

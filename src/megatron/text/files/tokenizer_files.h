@@ -39,8 +39,8 @@ Vocabulary parse_vocab_and_merges(const VocabularyDocument& vocab, const std::st
                                   std::vector<SpecialToken> specials, std::string_view merges,
                                   const std::string& merges_name);
 
-/// BERT's vocab.txt: a token a line, its id the number of the line. The tokens [PAD], [UNK], [CLS], [SEP] and [MASK]
-/// are special where the vocabulary has them.
+/// BERT's vocab.txt: a token a line in UTF-8, its id the number of the line. The tokens [PAD], [UNK], [CLS], [SEP] and
+/// [MASK] are special where the vocabulary has them.
 Vocabulary parse_vocab_txt(std::string_view text, const std::string& name, const BertNormalization& normalization);
 
 /// WordPiece as BERT has it: of `specials` those that are tokens are special, and where [CLS] and [SEP] are, they frame

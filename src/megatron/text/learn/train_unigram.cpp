@@ -8,6 +8,8 @@
 #include <unordered_map>
 
 #include "megatron/base/error.h"
+#include "megatron/base/text/utf8.h"
+#include "megatron/text/characters/unicode_classes.h"
 
 namespace megatron::text {
 namespace {
@@ -16,7 +18,21 @@ namespace {
 constexpr const char* kThreads = "8";
 constexpr std::size_t kMaxLine = 4000;  // the library leaves longer ones than 4192 out
 
-/// The lines of the documents, one by one, as the library asks for them.
+/// Whether the library's normalization leaves nothing of the line: it ends the program where it has no other. Spaces,
+/// controls, what marks a space, and bytes that are no UTF-8.
+bool is_blank_line(std::string_view line) {
+  bool blank = true;
+  for_each_character(line, [&](const DecodedChar& c, std::size_t, std::size_t) {
+    const std::uint32_t code = c.code_point;
+    const bool is_control = code < 0x20 || (code >= 0x7F && code < 0xA0);
+    const bool is_invisible = (code >= 0x200B && code <= 0x200F) || code == 0x2581 || code == 0xFEFF || code == 0xFFFD;
+    blank = blank &&
+            (c.length == 0 || is_control || is_invisible || UnicodeClasses::instance().of(code) == CharClass::Space);
+  });
+  return blank;
+}
+
+/// The lines of the documents that say something, one by one, as the library asks for them.
 class Lines : public sentencepiece::SentenceIterator {
  public:
   explicit Lines(const std::function<bool(std::string&)>& next) : next_(next) { Next(); }
@@ -27,7 +43,8 @@ class Lines : public sentencepiece::SentenceIterator {
 
   void Next() override {
     line_.clear();
-    while (line_.empty() && !done_) {
+    while (is_blank_line(line_) && !done_) {
+      line_.clear();
       if (at_ < document_.size())
         take_line();
       else

@@ -71,6 +71,9 @@ TrainWords as_symbols(const PieceCounter& pieces, const std::unordered_map<std::
   TrainWords words;
   pieces.for_each([&](std::string_view word, std::uint64_t count) {
     const std::size_t begin = words.symbols.size();
+    std::int64_t length = 0;
+    for_each_character(word, [&](const DecodedChar&, std::size_t, std::size_t) { ++length; });
+    if (length > WordPiece().max_word_characters) return;
     for_each_character(word, [&](const DecodedChar& character, std::size_t at, std::size_t) {
       if (character.length == 0) return;
       const std::uint32_t c = character.code_point;

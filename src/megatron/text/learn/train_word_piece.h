@@ -20,10 +20,10 @@ CountPieces count_bert_words(const BertNormalization& normalization);
 
 /// Learns the tokens of WordPiece from the counted words: learn_merges over their characters, those that continue a
 /// word with "##" before them. Ids: special tokens, the alphabet by code point, the same of characters that continue a
-/// word, merges.
+/// word, merges. Nothing is merged in words of more than 100 characters, which the tokenizer makes [UNK].
 ///
-/// Equal to Hugging Face's WordPieceTrainer, but that it gives "##x" their ids in an order that changes from run to
-/// run, and with them which of two equally frequent pairs goes first: given the same order, the tokens are the same.
+/// Else equal to Hugging Face's WordPieceTrainer, but that it gives "##x" their ids in an order that changes from run
+/// to run, and with them which of two equally frequent pairs goes first: given the same order, the tokens are the same.
 /// Throws ConfigError as options.check() does, and where the alphabet has no room in the vocabulary.
 Vocabulary train_word_piece(const PieceCounter& words, const TrainWordPieceOptions& options,
                             const TrainProgress& progress = {});

@@ -3,6 +3,7 @@
 
 #include "megatron/base/error.h"
 #include "megatron/base/text/printable.h"
+#include "megatron/base/text/utf8.h"
 #include "megatron/text/files/hugging_face/json_component.h"
 #include "megatron/text/files/hugging_face/pipeline_forms.h"
 #include "megatron/text/files/hugging_face/pipeline_json.h"
@@ -384,6 +385,10 @@ Vocabulary parse_vocab_txt(std::string_view text, const std::string& name, const
     if (line.ends_with('\r')) line.remove_suffix(1);
     if (line.empty())
       throw ConfigError(rule_got_fix(concat(name, ": each line must be a token"), concat("none at byte ", at)));
+    if (!valid_utf8(line))  // tokenizer.json, which a run saves, cannot hold it
+      throw ConfigError(rule_got_fix(concat(name, ", line ", tokens.size() + 1, ": a token must be UTF-8."),
+                                     in_quotes(line),
+                                     "copy the file again, or turn it into UTF-8: iconv -f latin1 -t utf-8"));
     tokens.emplace_back(line);
     at = end + 1;
   }
