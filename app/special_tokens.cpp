@@ -7,8 +7,7 @@ namespace megatron::app {
 text::Specials specials_of(const std::string& flag) {
   if (flag == "recognised") return text::Specials::Recognised;
   if (flag == "text") return text::Specials::AsText;
-  throw ConfigError(
-      rule_got_fix("--special-tokens must be recognised or text.", flag, "--special-tokens recognised (the default)"));
+  throw ConfigError(rule_got_fix("--special-tokens must be recognised or text.", flag, "--special-tokens recognised"));
 }
 
 }  // namespace megatron::app

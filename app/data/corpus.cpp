@@ -124,7 +124,7 @@ struct FilterFlags {
     v("block_domains", block_domains, "Files of domains, one per line, whose pages and subdomains are dropped.");
     v("block_urls", block_urls, "Files of URLs, one per line, that are dropped.");
     v.title("what is written");
-    v("output", output, "File for the documents that are kept; compressed where it ends in .gz or .zst.",
+    v("output", output, "File for the documents that are kept; compressed where it ends in .gz, .zst or .xz.",
       config::Required());
     v("rejected", rejected, "File for the documents that are dropped: JSON lines with \"rejected\": reason.");
     run.visit(v);
@@ -178,7 +178,7 @@ struct DedupFlags {
     v("shingle_size", shingle_size, "Words or characters of a shingle.");
     v("keep", keep, "Document of a cluster to keep.", config::Choices({"first", "longest"}));
     v.title("what is written");
-    v("output", output, "File for the documents that are kept; compressed where it ends in .gz or .zst.",
+    v("output", output, "File for the documents that are kept; compressed where it ends in .gz, .zst or .xz.",
       config::Required());
     v("report", report,
       "File with a JSON line for each dropped document: which one is kept instead, and the similarity.");

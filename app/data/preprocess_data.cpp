@@ -1,5 +1,8 @@
+#include <glob.h>
+
 #include <algorithm>
 #include <cstdio>
+#include <filesystem>
 #include <map>
 
 #include "app/data/jobs.h"
@@ -25,7 +28,9 @@ struct PreprocessArguments {
   std::int64_t vocab_size = 0;
 
   void visit(auto& v) {
-    v("input", input, "JSONL, also .gz, .zst and .xz; may be a pattern with *.", config::Required());
+    v("input", input,
+      "JSONL, also .gz, .zst and .xz; or a pattern with *, whose files are read in the order of their names.",
+      config::Required());
     v("json_keys", json_keys, "Keys of a JSON line whose texts are read.");
     v("split_sentences", split_sentences, "Make each sentence a sequence.");
     v("keep_newlines", keep_newlines, "With --split-sentences: keep the white space between sentences.");
@@ -63,6 +68,24 @@ std::string tokenizer_of(const PreprocessArguments& given) {
   return given.merge_file.empty() ? given.vocab_file : given.vocab_file + "," + given.merge_file;
 }
 
+/// The files that a pattern matches, in the order of their names; what is there under the name itself is no pattern.
+Args files_of(const std::string& input) {
+  std::error_code unknown;
+  if (input.find_first_of("*?[") == std::string::npos || std::filesystem::exists(input, unknown)) return {input};
+  ::glob_t found{};
+  ::glob(input.c_str(), 0, nullptr, &found);
+  Args files;
+  for (std::size_t i = 0; i < found.gl_pathc; ++i) {
+    const std::string file = found.gl_pathv[i];
+    files.push_back(file.starts_with('-') ? "./" + file : file);  // no option
+  }
+  ::globfree(&found);
+  if (files.empty())
+    throw ConfigError(rule_got_fix("--input must be a file, or a pattern that some match.", input + ", which none does",
+                                   "--input FILE, or in quotes a pattern such as 'FOLDER/*.jsonl'"));
+  return files;
+}
+
 }  // namespace
 
 int preprocess_data(const Args& args) {
@@ -76,7 +99,9 @@ int preprocess_data(const Args& args) {
   for (const auto& [name, value] : {std::pair("input", given.input), {"output-prefix", given.output_prefix}})
     if (value.empty())
       throw ConfigError(rule_got_fix(concat("--", name, " must be given."), "none", concat("--", name, " PATH")));
-  Args words = {"--input", given.input, "--output-prefix", given.output_prefix, "--format", "jsonl", "--json-keys"};
+  Args words = {"--input"};
+  for (const std::string& file : files_of(given.input)) words.push_back(file);
+  words.insert(words.end(), {"--output-prefix", given.output_prefix, "--format", "jsonl", "--json-keys"});
   words.insert(words.end(), given.json_keys.begin(), given.json_keys.end());
   const auto add = [&](const std::string& name, const std::string& value) {
     if (!value.empty()) words.insert(words.end(), {name, value});

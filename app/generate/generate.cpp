@@ -41,8 +41,11 @@ namespace {
 std::vector<std::string> prompts_of(const GenerateFlags& flags) {
   std::vector<std::string> prompts = flags.prompt;
   if (!flags.prompt_file.empty()) {
-    std::istringstream file(read_file(flags.prompt_file));
-    for (std::string line; std::getline(file, line);) prompts.push_back(line);
+    std::string text = read_file(flags.prompt_file);
+    if (text.starts_with("\xEF\xBB\xBF")) text.erase(0, 3);
+    std::istringstream file(std::move(text));
+    for (std::string line; std::getline(file, line); prompts.push_back(line))
+      if (line.ends_with('\r')) line.pop_back();
   }
   need_prompts(prompts);
   return prompts;

@@ -272,7 +272,7 @@ TEST_F(DedupTest, ReadsAndWritesCompressedFiles) {
   const auto texts = families(engine, 60, 40, 200);
   deduplicate(options(as_json_lines(texts)));
   const std::string plain = read_bytes(folder_ / "out.jsonl");
-  for (const std::string name : {"out.jsonl.zst", "out.jsonl.gz"}) {
+  for (const std::string name : {"out.jsonl.zst", "out.jsonl.gz", "out.jsonl.xz"}) {
     DedupOptions wanted = options(as_json_lines(texts));
     wanted.output = folder_ / name;
     deduplicate(wanted);
@@ -285,6 +285,15 @@ TEST_F(DedupTest, ReadsAndWritesCompressedFiles) {
     wanted.output = folder_ / "again.jsonl";
     EXPECT_EQ(deduplicate(wanted).duplicates, 0);
     EXPECT_EQ(read_bytes(folder_ / "again.jsonl"), plain);
+  }
+}
+
+TEST_F(DedupTest, RefusesANameThatPromisesAnotherCompression) {
+  for (const std::string ending : {".bz2", ".lz4", ".lzma", ".zip"}) {
+    DedupOptions wanted = options("{\"text\": \"good\"}\n");
+    wanted.output = folder_ / ("new/out.jsonl" + ending);
+    EXPECT_THAT(error_of([&] { deduplicate(wanted); }), HasSubstr("fix:  " + (folder_ / "new/out.jsonl.zst")));
+    EXPECT_FALSE(std::filesystem::exists(folder_ / "new"));
   }
 }
 

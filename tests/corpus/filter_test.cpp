@@ -214,6 +214,21 @@ TEST(Blocklists, FindTheEndOfHostsOfAnyLength) {
   }
 }
 
+TEST(Blocklists, TakeDomainsInTheFormsThatListsHave) {
+  TemporaryFolder folder;
+  write_bytes(folder / "list",
+              "\xEF\xBB\xBF"
+              "Bad.com\r\n.dot.org\r\n*.star.org\nm\xC3\xBCll.de\n[2001:db8::1]\na_b-c.net\n");
+  Blocklist list;
+  list.add_domains(folder / "list");
+  for (const char* url : {"https://bad.com/x", "http://www.dot.org", "dot.org", "star.org/", "http://m\xC3\xBCll.de",
+                          "http://[2001:db8::1]:80/x", "x.a_b-c.net"})
+    EXPECT_TRUE(list.blocks(url)) << url;
+  write_bytes(folder / "urls", "\xEF\xBB\xBFhttps://page.org/x\n");
+  list.add_urls(folder / "urls");
+  EXPECT_TRUE(list.blocks("http://page.org/x"));
+}
+
 TEST(Blocklists, NameTheLineThatIsNone) {
   TemporaryFolder folder;
   const auto error = [&](const std::string& content, bool urls) {
@@ -228,6 +243,8 @@ TEST(Blocklists, NameTheLineThatIsNone) {
   EXPECT_THAT(error("/only/a/path\n", true), HasSubstr("line 1"));
   EXPECT_THAT(error("/x\n", false), HasSubstr("line 1"));
   EXPECT_THAT(error(std::string(256, 'x') + "\n", false), HasSubstr("255 bytes"));
+  for (const char* line : {"||ok.com^", "ok.com,notbad.com", "!ok.com", "ok..com", ".", "..ok.com", "*ok.com"})
+    EXPECT_THAT(error(std::string("a.org\n") + line + "\n", false), HasSubstr("line 2")) << line;
   EXPECT_EQ(error("", true), "");
 }
 

@@ -13,6 +13,7 @@
 namespace megatron::data {
 namespace {
 
+using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
 
@@ -96,6 +97,33 @@ TEST_F(TextReaderTest, UnpacksByContentWhateverTheName) {
   EXPECT_THAT(error_of(file("text.gz", kLines)), HasSubstr("text.gz, byte 0: a .gz file must begin as gzip does"));
   EXPECT_THAT(error_of(file("text.jsonl.zst", "")), HasSubstr("text.jsonl.zst, byte 0:"));
   EXPECT_THAT(error_of(file("text.xz", zstd(kLines))), HasSubstr("a .xz file must begin as xz does"));
+}
+
+TEST_F(TextReaderTest, NamesTheProgramThatUnpacksWhatItDoesNot) {
+  // As bzip2, lz4, xz --format=lzma and zip begin.
+  const std::string bzip2 = "BZh91AY&SY\x12", lzma("\x5D\0\0\x80\0\xFF", 6), zip = "PK\x03\x04\x14";
+  EXPECT_THAT(error_of(file("a.jsonl.bz2", bzip2)),
+              HasSubstr("unpack it first: bzip2 -dk " + (folder_ / "a.jsonl.bz2")));
+  EXPECT_THAT(error_of(file("a.jsonl", bzip2)), HasSubstr("bzip2 -dk"));
+  EXPECT_THAT(error_of(file("a", "\x04\x22\x4D\x18rest")), HasSubstr("lz4 -dk"));
+  EXPECT_THAT(error_of(file("a.jsonl.lzma", lzma)), HasSubstr("xz -dk"));
+  EXPECT_THAT(error_of(file("a.zip", zip)), HasSubstr("unzip"));
+  EXPECT_THAT(documents_of(file("a", "BZh9 is how they begin")), ElementsAre("BZh9 is how they begin"));
+  // A frame of zstd whose header asks for a window of 2 GiB, as --long=31 does.
+  const std::string wide("\x28\xB5\x2F\xFD\x00\xA8\x01\x00\x00", 9);
+  EXPECT_THAT(error_of(file("a.zst", wide)),
+              AllOf(HasSubstr("at most 128 MiB"), HasSubstr("zstd -dk --long=31 " + (folder_ / "a.zst"))));
+}
+
+TEST_F(TextReaderTest, TakesNumbersOfAnySize) {
+  for (const std::string number : {"123456789012345678901234567890", "-1e400", "1E+400", "0.1e-999"}) {
+    const std::string line = "{\"text\": \"a \\\" 1e400\", \"n\": [" + number + ", {\"m\":" + number + "}]}";
+    EXPECT_THAT(documents_of(file("a.jsonl", line)), ElementsAre("a \" 1e400")) << number;
+  }
+  for (const std::string number : {"012345678901234567890123", "1e", "1e400.5", "--1e400", "1e400x", "1e400 1"})
+    EXPECT_THAT(error_of(file("a.jsonl", "{\"text\": \"a\", \"n\": " + number + "}")),
+                HasSubstr("each line must be JSON"))
+        << number;
 }
 
 TEST_F(TextReaderTest, TakesZerosAfterTheLastGzipMemberAsItsEnd) {

@@ -59,7 +59,7 @@ class DataJobs(unittest.TestCase):
     def test_a_vocabulary_is_not_learned_from_nothing(self):
         self.text.write_text("")
         self.assertIn("must hold text", self.train(code=2))
-        self.assertFalse((self.path / "tokenizer/tokenizer.json").exists())
+        self.assertFalse((self.path / "tokenizer").exists())
 
     def test_a_sample_longer_than_any_model_is_refused_before_files_are_written(self):
         self.train()
@@ -68,6 +68,26 @@ class DataJobs(unittest.TestCase):
                       "1,1,0", "--split", "9,1,0", "--output", self.path / "index", code=2)
         self.assertIn("99999999999", message)
         self.assertEqual(list(self.path.glob("index/*")), [])
+
+    def test_an_index_whose_last_part_has_no_text_leaves_nothing(self):
+        self.text.write_text("one line\n")
+        self.train()
+        self.preprocess("--format", "lines")
+        for kind in (["--kind", "gpt"], ["--kind", "bert", "--one-segment"]):
+            run("data", "index", self.path / "tokens_text_document", *kind, "--seq-length", 16, "--samples", "1,1,1",
+                "--output", self.path / "index", code=2)
+            self.assertFalse((self.path / "index").exists())
+
+    def test_a_pattern_of_megatrons_names_all_files_it_matches(self):
+        self.train()
+        for name, text in (("d2", "second"), ("d1", "first"), ("other", "no")):
+            (self.path / f"{name}.jsonl").write_text(json.dumps({"text": text}) + "\n")
+        words = ["--tokenizer-type", "HuggingFaceTokenizer", "--tokenizer-model", self.path / "tokenizer"]
+        run("preprocess_data", "--input", self.path / "d*.jsonl", "--output-prefix", self.path / "all", *words)
+        self.assertEqual(run("data", "cat", self.path / "all_text_document", "--tokenizer", self.path / "tokenizer",
+                             "--json").count("\n"), 2)
+        self.assertIn("which none does", run("preprocess_data", "--input", self.path / "x*", "--output-prefix",
+                                             self.path / "none", *words, code=2))
 
     def test_the_order_of_sentences_is_megatron_cores(self):
         golden = UNPACKED / "samples"

@@ -22,6 +22,11 @@ class FirstPath(unittest.TestCase):
         verbs, objects = "sees|likes|follows|never answers", "the cat|a dog|my friend|the old man"
         self.assertRegex(answer["text"], rf"^ ({verbs}) ({objects}) on (monday|friday)\.")
         self.assertEqual(json.loads(run(*words, "--tp", 2))["new_ids"], answer["new_ids"])
+        prompts = self.place.path / "prompts.txt"
+        prompts.write_bytes(b"\xef\xbb\xbfthe cat\r\nthe cat\r\n")  # as an editor of Windows writes it
+        of_file = [*words[:3], "--prompt-file", prompts, *words[5:]]
+        texts = json.loads(run(*of_file))["texts"]
+        self.assertEqual([text["prompt_ids"] for text in texts], 2 * [answer["prompt_ids"]])
 
     def test_info_and_verify_describe_the_checkpoint(self):
         self.place.train("run", "--train-iters", 2)

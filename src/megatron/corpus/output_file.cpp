@@ -1,5 +1,6 @@
 #include "megatron/corpus/output_file.h"
 
+#include <lzma.h>
 #include <zlib.h>
 #include <zstd.h>
 
@@ -94,12 +95,59 @@ class OutputFile::Zstd : public Encoder {
   std::vector<char> buffer_;
 };
 
+class OutputFile::Xz : public Encoder {
+ public:
+  explicit Xz(const std::string& path) : Encoder(path), buffer_(1 << 16) {
+    if (::lzma_easy_encoder(&stream_, LZMA_PRESET_DEFAULT, LZMA_CHECK_CRC64) != LZMA_OK)
+      throw std::runtime_error("xz: out of memory");
+  }
+  ~Xz() override { ::lzma_end(&stream_); }
+  Xz(const Xz&) = delete;
+  Xz& operator=(const Xz&) = delete;
+
+  void write(std::string_view bytes) override {
+    if (!bytes.empty()) run(bytes, LZMA_RUN);
+  }
+  void finish() override { run({}, LZMA_FINISH); }
+
+ private:
+  void run(std::string_view bytes, lzma_action action) {
+    stream_.next_in = reinterpret_cast<const std::uint8_t*>(bytes.data());
+    stream_.avail_in = bytes.size();
+    for (lzma_ret status = LZMA_OK; action == LZMA_FINISH ? status != LZMA_STREAM_END : stream_.avail_in > 0;) {
+      stream_.next_out = reinterpret_cast<std::uint8_t*>(buffer_.data());
+      stream_.avail_out = buffer_.size();
+      status = ::lzma_code(&stream_, action);
+      if (status != LZMA_OK && status != LZMA_STREAM_END) throw std::runtime_error("xz: too little memory");
+      file_.write(std::string_view(buffer_.data(), buffer_.size() - stream_.avail_out));
+    }
+  }
+
+  lzma_stream stream_ = LZMA_STREAM_INIT;
+  std::vector<char> buffer_;
+};
+
+namespace {
+
+/// A name that promises another compression would be read as damaged.
+void check_ending(const std::string& path) {
+  for (const char* const ending : {".bz2", ".lz4", ".lzma", ".zip"})
+    if (path.ends_with(ending))
+      throw ConfigError(rule_got_fix("an output is compressed as .gz, .zst or .xz, or not at all.", path,
+                                     path.substr(0, path.rfind('.')) + ".zst"));
+}
+
+}  // namespace
+
 OutputFile::OutputFile(const std::string& path) {
+  check_ending(path);
   make_folder(std::filesystem::path(path).parent_path());
   if (path.ends_with(".gz"))
     encoder_ = std::make_unique<Gzip>(path);
   else if (path.ends_with(".zst"))
     encoder_ = std::make_unique<Zstd>(path);
+  else if (path.ends_with(".xz"))
+    encoder_ = std::make_unique<Xz>(path);
   else
     encoder_ = std::make_unique<Encoder>(path);
 }

@@ -6,11 +6,12 @@
 
 namespace megatron::corpus {
 
-/// A file that appears under its name complete or not at all, compressed as its name ends: .gz, .zst, else as it is.
-/// The compressed bytes depend on nothing but what is written.
+/// A file that appears under its name complete or not at all, compressed as its name ends: .gz, .zst, .xz, else as it
+/// is. The compressed bytes depend on nothing but what is written.
 class OutputFile {
  public:
-  /// Makes the folder. Throws ConfigError where it may not be written.
+  /// Makes the folder. Throws ConfigError where it may not be written, and for a name that ends in .bz2, .lz4, .lzma or
+  /// .zip.
   explicit OutputFile(const std::string& path);
   ~OutputFile();
 
@@ -25,6 +26,7 @@ class OutputFile {
   class Encoder;
   class Gzip;
   class Zstd;
+  class Xz;
 
   std::unique_ptr<Encoder> encoder_;
   std::int64_t size_ = 0;

@@ -24,7 +24,9 @@ void for_each_entry(const std::string& path, OnEntry&& entry) {
   data::DocumentParser parser("");
   for (data::TextBlock block; reader.next(block);)
     for (std::size_t i = 0; i < block.records.size(); ++i) {
-      const std::string_view line = trimmed(parser.parse(block, i)[0]);
+      std::string_view line = parser.parse(block, i)[0];
+      if (block.records[i].line == 1 && line.starts_with("\xEF\xBB\xBF")) line.remove_prefix(3);
+      line = trimmed(line);
       if (line.empty() || line[0] == '#') continue;
       const std::string where = concat(block.file, ", line ", block.records[i].line, ": ");
       if (line.find_first_of(" \t") != std::string_view::npos)
@@ -32,6 +34,18 @@ void for_each_entry(const std::string& path, OnEntry&& entry) {
                                        "one site a line, such as example.com"));
       entry(line, where);
     }
+}
+
+/// Whether a URL can have this host: labels with dots between them, or an IPv6 address in brackets.
+bool is_host(std::string_view host) {
+  const auto all = [](std::string_view text, std::string_view others) {
+    return std::ranges::all_of(text, [&](char c) {
+      return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || static_cast<unsigned char>(c) >= 0x80 ||
+             others.find(c) != std::string_view::npos;
+    });
+  };
+  if (host.starts_with('[') && host.ends_with(']')) return all(host.substr(1, host.size() - 2), ":.");
+  return !host.empty() && all(host, ".-_") && !host.starts_with('.') && host.find("..") == std::string_view::npos;
 }
 
 }  // namespace
@@ -59,11 +73,16 @@ UrlParts url_parts(std::string_view url) {
 
 void Blocklist::add_domains(const std::string& path) {
   for_each_entry(path, [&](std::string_view line, const std::string& where) {
+    const std::string_view entry = line;
     if (line.starts_with("*.")) line.remove_prefix(2);
+    if (line.starts_with('.')) line.remove_prefix(1);
     UrlParts parts = url_parts(line);
-    if (parts.host.empty() || parts.host.size() > kMaxDomain || parts.address != parts.host)
+    if (parts.address != parts.host)
+      throw ConfigError(rule_got_fix(where + "a list of domains must hold domains.", std::string(entry),
+                                     "give URLs in a list of URLs: --block-urls"));
+    if (parts.host.size() > kMaxDomain || !is_host(parts.host))
       throw ConfigError(rule_got_fix(where + "a list of domains must hold domains of at most 255 bytes.",
-                                     std::string(line), "give URLs in a list of URLs"));
+                                     std::string(entry), "one domain a line, such as example.com"));
     domains_.insert(std::move(parts.host));
   });
 }

@@ -20,9 +20,9 @@ UrlParts url_parts(std::string_view url);
 class Blocklist {
  public:
   /// Adds the domains of a file, one a line: each blocks itself and its subdomains ("example.org" blocks
-  /// "a.example.org" and not "anexample.org"); a "*." before it changes nothing. White space around, empty lines and
-  /// lines from '#' on are skipped. Throws ConfigError naming the line where it has spaces inside or no domain, or one
-  /// of more than 255 bytes.
+  /// "a.example.org" and not "anexample.org"); a "*." or "." before it changes nothing. White space around, a byte
+  /// order mark, empty lines and lines from '#' on are skipped. Throws ConfigError naming the line where it has spaces
+  /// inside or no domain, one of more than 255 bytes, or with characters that no host has.
   void add_domains(const std::string& path);
   /// Adds the URLs of a file in the same form: each blocks itself alone, whatever its scheme.
   void add_urls(const std::string& path);

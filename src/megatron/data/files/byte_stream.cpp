@@ -6,6 +6,7 @@
 #include <unistd.h>
 #include <zlib.h>
 #include <zstd.h>
+#include <zstd_errors.h>
 
 #include <algorithm>
 #include <array>
@@ -82,11 +83,18 @@ class ByteStream::Source {
   bool is_standard_input() const { return is_standard_input_; }
 
   [[noreturn]] void damaged(const std::string& rule, const std::string& got) const {
-    throw ConfigError(rule_got_fix(concat(name_, ", byte ", position_, ": ", rule), got,
-                                   "copy the file again: it is cut off or damaged"));
+    refused(rule, got, "copy the file again: it is cut off or damaged");
+  }
+  /// For what another program unpacks: `command` with the file's name.
+  [[noreturn]] void packed(const std::string& rule, const std::string& got, const std::string& command) const {
+    refused(rule, got, concat("unpack it first: ", command, " ", is_standard_input_ ? "FILE" : name_));
   }
 
  private:
+  [[noreturn]] void refused(const std::string& rule, const std::string& got, const std::string& fix) const {
+    throw ConfigError(rule_got_fix(concat(name_, ", byte ", position_, ": ", rule), got, fix));
+  }
+
   std::string name_;
   int fd_ = -1;
   std::vector<std::byte> buffer_;
@@ -177,8 +185,9 @@ class ByteStream::Zstd : public Decoder {
       if (window.empty() && !in_frame_) return 0;
       const std::size_t status = ::ZSTD_decompressStream(stream_.get(), &to, &in);
       source.take(in.pos);
-      if (::ZSTD_isError(status) != 0)
-        source.damaged("zstd data must be whole, with a window of at most 128 MiB.", ::ZSTD_getErrorName(status));
+      if (::ZSTD_isError(status) != 0 && ::ZSTD_getErrorCode(status) == ZSTD_error_frameParameter_windowTooLarge)
+        source.packed("zstd data must have a window of at most 128 MiB.", "a larger one", "zstd -dk --long=31");
+      if (::ZSTD_isError(status) != 0) source.damaged("zstd data must be whole.", ::ZSTD_getErrorName(status));
       in_frame_ = status != 0;
       if (to.pos > 0) return to.pos;
       if (window.empty()) source.damaged("a zstd frame must be complete.", "the end of the file");
@@ -214,7 +223,9 @@ class ByteStream::Xz : public Decoder {
       const lzma_ret status = ::lzma_code(&stream_, window.empty() ? LZMA_FINISH : LZMA_RUN);
       source.take(window.size() - stream_.avail_in);
       ended_ = status == LZMA_STREAM_END;
-      if (!ended_ && status != LZMA_OK) source.damaged("xz data must be whole and need at most 128 MiB.", why(status));
+      if (status == LZMA_MEMLIMIT_ERROR)
+        source.packed("xz data must need at most 128 MiB to be unpacked.", "a larger dictionary", "xz -dk");
+      if (!ended_ && status != LZMA_OK) source.damaged("xz data must be whole.", why(status));
       if (stream_.avail_out < out.size()) return out.size() - stream_.avail_out;
     }
     return 0;
@@ -223,8 +234,6 @@ class ByteStream::Xz : public Decoder {
  private:
   static const char* why(lzma_ret status) {
     switch (status) {
-      case LZMA_MEMLIMIT_ERROR:
-        return "a larger dictionary";
       case LZMA_BUF_ERROR:
         return "the end of the file";
       case LZMA_OPTIONS_ERROR:
@@ -289,13 +298,15 @@ void ByteStream::choose_decoder() {
   struct Kind {
     const char *name, *ending;
     std::vector<std::uint8_t> begins;
-    std::uint8_t first_mask;  // bits of the first byte that count
     std::unique_ptr<Decoder> (*make)(const Source& source);
     bool is_rows = false;
+    const char* unpack = nullptr;  // the command, of what is not read
+    std::size_t masked = 0;        // a byte of which only some bits count
+    unsigned mask = 0xFF;
 
     bool may_be(std::span<const std::byte> bytes) const {
       for (std::size_t i = 0; i < std::min(bytes.size(), begins.size()); ++i)
-        if (((std::to_integer<unsigned>(bytes[i]) ^ begins[i]) & (i == 0 ? first_mask : 0xFFu)) != 0) return false;
+        if (((std::to_integer<unsigned>(bytes[i]) ^ begins[i]) & (i == masked ? mask : 0xFFu)) != 0) return false;
       return true;
     }
   };
@@ -303,20 +314,26 @@ void ByteStream::choose_decoder() {
   const auto zstd = [](const Source&) { return Made(new Zstd); };
   const auto arrow = [](const Source& source) { return Made(new Rows(source, open_arrow)); };
   const auto parquet = [](const Source& source) { return Made(new Rows(source, open_parquet)); };
+  const auto none = [](const Source&) { return Made(); };
   const Kind kinds[] = {
-      {"gzip", ".gz", {0x1F, 0x8B}, 0xFF, [](const Source&) { return Made(new Gzip); }},
-      {"zstd", ".zst", {0x50, 0x2A, 0x4D, 0x18}, 0xF0, zstd},  // a frame to be skipped
-      {"zstd", ".zst", {0x28, 0xB5, 0x2F, 0xFD}, 0xFF, zstd},
-      {"xz", ".xz", {0xFD, '7', 'z', 'X', 'Z', 0}, 0xFF, [](const Source&) { return Made(new Xz); }},
-      {"parquet", ".parquet", {'P', 'A', 'R', '1'}, 0xFF, parquet, true},
-      {"Arrow", ".arrow", {'A', 'R', 'R', 'O', 'W', '1'}, 0xFF, arrow, true},
-      {"Arrow", ".arrow", {0xFF, 0xFF, 0xFF, 0xFF}, 0xFF, arrow, true},  // a stream of it
-      {"Arrow", ".feather", {'A', 'R', 'R', 'O', 'W', '1'}, 0xFF, arrow, true},
+      {"gzip", ".gz", {0x1F, 0x8B}, [](const Source&) { return Made(new Gzip); }},
+      {"zstd", ".zst", {0x50, 0x2A, 0x4D, 0x18}, zstd, false, nullptr, 0, 0xF0},  // a frame to be skipped
+      {"zstd", ".zst", {0x28, 0xB5, 0x2F, 0xFD}, zstd},
+      {"xz", ".xz", {0xFD, '7', 'z', 'X', 'Z', 0}, [](const Source&) { return Made(new Xz); }},
+      {"parquet", ".parquet", {'P', 'A', 'R', '1'}, parquet, true},
+      {"Arrow", ".arrow", {'A', 'R', 'R', 'O', 'W', '1'}, arrow, true},
+      {"Arrow", ".arrow", {0xFF, 0xFF, 0xFF, 0xFF}, arrow, true},  // a stream of it
+      {"Arrow", ".feather", {'A', 'R', 'R', 'O', 'W', '1'}, arrow, true},
+      // "BZh", a digit, and the first block's mark
+      {"bzip2", ".bz2", {'B', 'Z', 'h', '0', '1', 'A', 'Y', '&', 'S', 'Y'}, none, false, "bzip2 -dk", 3, 0xF0},
+      {"lz4", ".lz4", {0x04, 0x22, 0x4D, 0x18}, none, false, "lz4 -dk"},
+      {"lzma", ".lzma", {0x5D, 0, 0}, none, false, "xz -dk"},
+      {"zip", ".zip", {'P', 'K', 3, 4}, none, false, "unzip"},
   };
   // Of a terminal or a pipe no more is waited for than tells the kinds apart.
   auto begin = source_->window();
   const auto may_be = [&](const Kind& kind) { return kind.may_be(begin); };
-  for (std::size_t size = 2; size <= 6 && std::any_of(std::begin(kinds), std::end(kinds), may_be); ++size)
+  for (std::size_t size = 2; size <= 10 && std::any_of(std::begin(kinds), std::end(kinds), may_be); ++size)
     begin = source_->window(size);
   const auto is_it = [&](const Kind& kind) { return begin.size() >= kind.begins.size() && kind.may_be(begin); };
   const Kind* const found = std::find_if(std::begin(kinds), std::end(kinds), is_it);
@@ -324,6 +341,8 @@ void ByteStream::choose_decoder() {
     if (std::string_view(source_->name()).ends_with(kind.ending) &&
         (found == std::end(kinds) || std::string_view(found->name) != kind.name))
       source_->damaged(concat("a ", kind.ending, " file must begin as ", kind.name, " does."), "other bytes");
+  if (found != std::end(kinds) && found->unpack != nullptr)
+    source_->packed("a compressed input must be gzip, zstd or xz.", found->name, found->unpack);
   is_rows_ = found != std::end(kinds) && found->is_rows;
   decoder_ = found != std::end(kinds) ? found->make(*source_) : std::make_unique<Plain>();
 }

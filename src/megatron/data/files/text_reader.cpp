@@ -9,6 +9,7 @@
 
 #include "megatron/base/error.h"
 #include "megatron/base/text/printable.h"
+#include "megatron/data/files/json_line.h"
 
 namespace megatron::data {
 namespace {
@@ -293,14 +294,12 @@ void DocumentParser::parse_json(const TextBlock& block, const TextBlock::Record&
   constexpr std::size_t kKeptCapacity = 8 << 20;  // one huge line must not hold its memory for the rest of the run
   if (json_->parser.capacity() > kKeptCapacity && record.size < kKeptCapacity) json_ = std::make_unique<Json>();
   simdjson::dom::element document;
-  if (const auto error = json_->parser.parse(block.bytes.data() + record.begin, record.size, false).get(document))
+  const std::string_view line = std::string_view(block.bytes).substr(record.begin, record.size);
+  if (const auto error = parse_json_line(json_->parser, line, document))
     bad("each line must be JSON.", simdjson::error_message(error), advice_.fix);
-  simdjson::dom::object object;
-  if (document.get(object) != simdjson::SUCCESS) bad("each line must be a JSON object.", "another value", advice_.fix);
+  if (!document.is_object()) bad("each line must be a JSON object.", "another value", advice_.fix);
   for (std::size_t key = 0; key < json_keys_.size(); ++key) {
-    std::optional<simdjson::dom::element> value;
-    for (const auto field : object)
-      if (field.key == json_keys_[key]) value = field.value;
+    const auto value = last_member(document, json_keys_[key]);
     if (!value)
       bad(concat("each line must have the key \"", json_keys_[key], "\"."), "no such key",
           advice_.key_option == nullptr

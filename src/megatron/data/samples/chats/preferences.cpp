@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "megatron/base/error.h"
+#include "megatron/data/files/json_line.h"
 #include "megatron/data/index/numpy_random.h"
 #include "megatron/data/samples/chats/sft.h"
 
@@ -38,8 +39,7 @@ class PreferenceParser {
   /// `line` is followed by simdjson::SIMDJSON_PADDING bytes that may be read.
   Preference parse(std::string_view line) {
     simdjson::dom::element root;
-    if (const auto error = parser_.parse(line.data(), line.size(), /*realloc_if_needed=*/false).get(root))
-      fail(simdjson::error_message(error));
+    if (const auto error = parse_json_line(parser_, line, root)) fail(simdjson::error_message(error));
     Preference preference{turns(root, "prompt"), turns(root, "chosen"), turns(root, "rejected")};
     const auto is_plain = [](const Turns& all) { return all.plain.has_value(); };
     if (is_plain(preference.prompt) != is_plain(preference.chosen) ||
@@ -56,17 +56,17 @@ class PreferenceParser {
                      got, "one such object per line"));
   }
   static std::string text_of(simdjson::dom::element message, const char* name) {
-    std::string_view text;
-    if (message[name].get(text) != simdjson::SUCCESS) fail(concat("a message without a text ", name));
-    return std::string(text);
+    const auto text = last_member(message, name);
+    if (!text || !text->is_string()) fail(concat("a message without a text ", name));
+    return std::string(text->get_string().value_unsafe());
   }
   static Turns turns(simdjson::dom::element root, const char* name) {
-    simdjson::dom::element value;
+    const auto value = last_member(root, name);
     std::string_view plain;
     simdjson::dom::array array;
-    if (!root.is_object() || root[name].get(value) != simdjson::SUCCESS) fail(concat("no ", name));
-    if (value.get(plain) == simdjson::SUCCESS) return {std::string(plain), {}};
-    if (value.get(array) != simdjson::SUCCESS) fail(concat(name, " of another type"));
+    if (!value) fail(concat("no ", name));
+    if (value->get(plain) == simdjson::SUCCESS) return {std::string(plain), {}};
+    if (value->get(array) != simdjson::SUCCESS) fail(concat(name, " of another type"));
     Turns read;
     for (const simdjson::dom::element message : array)
       read.messages.push_back({text_of(message, "role"), text_of(message, "content")});

@@ -13,6 +13,7 @@
 #include "megatron/base/error.h"
 #include "megatron/base/text/format.h"
 #include "megatron/data/files/indexed_dataset.h"
+#include "megatron/data/files/json_line.h"
 
 namespace megatron::data {
 namespace {
@@ -26,15 +27,14 @@ class ChatParser {
   std::vector<text::ChatMessage> parse(std::string_view line) {
     simdjson::dom::element root;
     // Bounds how deep values are nested, and takes a constant number of bytes for each of the text.
-    if (const auto error = parser_.parse(line.data(), line.size(), /*realloc_if_needed=*/false).get(root))
-      fail(simdjson::error_message(error));
-    const auto list = member(root, "messages");
+    if (const auto error = parse_json_line(parser_, line, root)) fail(simdjson::error_message(error));
+    const auto list = last_member(root, "messages");
     simdjson::dom::array array;
     if (!list || list->get(array) != simdjson::SUCCESS) fail("no messages");
     std::vector<text::ChatMessage> messages;
     for (const simdjson::dom::element message : array) {
       const auto field = [&](const char* name) {
-        const auto value = member(message, name);
+        const auto value = last_member(message, name);
         if (!value || !value->is_string()) fail(concat("message ", messages.size() + 1, " without a text ", name));
         return std::string(value->get_string().value_unsafe());
       };
@@ -48,15 +48,6 @@ class ChatParser {
   [[noreturn]] static void fail(const std::string& got) {
     throw ConfigError(rule_got_fix("a conversation is {\"messages\": [{\"role\": …, \"content\": …}, …]}.", got,
                                    "one such object per line"));
-  }
-  /// The last member of this name, if it is an object that has one.
-  static std::optional<simdjson::dom::element> member(simdjson::dom::element value, std::string_view name) {
-    std::optional<simdjson::dom::element> found;
-    simdjson::dom::object object;
-    if (value.get(object) != simdjson::SUCCESS) return found;
-    for (const auto field : object)
-      if (field.key == name) found = field.value;
-    return found;
   }
 
   simdjson::dom::parser parser_;
