@@ -13,6 +13,7 @@
 #include "megatron/base/files/file.h"
 #include "megatron/base/text/printable.h"
 #include "megatron/data/files/indexed_dataset.h"
+#include "megatron/train/log/run_log.h"
 
 namespace megatron::train {
 namespace {
@@ -69,7 +70,7 @@ void LossGuard::judge(std::int64_t iteration, StepResult& result) const {
 
 LossGuard::Action LossGuard::after_step(const StepResult& result, RunState& state) {
   if (!result.skipped) {
-    if (!watches_spikes()) return Action::None;
+    if (!watches_spikes() || has_no_loss(result)) return Action::None;
     spikes_.add(result.loss);
     state.recent_losses = spikes_.losses();
     return Action::None;

@@ -33,7 +33,7 @@ struct ExpertMetrics {
 
 struct IterationMetrics {
   std::int64_t iteration = 0, consumed_samples = 0;
-  double loss = 0, grad_norm = 0;
+  double loss = 0, grad_norm = 0;                      ///< loss: NaN where no token counts
   std::optional<double> sentence_loss = {};            ///< part of the loss: fields lm_loss, sop_loss
   std::vector<double> depth_losses = {};               ///< of multi-token prediction: fields mtp_1_loss, …
   std::vector<LossFigure> figures = {};                ///< of a loss of one's own: fields of their names

@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <cstring>
 #include <iterator>
+#include <limits>
 #include <span>
 #include <utility>
 
@@ -22,6 +23,8 @@ namespace megatron::train {
 namespace {
 
 namespace fs = std::filesystem;
+
+constexpr double kNoLoss = std::numeric_limits<double>::quiet_NaN();
 
 std::int64_t now_us() {
   return std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::system_clock::now().time_since_epoch())
@@ -158,7 +161,7 @@ void RunLog::iteration(const RunState& state, const Iteration& done) {
   const double flops = plan::training_flops(run_.shape, samples, tokens / samples, run_.config.data.decoder_seq_length);
   const IterationMetrics metrics{.iteration = state.iteration,
                                  .consumed_samples = state.consumed_samples,
-                                 .loss = result.loss,
+                                 .loss = has_no_loss(result) ? kNoLoss : result.loss,
                                  .grad_norm = result.grad_norm,
                                  .sentence_loss = result.sentence_loss,
                                  .depth_losses = result.depth_losses,
@@ -192,6 +195,9 @@ void RunLog::iteration(const RunState& state, const Iteration& done) {
   interval_.flops += flops;
   if (result.skipped) {
     ++interval_.skipped;
+  } else if (has_no_loss(result)) {
+    ++interval_.without_loss;
+    tell_without_loss(state);
   } else {
     const double sentences = result.sentence_loss.value_or(0);
     interval_.loss += result.loss - sentences;
@@ -208,7 +214,14 @@ void RunLog::iteration(const RunState& state, const Iteration& done) {
   if (!done.memory.empty()) print_memory(state, done.memory);
   if (prints(run_, state, result)) print_interval(state, done, metrics);
   progress_.update(state.iteration,
-                   concat("loss ", std::round(1e4 * result.loss) / 1e4, "  ", human_count(tokens_per_s), " tokens/s"));
+                   concat("loss ", std::round(1e4 * metrics.loss) / 1e4, "  ", human_count(tokens_per_s), " tokens/s"));
+}
+
+// Once a run: Megatron-LM divides 0 by 0 there and calls such a step nan.
+void RunLog::tell_without_loss(const RunState& state) {
+  if (std::exchange(told_without_loss_, true)) return;
+  message(concat(" > warning: iteration ", state.iteration,
+                 ": no token of its batch counts in the loss; such steps have none and no part in its mean"));
 }
 
 std::optional<double> RunLog::decoupled(const plan::LearningRates& rates) const {
@@ -243,7 +256,7 @@ void RunLog::print_interval(const RunState& state, const Iteration& done, const 
 }
 
 void RunLog::print_iteration(const RunState& state, const Iteration& done) {
-  const auto counted = static_cast<double>(interval_.iterations - interval_.skipped);
+  const auto counted = static_cast<double>(interval_.iterations - interval_.skipped - interval_.without_loss);
   const config::LogConfig& log = run_.config.log;
   const auto shows = [&](const char* field) { return std::ranges::find(log.fields, field) != log.fields.end(); };
   const double step_s = interval_.seconds / static_cast<double>(interval_.iterations);

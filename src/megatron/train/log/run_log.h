@@ -18,6 +18,9 @@
 
 namespace megatron::train {
 
+/// Whether no token of the step's batch counts, so that the mean over them is none (and `loss` 0).
+inline bool has_no_loss(const StepResult& result) { return result.tokens == 0 && !result.sentence_loss; }
+
 /// What one rank of the run (the first) prints and writes: a console line every log.interval iterations on stdout, an
 /// object in metrics.jsonl for each and its curves for TensorBoard and W&B, a progress line with the time left on a
 /// terminal's stderr.
@@ -64,10 +67,12 @@ class RunLog {
   void evaluated(const RunState& state, const Evaluation& evaluation, const std::string& set, bool test);
   void print_interval(const RunState& state, const Iteration& done, const IterationMetrics& metrics);
   void print_iteration(const RunState& state, const Iteration& done);
+  void tell_without_loss(const RunState& state);
   void print_memory(const RunState& state, const std::vector<std::vector<double>>& memory);
 
   struct Interval {
     std::int64_t iterations = 0, skipped = 0, nan = 0;
+    std::int64_t without_loss = 0;     // of `iterations`
     std::int64_t skipped_batches = 0;  // iterations that computed nothing, besides `iterations`
     double loss = 0, sentence_loss = 0, seconds = 0, flops = 0, tokens = 0;
     std::vector<double> depth_losses = {};
@@ -80,6 +85,7 @@ class RunLog {
   std::optional<WandbFile> wandb_;
   std::optional<IterationMetrics> last_;
   Interval interval_;  // since the last console line
+  bool told_without_loss_ = false;
   Progress progress_;
 };
 

@@ -55,7 +55,7 @@ std::vector<Scalar> scalars_of(const IterationMetrics& metrics, const config::Lo
   if (metrics.decoupled_learning_rate) curves.add_both("decoupled-learning-rate", *metrics.decoupled_learning_rate);
   curves.add_both("batch-size", static_cast<double>(metrics.batch_size));
   if (!metrics.skipped) {
-    curves.add_both("lm loss", metrics.loss - metrics.sentence_loss.value_or(0));
+    if (std::isfinite(metrics.loss)) curves.add_both("lm loss", metrics.loss - metrics.sentence_loss.value_or(0));
     if (metrics.sentence_loss) curves.add_both("sop loss", *metrics.sentence_loss);
     for (std::size_t k = 0; k < metrics.depth_losses.size(); ++k)
       curves.add("mtp_" + std::to_string(k + 1) + " loss", metrics.depth_losses[k]);

@@ -1,0 +1,53 @@
+#include "megatron/train/log/run_log.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "megatron/base/files/file.h"
+#include "tests/testing/temporary_folder.h"
+#include "tests/train/tiny_run.h"
+
+namespace megatron::train {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+TEST(RunLog, LeavesStepsWithoutATokenThatCountsOutOfTheMean) {
+  TemporaryFolder folder;
+  config::RunConfig config = testing::tiny_config();
+  config.train.out = folder.path().string();
+  config.train.train_iters = 4;
+  config.log.interval = 4;
+  config.log.progress = "off";
+  const plan::ResolvedRun run = plan::resolve(config);
+  const std::string console = (folder.path() / "console").string();
+  {
+    const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(console.c_str(), "w"), std::fclose);
+    RunLog log(run, {}, file.get());
+    for (const auto& [loss, tokens] : {std::pair(0.0, 0.0), {0.0, 0.0}, {8.0, 4.0}, {2.0, 6.0}}) {
+      StepResult result;
+      result.loss = loss;
+      result.tokens = tokens;
+      RunState state;
+      state.iteration = log.last() ? log.last()->iteration + 1 : 1;
+      log.iteration(state, {.result = result, .step_s = 1, .global_batch = 4});
+    }
+  }
+  const std::string shown = read_file(console);
+  EXPECT_THAT(shown, HasSubstr(" lm loss: 5.000000E+00 |"));
+  EXPECT_THAT(shown, HasSubstr("number of skipped iterations:   0 | number of nan iterations:   0 |"));
+  EXPECT_THAT(shown, HasSubstr("iteration 1: no token of its batch counts"));
+  EXPECT_THAT(shown, Not(HasSubstr("iteration 2: no token")));
+  std::vector<std::string> losses;
+  std::istringstream lines(read_file(folder.path() / "metrics.jsonl"));
+  for (std::string line; std::getline(lines, line);) losses.push_back(nlohmann::json::parse(line)["loss"].dump());
+  EXPECT_THAT(losses, ::testing::ElementsAre("null", "null", "8.0", "2.0"));
+}
+
+}  // namespace
+}  // namespace megatron::train
