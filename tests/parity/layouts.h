@@ -200,6 +200,11 @@ inline std::vector<Layout> t5_layouts() {
   all.push_back({.tp = 2, .pp = 2, .dp = 2, .sp = true, .sharded = true, .pooled = true, .split = 1});
   all.push_back({.pp = 4, .dp = 2, .schedule = "zb-h1", .sharded = true, .pooled = true, .split = 2});
   all.push_back({.pp = 2, .vpp = 2, .dp = 2, .untied = true, .sharded = true});
+  // Backward reaches the words of the decoder within a stage, or at its end while what lies behind is being reduced.
+  all.push_back({.pp = 3, .dp = 2, .stages = "Ett|ttt|tL", .layers = 3, .sharded = true, .pooled = true});
+  all.push_back({.pp = 2, .dp = 2, .stages = "Et|tttL", .untied = true, .sharded = true, .pooled = true});
+  all.push_back({.pp = 2, .dp = 2, .untied = true, .sharded = true, .pooled = true, .split = 1});
+  all.push_back({.pp = 3, .dp = 2, .stages = "Ett|ttt|tL", .layers = 3, .sharded = true, .full = true});
   all.push_back({.tp = 2, .pp = 2, .dp = 2, .gloo = true, .split = 1});
   for (Layout& layout : all) layout.t5 = true;
   return all;

@@ -54,6 +54,36 @@ TEST(GradientPool, LeavesABucketAloneWhoseContributionsWaitForOtherOperations) {
   EXPECT_EQ(pool_of(equal_layers(), 1, {.split_backward = true, .overlap = true}).size, 20 + 50);
 }
 
+// The words of a T5's decoder are written between its layers and the encoder's, wherever in a stage it begins.
+TEST(GradientPool, LeavesTheWordsOfADecoderAlone) {
+  const ModelShape shape{.num_layers = 6,
+                         .hidden = 8,
+                         .num_heads = 2,
+                         .ffn_hidden = 16,
+                         .vocab = 40,
+                         .padded_vocab = 40,
+                         .learned_positions = false,
+                         .encoder_layers = 3};
+  for (const std::int64_t first : {1, 2, 3}) {
+    const std::vector<StagePart> parts = parts_of_layers({first, 4 - first, 2});
+    const auto specs = model_parameters(shape, 1, 0, {parts[1]});
+    const BufferLayout layout = buffer_layout(specs, 1, {.alignment = 1});
+    const GradientPool pool = gradient_pool(layout, specs, {});
+    const auto words = std::ranges::find_if(layout.buckets, [&](const BufferLayout::Bucket& bucket) {
+      return specs[static_cast<std::size_t>(bucket.parameters.front())].name == kWordEmbedding;
+    });
+    ASSERT_NE(words, layout.buckets.end());
+    const std::int64_t begin = pool.begin[static_cast<std::size_t>(words - layout.buckets.begin())];
+    for (std::size_t b = 0; b < layout.buckets.size(); ++b) {
+      const auto& bucket = layout.buckets[b];
+      if (&bucket == &*words) continue;
+      EXPECT_TRUE(pool.begin[b] >= begin + words->end - words->begin ||
+                  pool.begin[b] + bucket.end - bucket.begin <= begin)
+          << "first layer " << first << ", bucket " << b;
+    }
+  }
+}
+
 // Goes backward through random models as a rank does and asks of every moment that what is there lies apart.
 TEST(GradientPool, KeepsApartWhateverIsThereAtTheSameTime) {
   std::mt19937 random(3);

@@ -444,6 +444,7 @@ std::vector<ParameterSpec> model_parameters(const ModelShape& shape, int tp, int
     }
     if (begins_decoder(shape, part)) {
       shared.use_words(/*in_forward=*/false);
+      build.find(kWordEmbedding)->across_layers = true;  // reached between layers, not behind all of the stage
       shared.use_positions_again();
     }
     shared.use_position_tables(part);

@@ -46,7 +46,7 @@ struct ParameterSpec {
   /// A copy of what the rank of an earlier stage has too (shared_copies()): same name, same initial values; gradients
   /// are summed over the ranks that hold one. Norms over the model count the other copy alone.
   bool shared_copy = false;
-  bool across_layers = false;  ///< layers of several depths write its gradient
+  bool across_layers = false;  ///< its gradient is written at other depths than its own, or at several
   /// Replicated over the tensor-parallel group and applied to a part of the sequence by each of its ranks where
   /// parallel.sp is on: then its gradient is a partial sum. Norms, biases of row-parallel layers, position embedding.
   bool sequence_partial = false;
