@@ -4,9 +4,11 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <functional>
 
 #include "megatron/base/error.h"
+#include "megatron/config/options.h"
 #include "megatron/plan/cost/cost_model.h"
 #include "megatron/plan/cost/memory.h"
 #include "megatron/plan/pipeline_plan.h"
@@ -172,6 +174,68 @@ TEST(RecomputedLayers, ThatFitBalancedStagesKeepThem) {
     EXPECT_EQ(resolve(run.config).parts, run.parts);
   }
   EXPECT_GT(listed, 0);
+}
+
+/// What resolves `config` again, as a saved recipe does, is the same pipeline.
+void expect_the_same_again(const ResolvedRun& run) {
+  const ResolvedRun again = resolve(run.config);
+  EXPECT_EQ(again.parts, run.parts);
+  EXPECT_EQ(again.schedule_name, run.schedule_name);
+  EXPECT_EQ(again.placement, run.placement);
+  EXPECT_EQ(config::save_toml(again.config), config::save_toml(run.config));
+}
+
+// With other costs another schedule would be chosen, or other numbers of stages.
+TEST(RecomputedLayers, ThatFitKeepTheScheduleThatWasChosen) {
+  config::RunConfig config = small();
+  config.parallel.pp = config.parallel.world_size = 2;
+  config.parallel.pp_schedule = "auto";
+  config.parallel.microbatch_group_size = 2;
+  config.parallel.pp_memory_limit = std::int64_t{1} << 40;
+  const double least = largest_gb(config, "0-7"), most = largest_gb(config, "nothing");
+  config.train.recompute_layers = "fit";
+  for (const double share : {0.1, 0.6}) {
+    config.train.memory_limit_gb = std::min(least, most) + share * std::abs(most - least) + 1e-9;
+    const ResolvedRun run = resolve(config);
+    EXPECT_EQ(run.config.parallel.pp_schedule, run.schedule_name);
+    EXPECT_EQ(run.config.parallel.vpp, std::ssize(run.parts) / 2);
+    expect_the_same_again(run);
+  }
+}
+
+TEST(RecomputedLayers, ThatFitBalancedStagesOfAT5KeepThem) {
+  for (const int split : {0, 2}) {
+    config::RunConfig config = small();
+    config.model.architecture = "t5";
+    config.model.num_layers = 6;
+    config.model.position_embedding_type = "relative";
+    config.data.decoder_seq_length = 32;
+    config.parallel.pp_layout = "balanced";
+    config.parallel.pipeline_split_rank = split;
+    const double least = largest_gb(config, "0-11"), most = largest_gb(config, "nothing");
+    ASSERT_LT(least, most);
+    config.train.recompute_layers = "fit";
+    for (const double share : {0.1, 0.6}) {
+      config.train.memory_limit_gb = least + share * (most - least) + 1e-9;
+      const ResolvedRun run = resolve(config);
+      EXPECT_NE(run.config.parallel.pp_layout, "balanced");
+      expect_the_same_again(run);
+    }
+  }
+}
+
+// Of one layer per rank recomputation keeps no less, but holds what it makes again besides.
+TEST(RecomputedLayers, AreNoneWhereThatAloneKeepsTheLimit) {
+  config::RunConfig config = small();
+  config.model.num_layers = 2;
+  config.parallel.pp = config.parallel.world_size = 2;
+  config.parallel.pp_schedule = "zb-h1";
+  config.model.vocab_size = 50257;
+  const double without = largest_gb(config, "nothing");
+  ASSERT_LT(without, largest_gb(config, "0-1"));
+  config.train.recompute_layers = "fit";
+  config.train.memory_limit_gb = without + 1e-9;
+  EXPECT_EQ(resolve(config).config.train.recompute_layers, "nothing");
 }
 
 /// The limit that an error offers, which must do.

@@ -11,6 +11,7 @@
 #include "megatron/plan/pipeline_plan.h"
 #include "megatron/plan/rule_list.h"
 #include "megatron/schedule/simulate.h"
+#include "megatron/schedule/table.h"
 
 namespace megatron::plan {
 namespace {
@@ -283,6 +284,22 @@ void check_limit(const ResolvedRun& run, const std::vector<MemoryPlan>& plans, c
                    concat("--train.memory_limit_gb ", std::ceil(bytes / kGigabyte * 1000) / 1000, otherwise)));
 }
 
+/// Puts what "balanced" and "auto" have become in their place: with the costs of the layers that are recomputed in the
+/// end, others would be chosen.
+void keep_choices(ResolvedRun& run) {
+  config::ParallelConfig& parallel = run.config.parallel;
+  if (parallel.pp_layout == "balanced") {
+    parallel.pp_layout = text_of_stages(run.parts);
+    parallel.pipeline_split_rank = 0;  // the layout says it
+  }
+  if (parallel.pp_schedule != schedule::kAuto || parallel.pp == 1) return;
+  const schedule::ScheduleInfo& chosen = schedule::schedule_named(run.schedule_name);
+  parallel.pp_schedule = chosen.name;
+  if (parallel.layers_per_virtual_stage == 0) parallel.vpp = static_cast<int>(run.parts.size()) / parallel.pp;
+  if (!chosen.takes_groups) parallel.microbatch_group_size = 0;
+  parallel.pp_memory_limit = 0;  // which only auto reads
+}
+
 }  // namespace
 
 void resolve_memory_limit(ResolvedRun& run) {
@@ -294,14 +311,20 @@ void resolve_memory_limit(ResolvedRun& run) {
   const auto ranks = static_cast<std::size_t>(run.placement.num_ranks());
   // What a rank keeps does not depend on what others keep, so all search at once. `enough` layers were seen to fit.
   std::vector<std::int64_t> too_few(ranks, -1), enough(ranks, 0);
-  for (std::size_t rank = 0; rank < ranks; ++rank) enough[rank] = memory.layers(rank);
+  // A rank that need not recompute may hold more where it does: a layer that is computed again is there twice.
+  const std::vector<MemoryPlan> without = memory.with(enough);
+  for (std::size_t rank = 0; rank < ranks; ++rank) {
+    if (fits(run, without[rank])) continue;
+    too_few[rank] = 0;
+    enough[rank] = memory.layers(rank);
+  }
   check_limit(run, memory.with(enough),
               "train.memory_limit_gb must hold what a rank needs with every layer recomputed.", "");
   const auto is_found = [&](std::size_t rank) { return enough[rank] - too_few[rank] <= 1; };
-  for (bool all_found = false, first = true; !all_found; first = false) {
+  for (bool all_found = false; !all_found;) {
     std::vector<std::int64_t> tried(ranks);
     for (std::size_t rank = 0; rank < ranks; ++rank)
-      tried[rank] = is_found(rank) ? enough[rank] : first ? 0 : (too_few[rank] + enough[rank]) / 2;
+      tried[rank] = is_found(rank) ? enough[rank] : (too_few[rank] + enough[rank]) / 2;
     const std::vector<MemoryPlan> plans = memory.with(tried);
     all_found = true;
     for (std::size_t rank = 0; rank < ranks; ++rank) {
@@ -310,9 +333,7 @@ void resolve_memory_limit(ResolvedRun& run) {
     }
   }
   run.config.train.recompute_layers = memory.text(enough);
-  // Balanced again, with other costs than while every layer counted as recomputed, stages would be others.
-  config::ParallelConfig& parallel = run.config.parallel;
-  if (parallel.pp_layout == "balanced" && !run.shape.encoder_decoder()) parallel.pp_layout = text_of_stages(run.parts);
+  keep_choices(run);
 }
 
 }  // namespace megatron::plan

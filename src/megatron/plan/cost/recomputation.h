@@ -49,8 +49,9 @@ bool depths_again(const LayerRecomputation& recomputation, bool partial);
 
 /// Resolves train.recompute_layers fit: on each pipeline rank as few layers as let memory_plan() of the rank stay
 /// within train.memory_limit_gb, and its activations within parallel.pp_memory_limit; those first whose bytes are the
-/// most for their time. Copies of weights in the order of a processor (packs_weights()) are not counted. Other runs
-/// with a limit are checked against it. Throws ConfigError where the limit cannot be kept.
+/// most for their time. What parallel.pp_layout balanced and pp_schedule auto have become takes their place in the
+/// options, so that these always give this run. Copies of weights in the order of a processor (packs_weights()) are not
+/// counted. Other runs with a limit are checked against it. Throws ConfigError where the limit cannot be kept.
 void resolve_memory_limit(ResolvedRun& run);
 
 }  // namespace megatron::plan
