@@ -1,9 +1,17 @@
 #include "megatron/interchange/megatron_lm/dist/torch_dist.h"
 
+#include <ATen/ops/randn.h>
+
+#include <functional>
+
 #include "megatron/interchange/formats.h"
+#include "megatron/interchange/hugging_face/hf_config.h"
 #include "megatron/interchange/import.h"
 #include "megatron/interchange/megatron_lm/dist/torch_dist_write.h"
+#include "megatron/interchange/training_state.h"
 #include "megatron/interchange/weights.h"
+#include "megatron/plan/parameters/parameters.h"
+#include "tests/interchange/in_memory.h"
 #include "tests/interchange/support.h"
 #include "tests/testing/folders.h"
 
@@ -43,6 +51,104 @@ TEST(TorchDist, WhatIsWrittenIsReadBack) {
     EXPECT_EQ(differences(model_config_of(written.source), written.folder.path() / "dist"), std::vector<std::string>());
     EXPECT_FALSE(training_state_of(written.folder.path() / "dist"));
   }
+}
+
+config::RunConfig small_run() {
+  config::RunConfig run;
+  run.model.vocab_size = run.model.max_position_embeddings = run.data.seq_length = 32;
+  run.model.num_layers = 2;
+  run.model.hidden_size = 8;
+  run.model.num_attention_heads = 2;
+  run.model.ffn_hidden_size = 16;
+  run.model.position_embedding_type = "rope";
+  run.train.global_batch_size = 8;
+  run.train.train_iters = 7;
+  run.schedule.lr = 1e-3;
+  return run;
+}
+
+/// What a run has after its first step, of numbers drawn at random.
+struct Trained {
+  explicit Trained(const config::RunConfig& run) {
+    config.model = run.model;
+    state.iteration = state.optimizer_steps = 1;
+    state.consumed_samples = state.schedule_samples = run.train.global_batch_size;
+    state.optimizer = run.optimizer.name;
+    state.recipe = run;
+    state.kinds = config::state_names(run.optimizer);
+    for (const plan::ParameterSpec& spec : plan::model_parameters(shape_of(run.model), 1, 0)) {
+      weights[spec.name] = tensors[spec.name] = at::randn(spec.shape);
+      for (const std::string& kind :
+           config::optimizer_info(run.optimizer.name).state(run.optimizer, spec.is_layer_matrix()))
+        tensors[state_name(kind, spec.name)] = at::randn(spec.shape);
+    }
+    state.tensors = std::make_shared<InMemory>(tensors);
+  }
+  void write(const fs::path& folder) const {
+    ExportOptions options;
+    options.training = &state;
+    write_torch_dist(InMemory(weights), config, folder, options);
+  }
+
+  FolderConfig config;
+  TrainingState state;
+  std::map<std::string, at::Tensor> weights, tensors;
+};
+
+// Matrices of layers have one kind of state, everything else two others.
+TEST(TorchDist, ARunOfMuonIsReadBack) {
+  config::RunConfig run = small_run();
+  run.optimizer.name = "muon";
+  run.optimizer.muon_momentum = 0.75;
+  run.optimizer.muon_num_ns_steps = 4;
+  run.optimizer.muon_split_qkv = run.optimizer.muon_nesterov = false;
+  const Trained trained(run);
+  const TemporaryFolder folder;
+  trained.write(folder.path() / "dist");
+  const auto back = training_state_of(folder.path() / "dist");
+  ASSERT_TRUE(back);
+  EXPECT_EQ(back->kinds, trained.state.kinds);
+  for (const auto& [name, tensor] : trained.tensors) {
+    ASSERT_NE(back->tensors->shape(name), nullptr) << name;
+    EXPECT_TRUE(read_whole(*back->tensors, name).equal(tensor)) << name;  // 0.25 is a power of two
+  }
+  EXPECT_EQ(back->recipe.optimizer.muon_momentum, 0.75);
+  EXPECT_EQ(back->recipe.optimizer.muon_num_ns_steps, 4);
+  EXPECT_EQ(back->recipe.optimizer.muon_coefficient_type, "simple");
+  EXPECT_FALSE(back->recipe.optimizer.muon_split_qkv || back->recipe.optimizer.muon_nesterov);
+  // There its state is the mean of gradients: (1 - momentum) of what is kept here.
+  config::RunConfig other = run;
+  other.optimizer.muon_momentum = 0.5;
+  EXPECT_EQ(written_share(other.optimizer, "momentum_buffer"), 0.5);
+  EXPECT_EQ(written_share(other.optimizer, "exp_avg"), 1);
+}
+
+TEST(TorchDist, ARunOfMuonThatMegatronHasNotIsRefused) {
+  for (const auto& change : std::vector<std::function<void(config::RunConfig&)>>{
+           [](auto& run) { run.model.position_embedding_type = "learned_absolute"; },
+           [](auto& run) { run.model.gated_linear_unit = true, run.model.activation = "silu"; }}) {
+    config::RunConfig run = small_run();
+    run.optimizer.name = "muon";
+    change(run);
+    const TemporaryFolder folder;
+    const Trained trained(run);
+    expect_refused([&] { trained.write(folder.path() / "dist"); }, {"Megatron-LM's Muon", "fix:  --weights-only"});
+    write_torch_dist(InMemory(trained.weights), trained.config, folder.path() / "weights", {});
+    run.optimizer.muon_split_gated = false;
+    if (run.model.gated_linear_unit) Trained(run).write(folder.path() / "whole");
+  }
+}
+
+// Without biases there is no kernel that adds them, so gelu is the exact function there.
+TEST(TorchDist, AnActivationThatMegatronHasNotIsRefused) {
+  config::RunConfig run = small_run();
+  run.model.add_bias_linear = false;
+  run.model.activation = "gelu_tanh";
+  const TemporaryFolder folder;
+  expect_refused([&] { Trained(run).write(folder.path() / "dist"); }, {"gelu_tanh, model.add_bias_linear false"});
+  run.model.activation = "gelu";
+  Trained(run).write(folder.path() / "exact");
+  EXPECT_EQ(differences(run.model, folder.path() / "exact"), std::vector<std::string>());
 }
 
 TEST(TorchDist, ASliceOfALayerIsThatOfTheTensorOfAllLayers) {

@@ -97,12 +97,16 @@ void write_latents(PickleWriter& pickle, const config::ModelConfig& model) {
 void write_network(PickleWriter& pickle, const config::ModelConfig& model, std::int64_t vocabulary_rows) {
   const plan::ModelShape shape = shape_of(model);
   const bool gated = model.gated_linear_unit;
+  const bool by_tanh = model.activation == "gelu_tanh";  // there the kernel that adds a bias
   const bool known =
       gated ? model.activation == "silu"
-            : model.activation == "gelu_tanh" || model.activation == "gelu" || model.activation == "squared_relu";
+            : (by_tanh && model.add_bias_linear) || model.activation == "gelu" || model.activation == "squared_relu";
   if (!known)
-    throw ConfigError(rule_got_fix("export: Megatron-LM's arguments know gelu, gelu_tanh, squared_relu and gated silu.",
-                                   concat(model.activation, gated ? ", gated" : ""), "--format huggingface"));
+    throw ConfigError(rule_got_fix(
+        "export: Megatron-LM's arguments know gelu, gelu_tanh of models with linear biases, squared_relu "
+        "and gated silu.",
+        concat(model.activation, gated ? ", gated" : "", by_tanh && !gated ? ", model.add_bias_linear false" : ""),
+        "--format huggingface; or keep the checkpoint as it is: every job here reads it"));
   // Of these two groups of options Megatron-LM has arguments for the ones named here.
   const config::AttentionVariant attention{
       .add_qkv_bias = model.add_qkv_bias, .qk_layernorm = model.qk_layernorm, .no_rope_freq = model.no_rope_freq};
@@ -154,7 +158,7 @@ void write_network(PickleWriter& pickle, const config::ModelConfig& model, std::
   pickle.entry("swiglu", gated);
   pickle.entry("squared_relu", model.activation == "squared_relu");
   pickle.entry("openai_gelu", false);
-  pickle.entry("bias_gelu_fusion", model.activation == "gelu_tanh");
+  pickle.entry("bias_gelu_fusion", by_tanh);
   pickle.entry("untie_embeddings_and_output_weights", model.untie_embeddings_and_output_weights);
   pickle.entry("bert_binary_head", model.bert_binary_head);
   pickle.entry("init_method_std", model.init_method_std);
@@ -185,6 +189,16 @@ struct Schedule {
   std::int64_t batch, run, decay, warmup;
 };
 
+void write_muon(PickleWriter& pickle, const config::OptimizerConfig& optimizer) {
+  pickle.entry("muon_momentum", optimizer.muon_momentum);
+  pickle.entry("muon_nesterov", optimizer.muon_nesterov);
+  pickle.entry("muon_num_ns_steps", optimizer.muon_num_ns_steps);
+  pickle.entry("muon_scale_mode", optimizer.muon_scale_mode);
+  pickle.entry("muon_extra_scale_factor", optimizer.muon_extra_scale_factor);
+  pickle.entry("muon_coefficient_type", optimizer.muon_coefficient_type);
+  pickle.entry("muon_split_qkv", optimizer.muon_split_qkv);
+}
+
 void write_run(PickleWriter& pickle, const TrainingState& training) {
   const config::RunConfig& recipe = training.recipe;
   const Schedule schedule(training);
@@ -205,6 +219,7 @@ void write_run(PickleWriter& pickle, const TrainingState& training) {
   pickle.entry("adam_beta2", optimizer.adam_beta2);
   pickle.entry("adam_eps", optimizer.adam_eps);
   pickle.entry("sgd_momentum", optimizer.sgd_momentum);
+  if (optimizer.name == "muon") write_muon(pickle, optimizer);
   pickle.entry("weight_decay", optimizer.weight_decay);
   pickle.entry("decoupled_weight_decay", optimizer.decoupled_weight_decay);
   pickle.entry("clip_grad", optimizer.clip_grad);

@@ -103,6 +103,7 @@ void DcpSource::read(const std::string& tensor, const checkpoint::Box& box, cons
   at::Tensor part = into;
   for (std::size_t d = 0; d < place.index.size(); ++d) part = part.unsqueeze(0);
   folder_->read(*place.tensor, all, part);
+  if (place.factor != 1) part.mul_(place.factor);
 }
 
 void DcpSource::read_flat(const FlatSlice& slice, const checkpoint::Box& box, const at::Tensor& into) const {

@@ -55,6 +55,7 @@ class DcpSource final : public checkpoint::WeightSource {
     std::vector<std::int64_t> shape;       ///< ours: not more than it has
     std::vector<FlatSlice> flat = {};      ///< together the whole; empty: `tensor` has it
     bool zeros = false;                    ///< 0 everywhere, of the dtype of `tensor`
+    double factor = 1;                     ///< of what `tensor` has
   };
   DcpSource(std::shared_ptr<const DcpFolder> folder, std::map<std::string, Place> places)
       : folder_(std::move(folder)), places_(std::move(places)) {}

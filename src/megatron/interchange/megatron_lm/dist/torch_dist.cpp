@@ -168,7 +168,19 @@ std::vector<plan::ParameterSpec> checked_specs(const Opened& opened, const plan:
   return plan::model_parameters(shape, 1, 0);
 }
 
-/// The places of the state of kind `theirs`, of all parameters; empty where it has none of it.
+/// Whether a run of `optimizer` keeps state of `kind` of a parameter.
+bool keeps_state(const config::OptimizerConfig& optimizer, const std::string& kind, const plan::ParameterSpec& spec) {
+  const config::StateNames kept = config::optimizer_info(optimizer.name).state(optimizer, spec.is_layer_matrix());
+  return std::ranges::find(kept, kind) != kept.end();
+}
+
+std::vector<plan::ParameterSpec> with_state(const config::OptimizerConfig& optimizer, const std::string& kind,
+                                            std::vector<plan::ParameterSpec> specs) {
+  std::erase_if(specs, [&](const plan::ParameterSpec& spec) { return !keeps_state(optimizer, kind, spec); });
+  return specs;
+}
+
+/// The places of the state of kind `theirs`, of all parameters of `specs`; empty where it has none of it.
 Places state_places(const Opened& opened, const std::string& theirs, const plan::ModelShape& shape,
                     const std::vector<plan::ParameterSpec>& specs, const std::string& ours) {
   Places places;
@@ -184,18 +196,18 @@ Places state_places(const Opened& opened, const std::string& theirs, const plan:
       missing = spec.name;
   }
   if (!places.empty() && !missing.empty())
-    throw ConfigError(
-        rule_got_fix(concat(opened.tensors->name(), ": must hold \"", kState, theirs, "\" of all parameters."),
-                     concat("not of ", missing)));
+    throw ConfigError(rule_got_fix(concat(opened.tensors->name(), ": must hold \"", kState, theirs,
+                                          "\" of all parameters that the optimizer keeps it of."),
+                                   concat("not of ", missing)));
   return places;
 }
 
 /// What no optimizer there has a state of has one here, whose gradients are 0.
-void add_zero_state(const std::vector<std::string>& kinds, const std::vector<plan::ParameterSpec>& specs,
-                    Places& places) {
+void add_zero_state(const TrainingState& state, const std::vector<plan::ParameterSpec>& specs, Places& places) {
   for (const plan::ParameterSpec& spec : specs)
-    for (const std::string& kind : kinds) {
+    for (const std::string& kind : state.kinds) {
       if (!is_expert_bias(spec.name)) break;
+      if (!keeps_state(state.recipe.optimizer, kind, spec)) continue;
       DcpSource::Place zeros = places.at(spec.name);
       zeros.zeros = true;
       places[state_name(kind, spec.name)] = std::move(zeros);
@@ -359,14 +371,16 @@ std::optional<TrainingState> training_of(const fs::path& folder, bool with_optim
   Places places = weight_places(opened, shape, specs);
   for (const char* const masters : kMasters)
     for (auto& [name, place] : state_places(opened, masters, shape, specs, "")) places[name] = place;
-  for (const std::string& kind : with_optimizer ? config::state_names(state.recipe.optimizer) : config::StateNames()) {
-    const Places found_state = state_places(opened, kind, shape, specs, kind);
+  const config::OptimizerConfig& own = state.recipe.optimizer;
+  for (const std::string& kind : with_optimizer ? config::state_names(own) : config::StateNames()) {
+    Places found_state = state_places(opened, kind, shape, with_state(own, kind, specs), kind);
     if (!found_state.empty()) state.kinds.push_back(kind);
+    for (auto& [name, place] : found_state) place.factor = 1 / written_share(own, kind);
     places.insert(found_state.begin(), found_state.end());
   }
   const bool by_buffer = with_optimizer && state.kinds.empty() && has_buffers(*opened.tensors);
   if (by_buffer) add_buffers(opened, shape, specs, state, places);
-  add_zero_state(state.kinds, specs, places);
+  add_zero_state(state, specs, places);
   const PickleNode* const optimizer = first_optimizer(values, values.find(common.root(), "optimizer"));
   std::optional<TorchFile> groups_file, scaler_file;
   const PickleNode* const groups = by_buffer ? kept_object(opened, "optimizer", groups_file) : nullptr;

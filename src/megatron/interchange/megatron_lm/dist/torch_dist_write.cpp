@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <map>
+#include <tuple>
 #include <utility>
 
 #include "megatron/base/error.h"
@@ -49,9 +50,9 @@ class DcpWriter {
  public:
   explicit DcpWriter(const fs::path& folder) : file_(folder / kFile) {}
 
-  /// The tensor `ours` of `source`, as `type`, under a name of Megatron-Core.
-  void add(const checkpoint::WeightSource& source, const std::string& ours, const DistName& theirs,
-           at::ScalarType type) {
+  /// The tensor `ours` of `source` times `factor`, as `type`, under a name of Megatron-Core.
+  void add(const checkpoint::WeightSource& source, const std::string& ours, const DistName& theirs, at::ScalarType type,
+           double factor = 1) {
     const Sizes& shape = *source.shape(ours);
     Entry& entry = entries_[theirs.name];
     entry.dtype = torch_names(type).first;
@@ -66,6 +67,7 @@ class DcpWriter {
       box.shape[0] = std::min(step, shape[0] - first);
       const at::Tensor values = at::empty(box.shape, type);
       source.read(ours, box, values);
+      if (factor != 1) values.mul_(factor);
       box.offset.insert(box.offset.begin(), theirs.index.begin(), theirs.index.end());
       box.shape.insert(box.shape.begin(), theirs.index.size(), 1);
       const std::string archive =
@@ -264,7 +266,8 @@ void write_state(DcpWriter& writer, const TrainingState& training, const checkpo
     const auto state = [&](const std::string& kind) { return state_of(kind, theirs.name); };
     for (const std::string& kind : training.kinds)
       if (tensors.shape(state_name(kind, ours)) != nullptr) {
-        writer.add(tensors, state_name(kind, ours), {state(kind), theirs.index, theirs.extents}, precise);
+        writer.add(tensors, state_name(kind, ours), {state(kind), theirs.index, theirs.extents}, precise,
+                   written_share(training.recipe.optimizer, kind));
         for (std::size_t i = 1; i < all.size(); ++i) writer.alias(state(kind), state_of(kind, all[i].name));
         if (!second.empty()) writer.alias(state(kind), state_of(kind, second));
       }
@@ -298,7 +301,27 @@ std::int64_t vocabulary_rows(const plan::ModelShape& shape, std::int64_t asked) 
   return asked;
 }
 
+/// What saved_recipe() does not take back: Muon there is of other matrices.
+void check_muon(const config::RunConfig& recipe) {
+  const auto& [model, optimizer] = std::tie(recipe.model, recipe.optimizer);
+  if (optimizer.name != "muon") return;
+  const config::ModelTraits& traits = config::model_traits(model.architecture);
+  std::string got;
+  if (!traits.causal || traits.encoder_decoder) got = "model.architecture " + model.architecture;
+  if (model.position_embedding_type == "learned_absolute") got = "model.position_embedding_type learned_absolute";
+  if (model.gated_linear_unit && optimizer.muon_split_gated) got = "optimizer.muon_split_gated true";
+  if (!got.empty())
+    throw ConfigError(rule_got_fix(
+        "export: with Megatron-LM's Muon only a GPT without position embeddings continues, and a gated MLP "
+        "as one matrix.",
+        got, "--weights-only"));
+}
+
 }  // namespace
+
+double written_share(const config::OptimizerConfig& optimizer, const std::string& kind) {
+  return optimizer.name == "muon" && kind == "momentum_buffer" ? 1 - optimizer.muon_momentum : 1;
+}
 
 void write_torch_dist(const checkpoint::WeightSource& unpadded, const FolderConfig& config, const fs::path& folder,
                       const ExportOptions& options) {
@@ -315,6 +338,7 @@ void write_torch_dist(const checkpoint::WeightSource& unpadded, const FolderConf
     throw ConfigError(rule_got_fix("export: Megatron-LM's checkpoints hold models without model.use_mup.",
                                    "model.use_mup true", "keep the checkpoint as it is: every job here reads it"));
   const TrainingState* const training = options.training;
+  if (training != nullptr) check_muon(training->recipe);
   const std::int64_t rows = vocabulary_rows(shape, options.padded_vocab_size);
   const PaddedSource weights(unpadded, rows);
   const at::ScalarType type = weight_type(weights, options);
