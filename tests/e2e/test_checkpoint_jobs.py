@@ -251,8 +251,9 @@ class CheckpointJobs(unittest.TestCase):
             return [json.loads(line)["learning_rate"] for line in lines]
 
         options = ["--lr-decay-style", "cosine", "--min-lr", 0, "--eval-interval", 0]
-        self.place.train("decayed", "--train-iters", 4, *options)
+        self.place.train("decayed", "--train-iters", 4, *options, "--decoupled-lr", 0.02)
         self.place.train("decayed", "--train-iters", 6, "--lr", 0.1, *options, "--use-checkpoint-opt-param-scheduler")
+        self.assertIn("decoupled_lr = 0.02", (self.place.path / "decayed" / "recipe.toml").read_text())
         self.assertEqual(rates()[4:], [0, 0])  # over since iteration 4, however long the run is now
         self.assertGreater(rates()[3], 0)
 

@@ -139,6 +139,18 @@ TEST(TorchDist, ARunOfMuonThatMegatronHasNotIsRefused) {
   }
 }
 
+TEST(TorchDist, AShareOfWarmUpStaysOne) {
+  config::RunConfig run = small_run();
+  run.schedule.lr_warmup_fraction = 0.33;  // 18.48 samples
+  const TemporaryFolder folder;
+  Trained(run).write(folder.path() / "dist");
+  const auto back = training_state_of(folder.path() / "dist");
+  ASSERT_TRUE(back);
+  EXPECT_EQ(back->recipe.schedule.lr_warmup_fraction, 0.33);
+  EXPECT_EQ(back->recipe.schedule.lr_warmup_samples, 0);
+  EXPECT_EQ(back->recipe.schedule.lr_decay_samples, 56);
+}
+
 // Without biases there is no kernel that adds them, so gelu is the exact function there.
 TEST(TorchDist, AnActivationThatMegatronHasNotIsRefused) {
   config::RunConfig run = small_run();

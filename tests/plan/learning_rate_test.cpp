@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "megatron/base/error.h"
+#include "megatron/plan/rules.h"
 #include "tests/plan/golden.h"
 
 namespace megatron::plan {
@@ -35,6 +36,24 @@ TEST(LearningRateSchedule, IsTheLeastFromTheFirstSampleAfterTheDecayOn) {
     EXPECT_GT(schedule.at(59), 0.1) << static_cast<int>(decay);
     for (const std::int64_t after : {61, 62, 1000}) EXPECT_EQ(schedule.at(after), 0.1) << static_cast<int>(decay);
   }
+}
+
+// Megatron-LM: warm-up 0.33 x 56 = 18.48 samples, then linear to the end of the decay.
+TEST(LearningRateSchedule, TakesAShareOfTheDecayAsItIs) {
+  config::RunConfig config;
+  config.model.vocab_size = 100;
+  config.train.train_iters = 7;
+  config.train.global_batch_size = 8;
+  config.schedule.lr = 3e-3;
+  config.schedule.min_lr = 3e-4;
+  config.schedule.lr_decay_style = "linear";
+  config.schedule.lr_warmup_fraction = 0.33;
+  const LearningRateSchedule rate = resolve(config).learning_rate;
+  EXPECT_DOUBLE_EQ(rate.at(8), 3e-3 * 8 / 18.48);
+  EXPECT_DOUBLE_EQ(rate.at(16), 3e-3 * 16 / 18.48);
+  EXPECT_DOUBLE_EQ(rate.at(24), 3e-4 + 2.7e-3 * (1 - (24 - 18.48) / (56 - 18.48)));
+  config.schedule.lr_decay_style = "constant";
+  EXPECT_DOUBLE_EQ(resolve(config).learning_rate.at(24), 3e-3);
 }
 
 TEST(LearningRateSchedule, RefusesStylesItDoesNotKnow) {

@@ -34,6 +34,20 @@ TEST(ParameterGroups, DecayMatricesAloneUnlessTold) {
   EXPECT_EQ(multipliers(config, specs), (std::vector<Multipliers>{{1, 0.5}, {2, 3}}));
 }
 
+// In Megatron-Core they are a buffer, which no optimizer sees.
+TEST(ParameterGroups, LeaveOutWhatARouterChoosesBy) {
+  const std::vector<ParameterSpec> specs = {
+      {.name = "decoder.layers.0.mlp.router.weight", .shape = {2, 2}},
+      {.name = "decoder.layers.0.mlp.router.expert_bias", .shape = {2}, .weight_decay = false}};
+  config::OptimizerConfig config;
+  config.wd_mult = {"*=1", "*expert_bias=2"};
+  config.lr_mult = {"*=3"};
+  EXPECT_EQ(multipliers(config, specs), (std::vector<Multipliers>{{3, 1}, {1, 0}}));
+  EXPECT_THROW(check_patterns(config, specs), ConfigError);
+  config.wd_mult = {"*=1"};
+  EXPECT_NO_THROW(check_patterns(config, specs));
+}
+
 // Megatron-LM's get_mup_config_overrides, by kind of parameter.
 TEST(ParameterGroups, ScaleWithTheWidth) {
   const std::vector<ParameterSpec> specs = {

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "megatron/base/error.h"
+#include "megatron/base/text/format.h"
 
 namespace megatron::plan {
 namespace {
@@ -13,21 +14,19 @@ void resolve_learning_rate(const config::ScheduleConfig& schedule, Samples& samp
   rate = {.warmup_init = schedule.lr_warmup_init,
           .peak = schedule.lr,
           .min = schedule.min_lr,
-          .warmup_samples = schedule.lr_warmup_samples,
+          .warmup_samples = static_cast<double>(schedule.lr_warmup_samples),
           .decay_samples = schedule.lr_decay_samples > 0 ? schedule.lr_decay_samples : samples.total,
           .decay = lr_decay_of(schedule.lr_decay_style),
           .wsd_samples = schedule.lr_wsd_decay_samples,
           .wsd_decay = wsd_decay_of(schedule.lr_wsd_decay_style)};
   if (rate.warmup_samples == 0 && rate.decay_samples <= kMaxSamples && schedule.lr_warmup_fraction <= 1)
-    rate.warmup_samples =
-        static_cast<std::int64_t>(schedule.lr_warmup_fraction * static_cast<double>(rate.decay_samples));
+    rate.warmup_samples = schedule.lr_warmup_fraction * static_cast<double>(rate.decay_samples);
   const bool decays = rate.decay != LrDecay::Constant && rate.decay_samples > 0;
-  rules.require(!decays || rate.warmup_samples<rate.decay_samples, "the warm-up must end before the decay does.",
-                                               concat("warm-up ", rate.warmup_samples, " samples, decay ",
-                                                      rate.decay_samples, " samples"),
-                                               schedule.lr_warmup_samples> 0
-                    ? concat("--lr-warmup-samples ", rate.decay_samples / 10)
-                    : "--lr-warmup-fraction 0.1");
+  const bool ends = rate.warmup_samples < static_cast<double>(rate.decay_samples);
+  rules.require(!decays || ends, "the warm-up must end before the decay does.",
+                fmt::format("warm-up {} samples, decay {} samples", rate.warmup_samples, rate.decay_samples),
+                schedule.lr_warmup_samples > 0 ? concat("--lr-warmup-samples ", rate.decay_samples / 10)
+                                               : "--lr-warmup-fraction 0.1");
   rules.require(rate.decay != LrDecay::Wsd || rate.wsd_samples <= rate.decay_samples,
                 "schedule.lr_wsd_decay_samples must be at most the samples of the whole decay.",
                 concat(rate.wsd_samples, " of ", rate.decay_samples),

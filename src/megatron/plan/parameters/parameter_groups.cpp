@@ -34,9 +34,15 @@ std::vector<Entry> entries_of(const char* option, const std::vector<std::string>
   return entries;
 }
 
-double last_match(const std::vector<Entry>& entries, const std::string& name, double otherwise) {
+/// Whether a pattern means the parameter. Biases by which a router chooses experts are moved by its load alone: a
+/// buffer in Megatron-Core, which no optimizer sees.
+bool is_meant(const std::string& pattern, const ParameterSpec& spec) {
+  return !spec.name.ends_with(Experts::kBias) && matches(pattern, spec.name);
+}
+
+double last_match(const std::vector<Entry>& entries, const ParameterSpec& spec, double otherwise) {
   for (auto entry = entries.rbegin(); entry != entries.rend(); ++entry)
-    if (matches(entry->pattern, name)) return entry->value;
+    if (is_meant(entry->pattern, spec)) return entry->value;
   return otherwise;
 }
 
@@ -74,8 +80,8 @@ std::vector<Multipliers> multipliers(const config::OptimizerConfig& optimizer, c
   const bool adam = optimizer.name == "adam", sgd = optimizer.name == "sgd", lion = optimizer.name == "lion";
   std::vector<Multipliers> result;
   for (const ParameterSpec& spec : specs) {
-    Multipliers own{.learning_rate = last_match(rates, spec.name, 1),
-                    .weight_decay = last_match(decays, spec.name, spec.weight_decay ? 1 : 0),
+    Multipliers own{.learning_rate = last_match(rates, spec, 1),
+                    .weight_decay = last_match(decays, spec, spec.weight_decay ? 1 : 0),
                     .words = spec.is_word_matrix()};
     const bool hidden = spec.is_layer_matrix();
     if (hidden && (adam || lion)) own.learning_rate /= width;
@@ -90,7 +96,7 @@ void check_patterns(const config::OptimizerConfig& optimizer, const std::vector<
   const auto check = [&](const char* option, const std::vector<std::string>& list) {
     for (const Entry& entry : entries_of(option, list)) {
       const bool matched = std::any_of(whole.begin(), whole.end(),
-                                       [&](const ParameterSpec& spec) { return matches(entry.pattern, spec.name); });
+                                       [&](const ParameterSpec& spec) { return is_meant(entry.pattern, spec); });
       if (!matched)
         throw ConfigError(
             rule_got_fix(concat("optimizer.", option, ": each pattern must match a parameter of the model, as ",

@@ -49,9 +49,9 @@ WsdDecay wsd_decay_of(const std::string& name) {
 }
 
 double LearningRateSchedule::at(std::int64_t samples) const {
-  const auto n = static_cast<double>(samples), warmup = static_cast<double>(warmup_samples);
-  const auto end = static_cast<double>(decay_samples);
-  if (warmup_samples > 0 && samples <= warmup_samples) return warmup_init + (peak - warmup_init) * n / warmup;
+  const auto n = static_cast<double>(samples), end = static_cast<double>(decay_samples);
+  const double warmup = warmup_samples;
+  if (warmup > 0 && n <= warmup) return warmup_init + (peak - warmup_init) * n / warmup;
   if (decay == LrDecay::Constant) return peak;
   if (samples > decay_samples) return min;
   double share = 0;

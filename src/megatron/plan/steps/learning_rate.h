@@ -15,8 +15,8 @@ WsdDecay wsd_decay_of(const std::string& name);
 struct LearningRateSchedule {
   double warmup_init = 0;  ///< at sample 0, if there is a warm-up
   double peak = 0;
-  double min = 0;  ///< after `decay_samples`
-  std::int64_t warmup_samples = 0;
+  double min = 0;                  ///< after `decay_samples`
+  double warmup_samples = 0;       ///< a share of decay_samples need not be whole
   std::int64_t decay_samples = 0;  ///< from the start of the run, warm-up included
   LrDecay decay = LrDecay::Cosine;
   std::int64_t wsd_samples = 0;  ///< Wsd: length of the final decay, at the end of decay_samples

@@ -181,12 +181,11 @@ struct Schedule {
                : plan::BatchSchedule(plan::read_batch_steps(schedule.step_batch_size, recipe.data.seq_length), 1, 0))
               .samples_of(recipe.train.train_iters);
     decay = schedule.lr_decay_samples > 0 ? schedule.lr_decay_samples : run;
-    warmup = schedule.lr_warmup_samples > 0
-                 ? schedule.lr_warmup_samples
-                 : static_cast<std::int64_t>(schedule.lr_warmup_fraction * static_cast<double>(decay));
+    if (schedule.lr_warmup_samples == 0) fraction = schedule.lr_warmup_fraction;
   }
   const config::RunConfig& recipe;
-  std::int64_t batch, run, decay, warmup;
+  std::int64_t batch, run, decay;
+  double fraction = 0;  ///< of the decay, which is warm-up
 };
 
 void write_muon(PickleWriter& pickle, const config::OptimizerConfig& optimizer) {
@@ -244,7 +243,8 @@ void write_run(PickleWriter& pickle, const TrainingState& training) {
   pickle.entry("bf16", recipe.train.dtype == "bf16");
   pickle.entry("fp16", recipe.train.dtype == "fp16");
   pickle.entry("lr_decay_samples", schedule.decay);
-  pickle.entry("lr_warmup_samples", schedule.warmup);
+  pickle.entry("lr_warmup_samples", rates.lr_warmup_samples);
+  if (schedule.fraction > 0) pickle.entry("lr_warmup_fraction", schedule.fraction);
   pickle.entry("iteration", training.iteration);
   pickle.entry("consumed_train_samples", training.consumed_samples);
   pickle.entry("skipped_train_samples", 0);
@@ -340,7 +340,10 @@ void write_scheduler(PickleWriter& pickle, const TrainingState& training) {
   pickle.text("opt_param_scheduler");
   pickle.begin_dict();
   pickle.entry("max_lr", training.recipe.schedule.lr);
-  pickle.entry("lr_warmup_steps", schedule.warmup);
+  if (schedule.fraction > 0)  // a float there too
+    pickle.entry("lr_warmup_steps", schedule.fraction * static_cast<double>(schedule.decay));
+  else
+    pickle.entry("lr_warmup_steps", training.recipe.schedule.lr_warmup_samples);
   pickle.entry("num_steps", training.schedule_samples);
   pickle.entry("lr_decay_style", training.recipe.schedule.lr_decay_style);
   pickle.entry("lr_decay_steps", schedule.decay);
