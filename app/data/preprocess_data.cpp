@@ -20,7 +20,8 @@ constexpr const char* kUsage =
     "Text to tokens with the arguments of Megatron-LM's tools/preprocess_data.py, as `megatron data preprocess`.";
 
 struct PreprocessArguments {
-  std::string input, output_prefix, tokenizer_type, vocab_file, merge_file, tokenizer_model, lang = "english";
+  std::string input, output_prefix, tokenizer_type, vocab_file, merge_file, tokenizer_model, dataset_impl,
+      lang = "english";
   std::vector<std::string> json_keys = {"text"};
   bool split_sentences = false, keep_newlines = false, append_eod = false, keep_sequential_samples = false;
   bool find_optimal_num_workers = false, tokenizer_hf_no_use_fast = false, trust_remote_code = false;
@@ -48,6 +49,7 @@ struct PreprocessArguments {
     v("log_interval", log_interval, "Ignored.");
     v("tokenizer_hf_no_use_fast", tokenizer_hf_no_use_fast, "Ignored.");
     v("trust_remote_code", trust_remote_code, "Ignored.");
+    v("dataset_impl", dataset_impl, "Gone from Megatron-LM: the files are those of mmap.");
     v("find_optimal_num_workers", find_optimal_num_workers, "Not here: --workers 0 takes every core.");
   }
 };
@@ -96,6 +98,9 @@ int preprocess_data(const Args& args) {
   if (given.find_optimal_num_workers)
     throw ConfigError(rule_got_fix("preprocess_data searches no number of workers.", "--find-optimal-num-workers",
                                    "--workers 0, one per core"));
+  if (!given.dataset_impl.empty())
+    throw ConfigError(rule_got_fix("preprocess_data writes the files of mmap alone, as today's Megatron-LM.",
+                                   concat("--dataset-impl ", given.dataset_impl), "leave --dataset-impl out"));
   for (const auto& [name, value] : {std::pair("input", given.input), {"output-prefix", given.output_prefix}})
     if (value.empty())
       throw ConfigError(rule_got_fix(concat("--", name, " must be given."), "none", concat("--", name, " PATH")));

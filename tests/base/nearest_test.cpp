@@ -6,6 +6,7 @@
 #include <random>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace megatron {
@@ -59,6 +60,40 @@ TEST(NearestName, IsTheFirstOfTheNearestByTheDefinition) {
         most = distance;
       }
     EXPECT_EQ(nearest_name(name, known), nearest) << name;
+  }
+}
+
+TEST(NearestOption, FindsMisspelledWords) {
+  const std::vector<std::string> known = {"micro-batch-size", "tensor-model-parallel-size", "num_layers", "moe-topk",
+                                          "parallel.tp"};
+  EXPECT_EQ(nearest_option("micro_batch_size", known), "micro-batch-size");
+  EXPECT_EQ(nearest_option("mirco-bacth-sise", known), "micro-batch-size");
+  EXPECT_EQ(nearest_option("tensor-parallel-size", known), "tensor-model-parallel-size");  // a word is missing
+  EXPECT_EQ(nearest_option("numlayers", known), "num_layers");
+  EXPECT_EQ(nearest_option("moe-top-k", known), "moe-topk");
+  EXPECT_EQ(nearest_option("parallel.tpp", known), "parallel.tp");
+  EXPECT_EQ(nearest_option("micro-batch", known), "");
+  EXPECT_EQ(nearest_option("", known), "");
+  EXPECT_EQ(nearest_option("-", known), "");
+  EXPECT_EQ(nearest_option(std::string(1000, '-'), known), "");
+}
+
+TEST(NearestOption, IsNeitherAnOppositeNorAnotherOption) {
+  for (const auto& [name, other] : {std::pair<std::string, std::string>{"bias-gelu-fusion", "no-bias-gelu-fusion"},
+                                    {"no-swiglu", "swiglu"},
+                                    {"tie-embeddings-and-output-weights", "untie-embeddings-and-output-weights"},
+                                    {"freeze-base", "unfreeze-base"},
+                                    {"disable-chunked-prefill", "enable-chunked-prefill"},
+                                    {"encoder-first-layers", "decoder-first-layers"},
+                                    {"no-query-key-layer-scaling", "apply-query-key-layer-scaling"},
+                                    {"multi-query-attention", "multi-latent-attention"},
+                                    {"gradient-accumulation-steps", "no-gradient-accumulation-fusion"},
+                                    {"log-learning-rate-to-tensorboard", "log-world-size-to-tensorboard"},
+                                    {"no-delay-grad-reduce", "no-align-grad-reduce"},
+                                    {"fp8-margin", "fp4-margin"},
+                                    {"top-p", "top-k"}}) {
+    EXPECT_EQ(nearest_option(name, {other}), "") << name;
+    EXPECT_EQ(nearest_option(other, {name}), "") << name;
   }
 }
 

@@ -173,7 +173,7 @@ TEST(MegatronArguments, SayWhatIsWrongWithEachWord) {
     return args.errors().size() == 1 ? args.errors()[0] : testing::PrintToString(args.errors());
   };
   EXPECT_EQ(error({"--micro-batch-size", "x"}),
-            "--micro-batch-size takes an integer.\n  got:  'x'\n  fix:  leave --micro-batch-size out");
+            "--micro-batch-size takes an integer.\n  got:  'x'\n  fix:  --micro-batch-size 1");
   EXPECT_THAT(error({"--micro-batch-size"}), HasSubstr("got:  none"));
   EXPECT_THAT(error({"--micro-batch-size", "1.5"}), HasSubstr("takes an integer"));
   EXPECT_THAT(error({"--micro-batch-size", "--bf16"}), HasSubstr("got:  none"));

@@ -74,6 +74,14 @@ class WrongInput(unittest.TestCase):
         self.assertIn("--parallel.tp", message)
         self.assertFalse((place.path / "run").exists())
 
+    def test_an_option_that_older_programs_had_is_answered_with_what_holds_now(self):
+        said = run("preprocess_data", "--input", "a", "--output-prefix", "b", "--dataset-impl", "mmap", code=2)
+        self.assertIn("fix:  leave --dataset-impl out", said)
+        said = run("pretrain_gpt", "--micro-batch-size", "1.5", "--bias-gelu-fusion", "--data-impl", "mmap", code=2)
+        for fix in ("fix:  --micro-batch-size 1", "fix:  leave --bias-gelu-fusion out: it is the default",
+                    "--data-impl mmap (gone from Megatron-LM; leave it out)"):
+            self.assertIn(fix, said)
+
     def test_a_folder_to_load_that_holds_nothing_is_said_with_what_was_looked_for(self):
         place = RunFolder()
         self.addCleanup(place.close)

@@ -175,7 +175,7 @@ class TomlReader {
     }
     // What recipes of `megatron finetune` have besides those of other jobs.
     const bool task = path == "task" || path.starts_with("task.");
-    const std::string near = task ? "megatron finetune, whose recipe it is" : nearest_name(path, names_);
+    const std::string near = task ? "megatron finetune, whose recipe it is" : nearest_option(path, names_);
     report(node, "a recipe's key must be a known option.", path.substr(0, 100),
            near.empty() ? "leave it out; docs/config.md lists all" : near);
   }

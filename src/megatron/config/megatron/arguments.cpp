@@ -121,6 +121,18 @@ const char* kind_text(FlagKind kind) {
   return "";
 }
 
+/// Whether `name` is no flag and asks for what is so without it: of a flag no-X it is X, of a flag X it is no-X.
+bool is_said_by_default(std::string name) {
+  std::ranges::replace(name, '_', '-');
+  const auto is_switch = [](const std::string& other) {
+    const MegatronFlag* const flag = megatron_flag(other);
+    return flag != nullptr && flag->kind == FlagKind::Switch && flag->use != FlagUse::Removed;
+  };
+  for (const std::string prefix : {"no-", "disable-", "un"})
+    if (is_switch(prefix + name) || (name.starts_with(prefix) && is_switch(name.substr(prefix.size())))) return true;
+  return false;
+}
+
 std::string joined(const std::vector<std::string>& words, const char* separator) {
   std::string text;
   for (const std::string& word : words) text += (text.empty() ? "" : separator) + word;
@@ -183,8 +195,10 @@ void MegatronArguments::check(const Given& given) {
     errors_.push_back(rule_got_fix(concat(given.typed, " takes ", kind_text(flag.kind), "."),
                                    given.values.empty() ? "none" : "'" + joined(given.values, "' '") + "'", fix));
   };
-  const std::string example =
-      flag.default_value.empty() ? concat("leave ", given.typed, " out") : concat(given.typed, " ", flag.default_value);
+  const std::string_view needed = needed_example(flag.names.front());
+  const std::string example = !flag.default_value.empty() ? concat(given.typed, " ", flag.default_value)
+                              : !needed.empty()           ? concat(given.typed, " ", needed)
+                                                          : concat("leave ", given.typed, " out");
   const std::size_t count = given.values.size();
   if (flag.kind == FlagKind::Switch) {
     if (count > 0) wrong(given.typed);
@@ -213,12 +227,17 @@ void MegatronArguments::check(const Given& given) {
 void MegatronArguments::unknown(const std::string& typed) {
   static const std::vector<std::string> names = [] {
     std::vector<std::string> all;
-    for (const MegatronFlag& flag : megatron_flags()) all.insert(all.end(), flag.names.begin(), flag.names.end());
+    for (const MegatronFlag& flag : megatron_flags())
+      if (flag.use != FlagUse::Removed && flag.use != FlagUse::Refused)
+        all.insert(all.end(), flag.names.begin(), flag.names.end());
     return all;
   }();
-  const std::string near = nearest_name(typed.substr(2), names);
+  const std::string name = typed.substr(2);
+  const std::string near = is_said_by_default(name) ? "" : nearest_option(name, names);
   errors_.push_back(rule_got_fix("an option must be one of Megatron-LM's parser.", typed,
-                                 near.empty() ? concat("leave ", typed, " out") : "--" + near));
+                                 !near.empty()              ? "--" + near
+                                 : is_said_by_default(name) ? concat("leave ", typed, " out: it is the default")
+                                                            : concat("leave ", typed, " out")));
 }
 
 const MegatronArguments::Given* MegatronArguments::find(std::string_view name) const {

@@ -1,6 +1,8 @@
 #include "megatron/config/megatron/flag_table.h"
 
+#include <algorithm>
 #include <map>
+#include <utility>
 
 namespace megatron::config {
 namespace {
@@ -60,6 +62,24 @@ const MegatronFlag* megatron_flag(std::string_view name) {
   }();
   const auto found = by_name.find(name);
   return found == by_name.end() ? nullptr : found->second;
+}
+
+std::string_view needed_example(std::string_view name) {
+  static constexpr std::pair<std::string_view, std::string_view> kExamples[] = {{"num-layers", "12"},
+                                                                                {"encoder-num-layers", "12"},
+                                                                                {"hidden-size", "768"},
+                                                                                {"num-attention-heads", "12"},
+                                                                                {"max-position-embeddings", "1024"},
+                                                                                {"micro-batch-size", "1"},
+                                                                                {"train-iters", "100000"},
+                                                                                {"seq-length", "1024"},
+                                                                                {"encoder-seq-length", "1024"},
+                                                                                {"decoder-seq-length", "128"},
+                                                                                {"lr", "1e-4"},
+                                                                                {"save-interval", "1000"}};
+  for (const auto& [flag, example] : kExamples)
+    if (flag == name) return example;
+  return "";
 }
 
 std::vector<std::string> mapped_paths(const MegatronFlag& flag) {

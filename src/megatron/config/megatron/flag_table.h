@@ -47,6 +47,9 @@ const std::vector<MegatronFlag>& megatron_flags();
 /// The flag of a name without dashes, or null.
 const MegatronFlag* megatron_flag(std::string_view name);
 
+/// A value of a flag that a run must be given, which the fix of an error names; "" of all others.
+std::string_view needed_example(std::string_view name);
+
 /// The paths of the options that a flag of FlagUse::Maps stands for.
 std::vector<std::string> mapped_paths(const MegatronFlag& flag);
 

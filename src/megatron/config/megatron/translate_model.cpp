@@ -149,13 +149,13 @@ void translate_model(Translation& c) {
   m.architecture = c.kind();
   c.forbid_both("num-layers", "encoder-num-layers");
   const bool from_checkpoint = c.args.has("use-checkpoint-args") && c.args.has("load");
-  const auto size = [&](const char* name, const char* example) {
-    return from_checkpoint && !c.args.has(name) ? std::stoll(example) : c.needed(name, example);
+  const auto size = [&](const char* name) {
+    return from_checkpoint && !c.args.has(name) ? std::stoll(std::string(needed_example(name))) : c.needed(name);
   };
-  m.num_layers = size(c.args.has("encoder-num-layers") ? "encoder-num-layers" : "num-layers", "12");
-  m.hidden_size = size("hidden-size", "768");
-  m.num_attention_heads = size("num-attention-heads", "12");
-  m.max_position_embeddings = size("max-position-embeddings", "1024");
+  m.num_layers = size(c.args.has("encoder-num-layers") ? "encoder-num-layers" : "num-layers");
+  m.hidden_size = size("hidden-size");
+  m.num_attention_heads = size("num-attention-heads");
+  m.max_position_embeddings = size("max-position-embeddings");
   if (c.traits().encoder_decoder && c.args.has("decoder-num-layers"))
     m.decoder_num_layers = c.args.integer("decoder-num-layers");
   if (!c.traits().encoder_decoder) c.ignore("decoder-num-layers", "of pretrain_t5");

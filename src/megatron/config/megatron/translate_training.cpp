@@ -189,7 +189,7 @@ void exits(Translation& c) {
 void translate_batches(Translation& c) {
   TrainConfig& t = c.run.train;
   const ParallelConfig& p = c.run.parallel;
-  t.micro_batch_size = c.needed("micro-batch-size", "1");
+  t.micro_batch_size = c.needed("micro-batch-size");
   const std::int64_t model = std::max<std::int64_t>(1, product(product(p.tp, p.cp), p.pp));
   c.require(c.launch.world_size % model == 0,
             concat("the world size must be a multiple of tp x ", p.cp > 1 ? "cp x " : "", "pp."),
@@ -217,7 +217,7 @@ void translate_batches(Translation& c) {
     t.train_iters =
         steps_of_samples(c.args.integer("train-samples"), t.global_batch_size, c.run.schedule.rampup_batch_size);
   else
-    t.train_iters = c.needed("train-iters", "100000");
+    t.train_iters = c.needed("train-iters");
   exits(c);
 }
 
@@ -249,9 +249,9 @@ void translate_data(Translation& c) {
   d.per_split_data_args_path = c.args.text("per-split-data-args-path");
   d.split = c.args.has("split") ? split_shares(c.args.text("split")) : "969,30,1";
   c.forbid_both("seq-length", "encoder-seq-length");
-  d.seq_length = c.needed(c.args.has("encoder-seq-length") ? "encoder-seq-length" : "seq-length", "1024");
+  d.seq_length = c.needed(c.args.has("encoder-seq-length") ? "encoder-seq-length" : "seq-length");
   if (c.traits().encoder_decoder)
-    d.decoder_seq_length = c.needed("decoder-seq-length", "128");
+    d.decoder_seq_length = c.needed("decoder-seq-length");
   else
     c.ignore("decoder-seq-length", "of pretrain_t5");
   d.data_cache_path = c.args.text("data-cache-path");
@@ -384,7 +384,7 @@ void translate_optimizer(Translation& c) {
 
 void translate_schedule(Translation& c) {
   ScheduleConfig& s = c.run.schedule;
-  c.require(c.args.has("lr"), "--lr must be given.", "none", "--lr 1e-4");
+  c.require(c.args.has("lr"), "--lr must be given.", "none", concat("--lr ", needed_example("lr")));
   s.lr = c.args.has("lr") ? c.args.number("lr") : 1;
   s.min_lr = c.args.number("min-lr");
   s.lr_warmup_init = c.args.number("lr-warmup-init");
@@ -507,7 +507,7 @@ void translate_checkpoints(Translation& c) {
   saved.save = c.args.text("save");
   const bool saves = c.args.has("save");
   if (saves) {
-    saved.save_interval = c.needed("save-interval", "1000");
+    saved.save_interval = c.needed("save-interval");
     c.require(saved.save_interval > 0, "--save-interval must be above 0.", c.args.text("save-interval"),
               "--save-interval 1000");
     c.run.train.out = saved.save;

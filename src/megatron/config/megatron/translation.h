@@ -40,7 +40,7 @@ struct Translation {
   bool is_saved() const { return !saved_in.empty(); }
   void require(bool holds, const std::string& rule, const std::string& got, const std::string& fix);
   /// What must be given, as an integer; 1 where it is not, which is reported.
-  std::int64_t needed(const char* name, const char* example);
+  std::int64_t needed(const char* name);
   void forbid_both(const char* one, const char* other);
   /// A flag that may be given and has no effect here, for a reason that the table cannot know.
   void ignore(const char* name, const std::string& why);

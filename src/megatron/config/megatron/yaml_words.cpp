@@ -176,12 +176,13 @@ class Words {
     static const std::vector<std::string> names = [] {
       std::vector<std::string> all = yaml_keys();
       for (const MegatronFlag& flag : megatron_flags()) {
+        if (flag.use == FlagUse::Removed || flag.use == FlagUse::Refused) continue;
         all.push_back(flag.names.front());
         std::ranges::replace(all.back(), '-', '_');
       }
       return all;
     }();
-    const std::string near = nearest_name(entry.key, names);
+    const std::string near = nearest_option(entry.key, names);
     require(false, entry, "must be an option of Megatron-LM, TransformerConfig or ModelParallelConfig.",
             printable(entry.key), near.empty() ? "leave it out" : near);
   }
