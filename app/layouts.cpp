@@ -43,12 +43,18 @@ RanksMachine machine_of(const std::string& hardware, const std::string& fit) {
   return machine;
 }
 
+int nodes_of(int ranks, const plan::Hardware& hardware) {
+  return (ranks + hardware.ranks_per_node - 1) / hardware.ranks_per_node;
+}
+
 plan::LayoutSearch find_layouts(const config::RunConfig& recipe, const RanksMachine& machine, int threads, int most) {
   const int ranks = recipe.parallel.world_size == 0 ? 1 : recipe.parallel.world_size;
   if (ranks < 0)
     throw ConfigError(rule_got_fix("parallel.world_size must be a number of ranks.", concat(ranks), "--world-size 8"));
   const plan::Facts facts = facts_of(recipe);
-  plan::LayoutSearch found = plan::search_layouts(recipe, machine.hardware, machine.capacity_bytes, facts,
+  plan::Hardware hardware = machine.hardware;
+  if (const int nodes = nodes_of(ranks, hardware); ranks % nodes == 0) hardware.ranks_per_node = ranks / nodes;
+  plan::LayoutSearch found = plan::search_layouts(recipe, hardware, machine.capacity_bytes, facts,
                                                   std::max(most, kMinLayouts), kMaxEvaluated, threads);
   if (found.allowed == 0 && ranks > 1)
     throw ConfigError(
@@ -58,6 +64,7 @@ plan::LayoutSearch find_layouts(const config::RunConfig& recipe, const RanksMach
                      concat(ranks, " ranks, ", recipe.model.num_layers, " layers, ", recipe.model.num_attention_heads,
                             " heads, a global batch of ", recipe.train.global_batch_size),
                      concat("--world-size ", fewer_ranks(recipe, machine, facts))));
+  if (!found.refused.empty()) throw ConfigError(found.refused);
   if (found.layouts.empty())
     throw ConfigError(rule_got_fix(
         concat("No layout of the ranks fits into ", human_bytes(machine.capacity_bytes), " per rank."),

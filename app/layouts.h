@@ -16,8 +16,12 @@ struct RanksMachine {
 /// hardware has. Throws ConfigError.
 RanksMachine machine_of(const std::string& hardware, const std::string& fit);
 
+/// How many nodes of `hardware` so many ranks need; all have as many ranks where they divide.
+int nodes_of(int ranks, const plan::Hardware& hardware);
+
 /// The fastest layouts of `recipe` on such ranks (plan::search_layouts): at least `most`, and at least ten, so that the
-/// first is the same whoever asks. On `threads` threads. Throws ConfigError where none fits.
+/// first is the same whoever asks. Ranks that do not fill their nodes are spread evenly over them where they divide. On
+/// `threads` threads. Throws ConfigError where none fits.
 plan::LayoutSearch find_layouts(const config::RunConfig& recipe, const RanksMachine& machine, int threads,
                                 int most = 1);
 

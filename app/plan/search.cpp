@@ -155,6 +155,11 @@ int plan_search(const Args& args) {
   if (!(options.flags.gpu_hour_price >= 0 && options.flags.gpu_hour_price < 1e9))
     throw ConfigError(rule_got_fix("--gpu-hour-price must be 0 or more.", concat(options.flags.gpu_hour_price),
                                    "--gpu-hour-price 2.5"));
+  if (!(options.flags.tokens >= 0 && options.flags.tokens < 1e30))
+    throw ConfigError(rule_got_fix("--tokens must be 0 or more.", concat(options.flags.tokens), "--tokens 300e9"));
+  const int ranks = options.run.parallel.world_size;
+  if (ranks == 0)
+    throw ConfigError(rule_got_fix("--search needs the number of ranks.", "no --world-size", "--world-size 8"));
   const RanksMachine machine = machine_of(options.flags.hardware, options.flags.fit);
   const plan::Hardware& hardware = machine.hardware;
   const plan::LayoutSearch found = find_layouts(options.run, machine, usable_cores(), options.flags.top);
@@ -190,10 +195,14 @@ int plan_search(const Args& args) {
     return kDone;
   }
   print_layouts(found, options, hardware, tokens);
-  const std::int64_t nodes = (options.run.parallel.world_size + hardware.ranks_per_node - 1) / hardware.ranks_per_node;
-  print("\ntorchrun --nnodes {} --nproc-per-node {} --no-python megatron train {} {}\n", nodes,
-        std::min<std::int64_t>(hardware.ranks_per_node, options.run.parallel.world_size), command.recipe,
-        plan::flags_of(options.run, found.layouts[0].choice));
+  const int nodes = nodes_of(ranks, hardware);
+  const std::string train =
+      concat("megatron train ", command.recipe, " ", plan::flags_of(options.run, found.layouts[0].choice));
+  if (ranks % nodes == 0)
+    print("\ntorchrun --nnodes {} --nproc-per-node {} --no-python {}\n", nodes, ranks / nodes, train);
+  else
+    print("\n{} ranks are not the same number on each of {} nodes; started on nodes of your choice:\n{}\n", ranks,
+          nodes, train);
   return kDone;
 }
 

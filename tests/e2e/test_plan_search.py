@@ -61,7 +61,22 @@ class Search(unittest.TestCase):
         self.assertIn("--fit 80GB", run("plan", *RANKS, "--search", "--fit", "much", code=2))
         self.assertIn("configs/hardware", run("plan", *RANKS, "--search", "--hardware", "abacus", code=2))
         self.assertIn("0 or more", run("plan", *RANKS, "--search", "--gpu-hour-price", -1, code=2))
+        self.assertIn("0 or more", run("plan", *RANKS, "--search", "--tokens", -5, code=2))
         self.assertIn("--search", run("plan", *RANKS, "--svg", "search.svg", code=2))
+        self.assertIn("--world-size 8", run("plan", RECIPE, "--search", code=2))
+        warm_up = run("plan", CONFIGS / "gpt2_124m.toml", "--search", "--world-size", 16, "--global-batch-size", 16,
+                      code=2)
+        self.assertIn("warm-up", warm_up)
+        self.assertNotIn("No layout", warm_up)
+
+    def test_the_command_starts_as_many_ranks_as_were_asked_for(self):
+        words = ["plan", RECIPE, "--schedule.rampup_batch_size=", "--train.dtype", "bf16", "--device", "cuda",
+                 "--search"]
+        shown = run(*words, "--world-size", 12, "--global-batch-size", 48)
+        self.assertIn("torchrun --nnodes 2 --nproc-per-node 6 ", shown)
+        shown = run(*words, "--world-size", 9, "--global-batch-size", 9)
+        self.assertIn("9 ranks are not the same number on each of 2 nodes", shown)
+        self.assertNotIn("torchrun", shown)
 
 
 class Auto(unittest.TestCase):

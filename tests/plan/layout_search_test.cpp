@@ -393,10 +393,23 @@ TEST(LayoutSearch, IsTheSameForAnyNumberOfThreadsAndSaysWhereItStopped) {
 }
 
 TEST(LayoutSearch, OfTooLittleMemoryFindsNothing) {
-  EXPECT_TRUE(search_layouts(recipe(), h100(), 1e8, {}, 3, 1000, 2).layouts.empty());
+  const LayoutSearch none = search_layouts(recipe(), h100(), 1e8, {}, 3, 1000, 2);
+  EXPECT_TRUE(none.layouts.empty());
+  EXPECT_EQ(none.refused, "");
   config::RunConfig wrong = recipe();
   wrong.model.num_attention_heads = 15;
   EXPECT_THROW(search_layouts(wrong, h100(), 80e9, {}, 3, 1000, 2), ConfigError);
+}
+
+TEST(LayoutSearch, SaysTheRuleThatIsAgainstEveryLayout) {
+  config::RunConfig late = recipe();
+  late.schedule.lr_decay_samples = 1000;
+  late.schedule.lr_warmup_samples = 2000;
+  for (const int ranks : {1, 8}) {
+    late.parallel.world_size = ranks;
+    const std::string refused = search_layouts(late, h100(), 80e9, {}, 3, 1000, 2).refused;
+    EXPECT_NE(refused.find("the warm-up must end before the decay does."), std::string::npos) << refused;
+  }
 }
 
 TEST(Pareto, LeavesWhatIsBeatenInSpeedAndMemory) {

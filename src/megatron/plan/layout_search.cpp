@@ -541,6 +541,13 @@ LayoutSearch search_layouts(const config::RunConfig& recipe, const Hardware& har
     next += round;
     result.evaluated += static_cast<std::int64_t>(round);
   }
+  if (result.evaluated > 0 && result.layouts.empty() && result.too_large.empty()) {
+    try {
+      resolve(with_layout(recipe, candidates.front().choice), facts);
+    } catch (const ConfigError& error) {
+      result.refused = error.what();
+    }
+  }
   // Where layers are recomputed at all, fewer of them may do.
   const std::size_t best = std::min(result.layouts.size(), static_cast<std::size_t>(most));
   std::vector<std::optional<FoundLayout>> fewer(best);

@@ -62,6 +62,9 @@ struct LayoutSearch {
   /// Whether no other could be among the first `most`: by a bound that leaves out what data-parallel ranks exchange and
   /// the wait for the slowest rank. False where max_evaluated came first.
   bool complete = true;
+  /// Where rules are against all that were looked at, as those of the recipe's schedule are: what resolve() says of the
+  /// first of them. Else "".
+  std::string refused = {};
 };
 
 /// The `most` fastest layouts of `recipe` on its parallel.world_size ranks with `capacity_bytes` each: of equal stages
