@@ -161,6 +161,12 @@ TEST(HuggingFaceFamilies, AreWrittenAsTheyWereRead) {
 }
 
 TEST(HuggingFaceFamilies, HaveTransformersDefaults) {
+  const json first = with(sizes("gemma", "Gemma"), {{"num_key_value_heads", 2}, {"head_dim", 24}});
+  EXPECT_EQ(read(first).activation, "gelu_tanh");
+  EXPECT_EQ(read(with(first, {{"hidden_act", "gelu"}, {"hidden_activation", nullptr}})).activation, "gelu");
+  EXPECT_EQ(read(with(first, {{"hidden_act", "gelu"}, {"hidden_activation", "silu"}})).activation, "gelu");
+  EXPECT_EQ(read(with(gemma2(), {{"hidden_act", "gelu"}})).activation, "gelu_tanh");
+  EXPECT_EQ(read(with(gemma2(), {{"hidden_act", "silu"}, {"hidden_activation", "gelu"}})).activation, "gelu");
   const auto second = read(gemma2());
   EXPECT_EQ(second.query_pre_attn_scalar, 256);
   EXPECT_EQ(second.attn_logit_softcapping, 50);

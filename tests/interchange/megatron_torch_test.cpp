@@ -84,6 +84,56 @@ TEST(MegatronTorch, RanksOfDifferentModelsAreRefused) {
   EXPECT_NE(refusal([&] { open_weights(copy.folder.path()); }), "");
 }
 
+/// Of a rank's file of the copy, changes the byte `at` bytes behind the first `before`.
+void change(const fs::path& file, const std::string& before, std::size_t at) {
+  std::string bytes = read_file(file, 1 << 20);
+  const std::size_t found = bytes.find(before);
+  ASSERT_NE(found, std::string::npos) << file;
+  bytes[found + at] = static_cast<char>(bytes[found + at] ^ 1);
+  write_file(file, bytes);
+}
+
+/// The bytes of `rows` rows of a tensor of the model, from row `row` on.
+std::string bytes_of(const std::string& model, const std::string& name, std::int64_t row, std::int64_t rows) {
+  const at::Tensor part = read_whole(*open_weights(golden(model)), name).narrow(0, row, rows).contiguous();
+  return {static_cast<const char*>(part.const_data_ptr()), part.nbytes()};
+}
+
+TEST(MegatronTorch, CopiesThatDifferBetweenRanksAreRefused) {
+  Copy norm("gpt2"), head("gpt2");
+  const auto file = [](const Copy& copy, const char* rank) {
+    return copy.folder.path() / "release" / rank / "model_optim_rng.pt";
+  };
+  change(file(norm, "mp_rank_01_000"), bytes_of("gpt2", "decoder.layers.0.input_layernorm.weight", 0, 8), 2);
+  expect_refused([&] { open_weights(norm.folder.path()); },
+                 {"mp_rank_01_000/model/decoder.layers.0.input_layernorm.weight", "other numbers", "torch_dist"});
+  // The second half of the embedding, on the last stage.
+  change(file(head, "mp_rank_01_001"), bytes_of("gpt2", "embedding.word_embeddings.weight", 12, 2), 2);
+  expect_refused([&] { open_weights(head.folder.path()); },
+                 {"mp_rank_01_001", "word_embeddings_for_head", "mp_rank_01_000", "other numbers"});
+}
+
+TEST(MegatronTorch, FilesOfDifferentRunsAreRefused) {
+  Copy iteration("llama"), args("llama");
+  const auto last = [](const Copy& copy) {
+    return copy.folder.path() / "iter_0000007/mp_rank_01_001/model_optim_rng.pt";
+  };
+  const auto value_of = [&](const std::string& key, const std::string& value) {  // behind the key's number of a memo
+    const std::string bytes = read_file(last(iteration), 1 << 20);
+    const std::size_t at = bytes.find(std::string(1, static_cast<char>(key.size())) + std::string(3, '\0') + key);
+    const std::size_t found = bytes.find(value, at);
+    return bytes.substr(at, found + value.size() - at);
+  };
+  std::string text = value_of("iteration", "K\x07");
+  ASSERT_LT(text.size(), 24U);
+  change(last(iteration), text, text.size() - 1);
+  expect_refused([&] { open_weights(iteration.folder.path()); }, {"mp_rank_01_001", "iteration must be", "6, and 7"});
+  text = value_of("rotary_base", "M\x50\xc3");
+  ASSERT_LT(text.size(), 24U);
+  change(last(args), text, text.size() - 2);
+  expect_refused([&] { open_weights(args.folder.path()); }, {"mp_rank_01_001", "model.rotary_base", "50001"});
+}
+
 TEST(MegatronTorch, NamesOfAllVersionsAreOurs) {
   const auto name = [](const std::string& theirs) { return our_name(theirs, true, "x.pt").name; };
   EXPECT_EQ(name("language_model.transformer.layers.3.attention.query_key_value.bias"),

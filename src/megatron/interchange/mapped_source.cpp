@@ -1,12 +1,16 @@
 #include "megatron/interchange/mapped_source.h"
 
+#include <ATen/ops/empty.h>
+
 #include <algorithm>
+#include <cstring>
 #include <stdexcept>
 #include <utility>
 
 #include "megatron/base/error.h"
 #include "megatron/base/text/printable.h"
 #include "megatron/checkpoint/reader.h"
+#include "megatron/interchange/stored_tensor.h"
 
 namespace megatron::interchange {
 namespace {
@@ -81,6 +85,25 @@ void MappedSource::read(const std::string& tensor, const checkpoint::Box& box, c
     for (std::size_t d = 0; d < source.offset.size(); ++d) source.offset[d] += piece.from[d];
     raw_->read(piece.source, source, part);
   }
+}
+
+bool hold_the_same(const checkpoint::WeightSource& raw, const std::string& a, const std::string& b) {
+  constexpr std::int64_t kElementsAtOnce = std::int64_t{1} << 20;
+  const std::vector<std::int64_t>& shape = *raw.shape(a);
+  if (shape != *raw.shape(b)) return false;
+  if (shape.empty() || std::ranges::count(shape, 0) > 0) return true;
+  const std::string dtype = raw.dtype(a);
+  const at::ScalarType type = dtype == raw.dtype(b) ? scalar_type(dtype, raw.name()) : at::kDouble;
+  checkpoint::Box box{std::vector<std::int64_t>(shape.size(), 0), shape};
+  const std::int64_t rows = shape[0], step = std::max<std::int64_t>(1, kElementsAtOnce / (box.elements() / rows));
+  for (; box.offset[0] < rows; box.offset[0] += step) {
+    box.shape[0] = std::min(step, rows - box.offset[0]);
+    const at::Tensor one = at::empty(box.shape, type), other = at::empty(box.shape, type);
+    raw.read(a, box, one);
+    raw.read(b, box, other);
+    if (std::memcmp(one.const_data_ptr(), other.const_data_ptr(), one.nbytes()) != 0) return false;
+  }
+  return true;
 }
 
 MappedSource all_under(const checkpoint::WeightSource& weights, Mapping mapping) {

@@ -1,9 +1,6 @@
 #include "megatron/interchange/hugging_face/hugging_face.h"
 
-#include <ATen/ops/empty.h>
-
 #include <algorithm>
-#include <cstring>
 #include <utility>
 #include <vector>
 
@@ -14,32 +11,11 @@
 #include "megatron/interchange/hugging_face/hf_family.h"
 #include "megatron/interchange/hugging_face/safetensors_folder.h"
 #include "megatron/interchange/mapped_source.h"
-#include "megatron/interchange/stored_tensor.h"
 
 namespace megatron::interchange {
 namespace {
 
 constexpr std::uint64_t kMaxConfigBytes = std::uint64_t{1} << 20;
-
-/// Whether two tensors have the same shape and the same bits, as far as the first difference.
-bool hold_the_same(const checkpoint::WeightSource& raw, const std::string& a, const std::string& b) {
-  constexpr std::int64_t kElementsAtOnce = std::int64_t{1} << 20;
-  const std::vector<std::int64_t>& shape = *raw.shape(a);
-  if (shape != *raw.shape(b)) return false;
-  if (shape.empty() || std::ranges::count(shape, 0) > 0) return true;
-  const std::string dtype = raw.dtype(a);
-  const at::ScalarType type = dtype == raw.dtype(b) ? scalar_type(dtype, raw.name()) : at::kDouble;
-  checkpoint::Box box{std::vector<std::int64_t>(shape.size(), 0), shape};
-  const std::int64_t rows = shape[0], step = std::max<std::int64_t>(1, kElementsAtOnce / (box.elements() / rows));
-  for (; box.offset[0] < rows; box.offset[0] += step) {
-    box.shape[0] = std::min(step, rows - box.offset[0]);
-    const at::Tensor one = at::empty(box.shape, type), other = at::empty(box.shape, type);
-    raw.read(a, box, one);
-    raw.read(b, box, other);
-    if (std::memcmp(one.const_data_ptr(), other.const_data_ptr(), one.nbytes()) != 0) return false;
-  }
-  return true;
-}
 
 /// transformers 5 computes with both where they differ, and 4 with the first alone.
 void check_second_name(const checkpoint::WeightSource& raw, const Mapping& mapping, const FolderConfig& config,

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <charconv>
 #include <map>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -12,6 +13,9 @@
 #include "megatron/base/text/printable.h"
 #include "megatron/checkpoint/files/folder.h"
 #include "megatron/checkpoint/model_state.h"
+#include "megatron/config/options.h"
+#include "megatron/config/run_config.h"
+#include "megatron/config/value.h"
 #include "megatron/interchange/formats.h"
 #include "megatron/interchange/hugging_face/hf_config.h"
 #include "megatron/interchange/hugging_face/hf_family.h"
@@ -147,6 +151,34 @@ void add_to(Mapping& mapping, const RankFiles& files, const RankGrid& grid, cons
   }
 }
 
+/// Throws ConfigError where ranks hold other numbers of what all of them have whole, or a copy of the word embedding
+/// other numbers than the embedding.
+void check_copies(const RankFiles& files, const RankGrid& grid, const plan::ModelShape& shape,
+                  const std::map<std::string, TensorLocation>& places) {
+  constexpr const char* kFirst = "let Megatron-LM save it in the format torch_dist, which keeps the first of them";
+  const auto check = [&](const std::string& first, const std::string& copy) {
+    if (files.shape(first) == nullptr || files.shape(copy) == nullptr || hold_the_same(files, first, copy)) return;
+    throw ConfigError(rule_got_fix(
+        concat(files.name(), ": \"", printable(copy), "\" must hold what \"", printable(first), "\" does."),
+        "other numbers", kFirst));
+  };
+  for (const plan::ParameterSpec& spec : plan::model_parameters(shape, 1, 0)) {
+    const auto place = places.find(spec.name);
+    if (place == places.end() || spec.split_dim >= 0) continue;
+    const auto source = [&](int rank) {
+      const auto& parts = files.parts(rank, place->second.pp);
+      return parts.size() > place->second.chunk ? parts[place->second.chunk].prefix + place->second.name : "";
+    };
+    const std::string first = source(0);
+    if (split_as_stored(spec, files.shape(first), grid.tp).split_dim >= 0) continue;
+    for (int rank = 1; rank < grid.tp; ++rank) check(first, source(rank));
+  }
+  for (const auto& [rank, folder] : grid.folders)
+    for (const RankFiles::ModelChunk& part : files.parts(rank.first, rank.second))
+      for (const std::string& copy : part.tied_copies)
+        check(files.parts(rank.first, 0).front().prefix + plan::kWordEmbedding, copy);
+}
+
 /// An iteration's folder, opened.
 struct OpenedRanks {
   RankGrid grid;
@@ -175,12 +207,44 @@ KindOfTensors kind_of(const RankFiles& files, const RankGrid& grid) {
   return kind;
 }
 
+/// Throws ConfigError unless a rank's file is of the same run as the first, of the network `model`, and of the same
+/// step.
+void check_same_run(const TorchFile& first, const TorchFile& file, const config::ModelConfig& model,
+                    const KindOfTensors& kind) {
+  const auto refuse = [&](const std::string& what, const std::string& got, const std::string& wanted) {
+    throw ConfigError(rule_got_fix(concat(file.name(), ": ", what, " must be that of ", first.name(), "."),
+                                   concat(got, ", and ", wanted, " there"),
+                                   "copy the folder again; the files of all ranks are of one checkpoint"));
+  };
+  const PickleNode &args = arguments_of(file), &first_args = arguments_of(first);
+  const auto count_text = [](const std::optional<std::int64_t>& count) { return count ? concat(*count) : "none"; };
+  const auto check = [&](const char* name, const PickleNode& ours, const PickleNode& theirs) {
+    const std::string got = count_text(count_of(file, &ours, name)),
+                      wanted = count_text(count_of(first, &theirs, name));
+    if (got != wanted) refuse(name, got, wanted);
+  };
+  check("iteration", file.root(), first.root());
+  for (const char* name : {"consumed_train_samples", "padded_vocab_size"}) check(name, args, first_args);
+  config::RunConfig got, wanted;
+  got.model = model_of_arguments(file.values(), args, kind, file.name());
+  wanted.model = model;
+  const config::Fields of_got = config::fields_of(got), of_wanted = config::fields_of(wanted);
+  for (std::size_t i = 0; i < of_got.fields.size(); ++i) {
+    const std::string value = config::toml_value(of_got.fields[i].value),
+                      first_value = config::toml_value(of_wanted.fields[i].value);
+    if (value != first_value) refuse(of_got.fields[i].path, value, first_value);
+  }
+}
+
 /// The network; the arguments are the same in all files: they are read from the first.
 OpenedRanks open_ranks(const fs::path& found, RankGrid grid) {
   auto files = std::make_shared<RankFiles>(found, grid);
   const TorchFile& first = files->file(0, 0);
   const PickleNode& args = arguments_of(first);
-  config::ModelConfig model = model_of_arguments(first.values(), args, kind_of(*files, grid), first.name());
+  const KindOfTensors kind = kind_of(*files, grid);
+  config::ModelConfig model = model_of_arguments(first.values(), args, kind, first.name());
+  for (const auto& [rank, folder] : grid.folders)
+    if (rank != std::pair(0, 0)) check_same_run(first, files->file(rank.first, rank.second), model, kind);
   check_heads(model, first.name());
   const Arguments saved(first.values(), args, first.name());
   constexpr std::int64_t kMaxParallel = 1 << 16;
@@ -274,6 +338,7 @@ std::optional<TrainingState> training_of(const fs::path& folder, bool with_optim
   };
   add(kept.masters ? kMasterInfix : "", [](const std::string& name) { return name; });
   check_all_used(*opened.files, places, mapping);
+  check_copies(*opened.files, opened.grid, shape, places);
   for (const std::string& kind : kept.kinds)
     add(state_infix(kind), [&](const std::string& name) { return state_name(kind, name); });
   state.kinds = kept.kinds;
@@ -332,6 +397,7 @@ std::unique_ptr<checkpoint::WeightSource> open_megatron(const fs::path& folder) 
   Mapping mapping;
   add_to(mapping, *opened.files, opened.grid, shape, places, "", [](const std::string& name) { return name; });
   check_all_used(*opened.files, places, mapping);
+  check_copies(*opened.files, opened.grid, shape, places);
   return std::make_unique<MappedSource>(opened.files, std::move(mapping), MappedSource::Extent::AtLeast);
 }
 

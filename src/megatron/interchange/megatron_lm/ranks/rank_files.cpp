@@ -163,6 +163,10 @@ void RankFiles::add_tensors(const TorchFile& file, const PickleNode& dict, const
 void RankFiles::add_tensor(const TorchFile& file, const PickleNode& node, const std::string& theirs, ModelChunk& part) {
   const auto [ours, is_parameter] = our_name(theirs, tied_, file.name());
   if (is_parameter) part.parameters.push_back(ours);
+  if (ours.empty() && is_parameter) {
+    part.tied_copies.push_back(part.prefix + "copy of the embedding: " + theirs);
+    places_[part.tied_copies.back()] = file.tensor(node, theirs);
+  }
   if (ours.empty()) return;
   if (!part.tensors.insert(ours).second)
     throw ConfigError(rule_got_fix(concat(file.name(), ": must hold each tensor once."),

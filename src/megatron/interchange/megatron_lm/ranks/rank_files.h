@@ -43,6 +43,7 @@ class RankFiles : public checkpoint::WeightSource {
     std::set<std::string> tensors = {};                   ///< ours, within the part
     std::vector<std::string> parameters = {};             ///< in the module's order; empty for a tied matrix's copy
     std::map<std::string, std::int64_t> num_layers = {};  ///< by stack: "decoder.layers."
+    std::vector<std::string> tied_copies = {};            ///< of the word embedding, by their names here
   };
 
   RankFiles(std::filesystem::path folder, const RankGrid& grid);

@@ -64,12 +64,10 @@ void read_gemma(const json& object, JsonFields& fields, FolderConfig& folder) {
   ModelConfig& model = folder.model;
   read_sizes(fields, model);
   if (model.kv_channels == 0) model.kv_channels = 256;
-  const std::string activation = fields.has("hidden_activation") ? "hidden_activation" : "hidden_act";
-  read_gated(fields, model, activation.c_str());
-  fields.ignore({"hidden_act", "hidden_activation"});  // the second, where there are both
+  const char* const activation = type == "gemma" ? "hidden_act" : "hidden_activation";
+  read_gated(fields, model, activation);
+  fields.ignore({"hidden_act", "hidden_activation"});  // folders have both, of which transformers reads one
   if (!fields.has(activation)) model.activation = "gelu_tanh";
-  // The first configurations of Gemma said gelu and meant its approximation, as transformers reads them.
-  if (type == "gemma" && activation == "hidden_act" && model.activation == "gelu") model.activation = "gelu_tanh";
   model.apply_layernorm_1p = model.scale_embeddings = true;
   model.add_bias_linear = false;
   model.untie_embeddings_and_output_weights = !fields.flag("tie_word_embeddings", true);
