@@ -6,6 +6,11 @@ import tempfile
 from ._program import recipes, run, words_of
 
 
+def _objects(text):
+    """The JSON objects of lines, which end at newlines alone: str.splitlines() has more ends, which texts may hold."""
+    return [json.loads(line) for line in text.split("\n") if line]
+
+
 def train(recipe, out, options=None, *, quiet=False, **more):
     """Trains by `recipe`, a TOML file or the name of one in recipes(), into the folder `out`, resuming what is there;
     returns the folder.
@@ -21,8 +26,7 @@ def train(recipe, out, options=None, *, quiet=False, **more):
 
 def metrics(folder):
     """What the run in `folder` has measured: one dict per step or validation, as metrics.jsonl has them."""
-    lines = (pathlib.Path(folder) / "metrics.jsonl").read_text().splitlines()
-    return [json.loads(line) for line in lines]
+    return _objects((pathlib.Path(folder) / "metrics.jsonl").read_text(encoding="utf-8"))
 
 
 def generate(load, prompts, **options):
@@ -49,15 +53,19 @@ def tokenize(tokenizer, texts, **options):
         files = [pathlib.Path(folder) / str(i) for i in range(len(several))]
         for file, text in zip(files, several):
             file.write_bytes(text.encode())
-        lines = run("tokenizer", "encode", "--tokenizer", tokenizer, "--input", *files, "--json",
-                    *words_of(options)).splitlines()
-    ids = [json.loads(line)["ids"] for line in lines]
+        lines = run("tokenizer", "encode", "--tokenizer", tokenizer, "--input", *files, "--json", *words_of(options))
+    ids = [each["ids"] for each in _objects(lines)]
     return ids[0] if isinstance(texts, str) else ids
 
 
 def detokenize(tokenizer, ids):
-    """The text of a list of ids."""
+    """The text of a list of ids, or the texts of a list of such lists."""
+    ids = list(ids)
+    is_one = not ids or not hasattr(ids[0], "__len__") or not getattr(ids[0], "shape", (1,))  # a tensor's element
     with tempfile.NamedTemporaryFile("w", prefix="megatron-") as file:
-        print(*ids, file=file, flush=True)
-        line = run("tokenizer", "decode", "--tokenizer", tokenizer, "--input", file.name, "--json").splitlines()[0]
-    return json.loads(line)["text"]
+        for each in [ids] if is_one else ids:
+            print(*map(int, each), file=file)
+        file.flush()
+        lines = run("tokenizer", "decode", "--tokenizer", tokenizer, "--input", file.name, "--json")
+    texts = [each["text"] for each in _objects(lines)]
+    return texts[0] if is_one else texts

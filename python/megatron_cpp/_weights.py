@@ -53,6 +53,11 @@ def _damaged(path, what):
                   "load another checkpoint; `megatron checkpoint verify` tells which are whole")
 
 
+def _unread(path, name, dtype):
+    return _wrong(f"load_weights reads tensors of the types {', '.join(_BYTES)}.", f"{name} of {dtype!r} in {path}",
+                  "read it with the package safetensors")
+
+
 def _is_shape(values):
     return isinstance(values, list) and all(isinstance(n, int) and 0 <= n < 1 << 62 for n in values)
 
@@ -72,10 +77,10 @@ class _File:
         return self._map[begin:begin + size]
 
 
-def _read_tensor(backend, dtype, shape, slices, where):
+def _read_tensor(backend, name, dtype, shape, slices, where):
     """One tensor of `slices`: (offset, shape, file, begin)."""
     if dtype not in _BYTES:
-        raise _damaged(where, f"a tensor of the type {dtype!r}")
+        raise _unread(where, name, dtype)
     available = sum(_BYTES[dtype] * math.prod(part) for _, part, _, _ in slices)
     if available != _BYTES[dtype] * math.prod(shape):  # before memory is taken for it
         raise _damaged(where, f"slices of {available} bytes for a tensor of the shape {shape}")
@@ -127,7 +132,7 @@ def _of_checkpoint(folder, backend, wanted):
     except (KeyError, TypeError, ValueError) as error:
         raise _damaged(path, f"no manifest: {error!r}") from None
     files = [_File(folder / name) for name in names]
-    return {name: _read_tensor(backend, dtype, shape, [(o, s, files[f], b) for o, s, f, b in slices], path)
+    return {name: _read_tensor(backend, name, dtype, shape, [(o, s, files[f], b) for o, s, f, b in slices], path)
             for name, (dtype, shape, slices) in tensors.items()}
 
 
@@ -147,10 +152,34 @@ def _of_safetensors(paths, backend, wanted):
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise _damaged(path, f"no header of safetensors: {error!r}") from None
         for name, dtype, shape, begin, end in entries:
-            if end - begin != _BYTES.get(dtype, 0) * math.prod(shape):
+            if dtype not in _BYTES:
+                raise _unread(path, name, dtype)
+            if end - begin != _BYTES[dtype] * math.prod(shape):
                 raise _damaged(path, f"{end - begin} bytes for {name} of the type {dtype} and shape {shape}")
             whole = ([0] * len(shape), shape, file, 8 + size + begin)
-            weights[name] = _read_tensor(backend, dtype, shape, [whole], path)
+            weights[name] = _read_tensor(backend, name, dtype, shape, [whole], path)
+    return weights
+
+
+def _of_shards(index, backend, wanted):
+    """The tensors that an index names, each of the file that it names for it."""
+    try:
+        file_of = json.loads(index.read_bytes())["weight_map"]
+        if any(not isinstance(name, str) or not name or name[0] == "." or "/" in name for name in file_of.values()):
+            raise ValueError("a file's name that is none")
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise _damaged(index, f"no index of safetensors: {error!r}") from None
+    weights = {}
+    for name in sorted(set(file_of.values())):
+        if not (index.parent / name).is_file():
+            raise _wrong(f"{index.parent} must hold every file that {index.name} names.", f"no {name}",
+                         "fetch the folder again")
+        weights |= _of_safetensors([index.parent / name], backend,
+                                   lambda tensor, name=name: wanted(tensor) and file_of.get(tensor, name) == name)
+    for tensor, name in file_of.items():
+        if wanted(tensor) and tensor not in weights:
+            raise _wrong(f"{index.parent / name} must hold {tensor}, as {index.name} says.", "it does not",
+                         "fetch the folder again")
     return weights
 
 
@@ -175,6 +204,10 @@ def load_weights(path, framework="torch", optimizer=False):
     if path.is_dir():
         if (checkpoint := _checkpoint(path)) is not None:
             return _of_checkpoint(checkpoint, backend, wanted)
+        if (whole := path / "model.safetensors").is_file():
+            return _of_safetensors([whole], backend, wanted)
+        if (index := path / "model.safetensors.index.json").is_file():
+            return _of_shards(index, backend, wanted)
         if files := sorted(path.glob("*.safetensors")):
             return _of_safetensors(files, backend, wanted)
     raise _wrong("weights are read from a run's folder, a checkpoint or safetensors files.", f"none of these at {path}",
