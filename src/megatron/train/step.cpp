@@ -298,7 +298,6 @@ TrainStep::Open TrainStep::begin(int num_microbatches, const MicrobatchSource& m
                                  const StepCheck& check) {
   Open open;
   open.scale = gradient_scale(num_microbatches);
-  open.result.loss_scale = parts_.scaler == nullptr ? 1 : parts_.scaler->scale();
   if (parts_.fp8 != nullptr) parts_.fp8->forget_magnitudes();  // those of an evaluation
   {
     // Gradients of the sum over tokens; each bucket's reduction over dp starts by itself.
@@ -347,6 +346,7 @@ StepResult TrainStep::end(Open open) {
     if (open.result.skipped) parts_.optimizer.set_steps(parts_.optimizer.steps() - 1);  // it has changed nothing
   }
   if (parts_.fp8 != nullptr && !open.result.skipped) parts_.fp8->update(open.magnitudes.to(at::kCPU));
+  if (parts_.scaler != nullptr) open.result.loss_scale = parts_.scaler->scale();
   return std::move(open.result);
 }
 

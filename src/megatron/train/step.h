@@ -72,7 +72,7 @@ struct StepResult {
   double grad_norm = 0;                 ///< of the mean loss's gradient, before clipping
   std::optional<double> num_zeros;      ///< elements of the gradient that are exactly zero
   std::optional<double> params_norm;    ///< after the step, L2
-  double loss_scale = 1;                ///< that the step used
+  double loss_scale = 1;                ///< after the step, which may have changed it, as Megatron-LM logs it
   bool skipped = false;                 ///< nothing was updated: loss or gradient not finite, a spike, a wrong rank
   bool spike = false;                   ///< skipped for a loss that leaps (TrainStep::judge)
   bool harmless = false;                ///< skipped for a gradient alone, under a loss scale that such steps bring down
