@@ -1,5 +1,7 @@
 #include <algorithm>
+#include <cmath>
 #include <span>
+#include <stdexcept>
 #include <string>
 
 #include "app/eval/jobs.h"
@@ -51,6 +53,16 @@ void check_ids(const EvalWork& work) {
                                  "the model's own tokenizer, and data made with it"));
 }
 
+/// The rule of `generate`, for what no number tells of a model.
+void check_finite(const EvalWork& work, const std::vector<tasks::WindowScore>& scores) {
+  const auto bad =
+      std::ranges::find_if(scores, [](const tasks::WindowScore& score) { return !std::isfinite(score.nll); });
+  if (bad == scores.end()) return;
+  const tasks::Window& window = work.windows[static_cast<std::size_t>(bad - scores.begin())];
+  throw std::runtime_error(concat("logits are not finite in the ", window.size, " tokens from position ", window.begin,
+                                  " on: the loss is ", bad->nll, " (are the checkpoint's weights?)"));
+}
+
 /// What the ranks must have in common besides the recipe: the model, and what is scored.
 comm::Facts facts_of(EvalFlags flags, const EvalWork& work) {
   comm::Facts facts = run::model_facts(work.model, config::fields_of(flags));
@@ -100,6 +112,7 @@ int run_eval(const EvalFlags& flags, const EvalWork& work, const EvalReport& rep
       work.model.run, comm::place_from(comm::process_environment()),
       [&](const comm::Group& world, at::Device device) {
         const auto [scores, seconds] = score_on_rank(flags, work, world, device);
+        check_finite(work, scores);
         if (world.rank() == 0) print_report(report(scores), flags, work.model.run, tokens_of(work), seconds);
         return kDone;
       },

@@ -76,6 +76,20 @@ class EvalJobs(unittest.TestCase):
         self.assertEqual(paper["bytes"], len("= A-b =\n\nthe cat sees a dog, on monday ."))
         self.assertAlmostEqual(paper["word_perplexity"], math.exp(paper["nll_sum"] / 16), places=9)
 
+    def test_a_model_that_gives_no_numbers_has_no_scores(self):
+        folder = self.place.path / "nan"
+        run("checkpoint", "export", "--load", self.place.path / "run", "--output", folder)
+        weights = bytearray((folder / "model.safetensors").read_bytes())
+        size = int.from_bytes(weights[:8], "little")
+        header = json.loads(weights[8:8 + size])
+        begin, end = next(entry["data_offsets"] for name, entry in header.items() if name.endswith("ln_f.bias"))
+        weights[8 + size + begin:8 + size + end] = b"\xff" * (end - begin)  # a NaN in every type
+        (folder / "model.safetensors").write_bytes(weights)
+        for words in (["eval", "loss", "--data", self.text, "--limit", 2],
+                      ["eval", "lambada", "--data", self.passages, "--format", "plain", "--limit", 2],
+                      ["generate", "--prompt", "the"]):
+            self.assertIn("logits are not finite", run(*words, "--load", folder, code=1), words)
+
     def test_says_what_is_wrong(self):
         bad = self.place.path / "bad"
         bad.write_text('{"context": "a"}\n')

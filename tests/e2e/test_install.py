@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import unittest
 
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "testing"))
@@ -148,6 +149,17 @@ class Install(unittest.TestCase):
         self.assertIn("[$ORIGIN/torch/lib]", path)
         for config in (folder / "root").rglob("*.cmake"):
             self.assertNotIn(str(ROOT), config.read_text())
+
+
+class Components(unittest.TestCase):
+    def test_a_component_that_is_required_is_refused(self):
+        with tempfile.TemporaryDirectory(prefix="megatron-components-") as folder:
+            script = pathlib.Path(folder) / "find.cmake"
+            script.write_text(f'find_package(megatron REQUIRED COMPONENTS cuda PATHS "{BUILD}" NO_DEFAULT_PATH)\n')
+            result = subprocess.run(["cmake", "-P", script], capture_output=True, text=True)
+        self.assertNotEqual(result.returncode, 0)
+        self.assertIn("COMPONENTS cuda", result.stderr)
+        self.assertIn("has no components", " ".join(result.stderr.split()))
 
 
 if __name__ == "__main__":
