@@ -83,6 +83,26 @@ class Logging(unittest.TestCase):
         self.assertIn("greater than log.profile_step_start",
                       run(*self.place.train_words("wrong", "--profile", "--profile-step-end", 3), code=2))
 
+    def test_measures_the_third_share_of_the_documents_at_the_end(self):
+        # No step changes the weights, so a pair that holds the share alone has its loss.
+        pair, parts = self.place.path / "tokens_text_document", self.place.path / "part"
+        run("data", "split", pair, "--shares", "80,12,8", "--names", "train", "valid", "test", "--output-prefix", parts)
+        common = ["--train-iters", 2, "--lr", 0, "--min-lr", 0, "--eval-interval", 2, "--eval-iters", 3]
+        printed = self.place.train("shared", *common, "--split", "80,12,8")
+        self.assertRegex(printed, r"validation loss at iteration 2 on test set \| lm loss value: \d\.\d+E")
+        words = self.place.train_words("apart", *common)
+        at = words.index("--data-path")
+        words[at:at + 2] = ["--train-data-path", f"{parts}_train", "--valid-data-path", f"{parts}_valid",
+                            "--test-data-path", f"{parts}_test"]
+        run(*words)
+        shared, apart = ([line.get("valid_loss", line.get("test_loss")) for line in
+                          map(json.loads, (self.place.path / name / "metrics.jsonl").read_text().splitlines()[-2:])]
+                         for name in ("shared", "apart"))
+        self.assertEqual(shared, apart)
+        self.assertNotEqual(*shared)
+        for name, other in {"two": ["--split", "80,20,0"], "none": ["--eval-interval", 0]}.items():
+            self.assertNotIn("on test set", self.place.train(name, *common, *other))
+
 
 if __name__ == "__main__":
     unittest.main()

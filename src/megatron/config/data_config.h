@@ -90,8 +90,8 @@ struct DataConfig {
       Affects::Samples, OnlyInTraining());
     v("valid_data_path", valid_data_path, "What to validate on.", "valid-data-path", Affects::Samples,
       OnlyInTraining());
-    v("test_data_path", test_data_path, "What to test on at the end of the run.", "test-data-path", Affects::Samples,
-      OnlyInTraining());
+    v("test_data_path", test_data_path, "What to test on at the end of the run, where data.split does not say it.",
+      "test-data-path", Affects::Samples, OnlyInTraining());
     v("per_split_data_args_path", per_split_data_args_path,
       "JSON file with the words of the three: {\"train\": […], \"valid\": […], \"test\": […]}.",
       "per-split-data-args-path", Affects::Samples, OnlyInTraining());
@@ -101,7 +101,7 @@ struct DataConfig {
       "Sentinels <extra_id_0>, <extra_id_1>, … that follow a WordPiece vocabulary, after [BOS] and [EOS] where it has "
       "none: what a T5 needs.",
       "vocab-extra-ids", Affects::Nothing, OnlyInTraining());
-    v("split", split, "Shares of documents: training, validation, neither.", "split", Affects::Samples,
+    v("split", split, "Shares of documents: training, validation, test.", "split", Affects::Samples,
       unless("data.train_data_path"), unless("data.per_split_data_args_path"), OnlyInTraining(), Common());
     v("seq_length", seq_length, "Tokens per sample; t5: per input of its encoder.", "seq-length", Affects::Samples,
       Common());

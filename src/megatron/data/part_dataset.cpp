@@ -215,6 +215,15 @@ void check_part(const PartSpec& spec, const std::function<void(const IndexedData
   check_whole_sets(spec, whole, say);
 }
 
+bool holds_samples(const PartSpec& spec) {
+  try {
+    check_part(spec, [](const IndexedDataset&) {});
+    return true;
+  } catch (const ConfigError&) {
+    return false;
+  }
+}
+
 FillInMiddleOptions fill_in_middle_options(const config::FimConfig& fim, const text::Tokenizer& tokenizer) {
   const auto id_of = [&](const char* option, const std::string& token) {
     const auto id = tokenizer.token_to_id(token);

@@ -46,6 +46,9 @@ std::unique_ptr<const Dataset> open_part(const PartSpec& spec, const WaitMessage
 void check_part(const PartSpec& spec, const std::function<void(const IndexedDataset&)>& look_at,
                 const WaitMessage& say = {});
 
+/// Whether check_part() finds nothing wrong: where nobody asked for a part by itself, it is left out else.
+bool holds_samples(const PartSpec& spec);
+
 /// The options of fill-in-the-middle with the tokens' ids. Throws ConfigError naming what the tokenizer does not have.
 FillInMiddleOptions fill_in_middle_options(const config::FimConfig& fim, const text::Tokenizer& tokenizer);
 

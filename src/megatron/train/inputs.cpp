@@ -219,12 +219,13 @@ std::vector<data::PartSpec> part_specs(const plan::ResolvedRun& run, data::Split
   const auto& blend = blends.parts[static_cast<std::size_t>(part)];
   const bool trains = part == data::SplitPart::Train, validates = config.train.eval_interval > 0;
   if (part == data::SplitPart::Valid && !validates) return {};
-  if (part == data::SplitPart::Test && !(blends.of_its_own && blend && config.train.eval_iters > 0)) return {};
+  const bool tests = part == data::SplitPart::Test, shares_out = tests && !blends.of_its_own;
+  if (tests && (!blend || config.train.eval_iters == 0)) return {};
+  if (shares_out && (!validates || config.data.mock_data)) return {};
   if (!blend)
     throw ConfigError(rule_got_fix("train.eval_interval needs data to validate on.", "none",
                                    "--eval-interval 0, or --valid-data-path PREFIX"));
-  const std::int64_t validations =
-      part == data::SplitPart::Test || !validates ? 1 : config.train.train_iters / config.train.eval_interval + 1;
+  const std::int64_t validations = tests || !validates ? 1 : config.train.train_iters / config.train.eval_interval + 1;
   constexpr std::array kWhole = {"1,0,0", "0,1,0", "0,0,1"};
   data::PartSpec spec{.blend = *blend,
                       .split = blends.of_its_own ? kWhole[static_cast<std::size_t>(part)] : config.data.split,
@@ -246,10 +247,11 @@ std::vector<data::PartSpec> part_specs(const plan::ResolvedRun& run, data::Split
   if (config.data.mock_data) spec.mock.vocab = run.shape.vocab;
   if (trains)
     spec.index.num_samples = std::max(run.train_samples, config.data.index_samples);
-  else if (!config.data.full_validation || part == data::SplitPart::Test)
+  else if (!config.data.full_validation || tests)
     spec.index.num_samples = validations * samples_of_a_validation(config);
   if (const auto specify = model_samples(config.model.architecture).specify; specify != nullptr) specify(run, spec);
   if (config.data.fim_data) spec.fill_in_middle = data::fill_in_middle_options(config.fim, *spec.tokenizer);
+  if (shares_out && !data::holds_samples(spec)) return {};
   if (part != data::SplitPart::Valid || !config.data.multiple_validation_sets) return {spec};
   std::vector<data::PartSpec> sets;
   for (const std::string& prefix : blend->prefixes) {
