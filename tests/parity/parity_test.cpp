@@ -22,6 +22,7 @@
 #include "megatron/plan/steps/batch_plan.h"
 #include "megatron/train/data/batches.h"
 #include "megatron/train/engine.h"
+#include "tests/parity/encoder_decoder_layouts.h"
 #include "tests/parity/expert_layouts.h"
 #include "tests/parity/fp8_layouts.h"
 #include "tests/parity/fully_sharded_layouts.h"
