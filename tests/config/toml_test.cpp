@@ -95,7 +95,7 @@ TEST(Toml, ReadsTheOptionsOfEarlierRecipes) {
 TEST(Toml, NamesTheLineOfEveryWrongKeyAndValue) {
   const std::string error = error_of(
       "[model]\nnum_layer = 3\nhidden_size = 2.5\nactivation = true\n\n[paralel]\ntp = 2\n[parallel]\ntp = 3000000000\n"
-      "[data]\ndata_path = [1]\n[train]\nseed = -1\ndtype = []\n");
+      "[data]\ndata_path = [1]\n[train]\nseed = -1\ndtype = []\nseq_lenght = 8\n");
   EXPECT_THAT(error,
               HasSubstr("recipe.toml:2: a recipe's key must be a known option.\n  got:  model.num_layer\n  fix:  "
                         "model.num_layers"));
@@ -103,6 +103,7 @@ TEST(Toml, NamesTheLineOfEveryWrongKeyAndValue) {
   EXPECT_THAT(error, HasSubstr("recipe.toml:4: model.activation takes a string."));
   EXPECT_THAT(error,
               HasSubstr("recipe.toml:6: a recipe's key must be a known option.\n  got:  paralel\n  fix:  parallel"));
+  EXPECT_THAT(error, HasSubstr("train.seq_lenght\n  fix:  data.seq_length")) << "of another table";
   EXPECT_THAT(error, HasSubstr("recipe.toml:9: parallel.tp takes an integer."));
   EXPECT_THAT(error, HasSubstr("recipe.toml:11: data.data_path takes a list of strings."));
   EXPECT_THAT(error, HasSubstr("recipe.toml:13: train.seed takes an integer >= 0."));

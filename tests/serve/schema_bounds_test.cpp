@@ -75,7 +75,17 @@ TEST(SchemaBounds, AreKeptByEveryWholeNumber) {
   EXPECT_TRUE(is_of(most, "9223372036854775806"));
   EXPECT_FALSE(is_of(most, "9223372036854775808"));
   EXPECT_FALSE(is_of(most, "922337203685477580"));
-  EXPECT_TRUE(is_of(R"({"type": "integer", "minimum": 1e20})", "100000000000000000000"));
+  const std::string two = R"({"minimum": 9223372036854775807, "exclusiveMinimum": 9223372036854775700})";
+  EXPECT_TRUE(is_of(two, "9223372036854775807"));
+  EXPECT_FALSE(is_of(two, "9223372036854775701"));
+  for (const std::string more :
+       {"", R"(, "minimum": -5)", R"(, "maximum": 7000)", R"(, "minimum": 0, "maximum": 9999)"}) {
+    Texts thousands(Ordered::parse(R"({"type": "integer", "multipleOf": 1000)" + more + "}"));
+    for (const char* good : {"0", "1000", "5000"}) EXPECT_TRUE(thousands.hold(good)) << more << good;
+    for (const char* bad : {"1", "999", "1500", "01000", "-1"}) EXPECT_FALSE(thousands.hold(bad)) << more << bad;
+    EXPECT_EQ(thousands.hold("123456789000"), more.find("maximum") == std::string::npos);
+    EXPECT_EQ(thousands.hold("-2000"), more.find("minimum") == std::string::npos);
+  }
   EXPECT_TRUE(is_of(R"({"type": "integer", "minimum": 0.5, "maximum": 1.5})", "1"));
   EXPECT_FALSE(is_of(R"({"type": "integer", "minimum": 0.5, "maximum": 1.5})", "0"));
   EXPECT_FALSE(is_of(R"({"type": "integer", "minimum": 1})", "01"));
@@ -216,7 +226,8 @@ TEST(SchemaPattern, OfAFormatIsItsStrings) {
     for (const std::string& text : good) EXPECT_TRUE(grammar.hold(in_quotes(text))) << text;
     for (const std::string& text : bad) EXPECT_FALSE(grammar.hold(in_quotes(text))) << text;
   };
-  expect("date", {"2026-11-27", "2024-02-29", "2000-02-29"}, {"2023-02-29", "1900-02-29", "2026-04-31", "2026-13-01"});
+  expect("date", {"2026-11-27", "2024-02-29", "2000-02-29"},
+         {"2023-02-29", "1900-02-29", "0000-02-29", "2026-04-31", "2026-13-01"});
   expect("time", {"23:59:59Z", "00:00:00.25+05:30"}, {"24:00:00Z", "12:60:00Z", "12:00:00"});
   expect("date-time", {"2026-11-27T08:30:00Z"}, {"2026-11-27 08:30:00Z", "2026-11-27"});
   expect("duration", {"P1Y2M3DT4H5M6S", "PT5M", "P2W", "P1D"}, {"P", "PT", "P1YT", "1D", "P1W2D"});
@@ -252,6 +263,8 @@ TEST(SchemaPattern, IsRefusedWhereItIsNoneOrKnowsMore) {
                               "^*",
                               "(?<a",
                               "a{1001}",
+                              "{2}a",
+                              "^(?é)$",
                               "((a{100}){100}){100}",
                               "(((){1000}){1000}){1000}",
                               "\xff"}) {
@@ -266,10 +279,15 @@ TEST(SchemaPattern, IsRefusedWhereItIsNoneOrKnowsMore) {
   EXPECT_THROW(grammar_of_schema({{"pattern", std::string(1000, '(') + std::string(1000, ')')}}), ApiError);
   EXPECT_THROW(grammar_of_schema({{"pattern", "(abcdef)*"}, {"minLength", 5000}, {"maxLength", 10'000}}), ApiError);
   EXPECT_THROW(grammar_of_schema({{"pattern", "^a{3}$"}, {"maxLength", 2}}), ApiError);
+  // Each place leads to thousands of others without a character.
+  const std::string many = "^(?:(?:$|)(?:" + std::string(3800, '|') + ")(?:a|b))*$";
+  const Ordered all = {{"anyOf", Ordered(400, Ordered{{"pattern", many}, {"maxLength", 10'000}})}};
+  EXPECT_THROW(grammar_of_schema(all), ApiError);
   for (const char* schema : {R"({"pattern": 1})", R"({"format": "regex"})", R"({"pattern": "a", "format": "date"})",
                              R"({"type": "integer", "minimum": "1"})", R"({"type": "integer", "multipleOf": 0})",
                              R"({"type": "number", "multipleOf": 0.5})", R"({"type": "integer", "multipleOf": 1e9})",
-                             R"({"type": "number", "minimum": 1e308, "maximum": 1})"})
+                             R"({"type": "number", "minimum": 1e308})", R"({"minimum": 100000000000000000001})",
+                             R"({"type": "integer", "minimum": 3, "maximum": 2})"})
     EXPECT_THROW(grammar_of_schema(Ordered::parse(schema)), ApiError) << schema;
 }
 

@@ -33,6 +33,7 @@ TEST(RunLog, LeavesStepsWithoutATokenThatCountsOutOfTheMean) {
       StepResult result;
       result.loss = loss;
       result.tokens = tokens;
+      result.figures = {{"reward", 0.5}};
       RunState state;
       state.iteration = log.last() ? log.last()->iteration + 1 : 1;
       log.iteration(state, {.result = result, .step_s = 1, .global_batch = 4});
@@ -44,8 +45,13 @@ TEST(RunLog, LeavesStepsWithoutATokenThatCountsOutOfTheMean) {
   EXPECT_THAT(shown, HasSubstr("iteration 1: no token of its batch counts"));
   EXPECT_THAT(shown, Not(HasSubstr("iteration 2: no token")));
   std::vector<std::string> losses;
+  std::vector<bool> has_figure;
   std::istringstream lines(read_file(folder.path() / "metrics.jsonl"));
-  for (std::string line; std::getline(lines, line);) losses.push_back(nlohmann::json::parse(line)["loss"].dump());
+  for (std::string line; std::getline(lines, line);) {
+    losses.push_back(nlohmann::json::parse(line)["loss"].dump());
+    has_figure.push_back(nlohmann::json::parse(line).contains("reward"));
+  }
+  EXPECT_THAT(has_figure, ::testing::ElementsAre(false, false, true, true));
   EXPECT_THAT(losses, ::testing::ElementsAre("null", "null", "8.0", "2.0"));
 }
 

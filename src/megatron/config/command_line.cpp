@@ -179,7 +179,8 @@ class WordParser {
       if (is_bool(fields_[index].value)) known.push_back("no-" + option_name);
       known.push_back(split_path(option_name).name);
     }
-    const std::string near = nearest_option(name, known);
+    std::string near = nearest_option(name, known);
+    if (near.empty()) near = nearest_option(split_path(name).name, known);  // of another section
     // A match by the last part of a path is shown with its path.
     std::string fix = near.empty() ? "leave " + typed + " out; --help lists all options" : "--" + near;
     for (const auto& [option_name, index] : by_name_)

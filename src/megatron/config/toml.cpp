@@ -175,9 +175,20 @@ class TomlReader {
     }
     // What recipes of `megatron finetune` have besides those of other jobs.
     const bool task = path == "task" || path.starts_with("task.");
-    const std::string near = task ? "megatron finetune, whose recipe it is" : nearest_option(path, names_);
+    const std::string near = task ? "megatron finetune, whose recipe it is" : nearest_path(path);
     report(node, "a recipe's key must be a known option.", path.substr(0, 100),
            near.empty() ? "leave it out; docs/config.md lists all" : near);
+  }
+
+  /// In any table where that of the path has none.
+  std::string nearest_path(const std::string& path) const {
+    const std::string near = nearest_option(path, names_);
+    if (!near.empty() || path.find('.') == std::string::npos) return near;
+    std::vector<std::string> keys;
+    for (const Field& field : fields_.fields) keys.push_back(split_path(field.path).name);
+    const std::string key = nearest_option(split_path(path).name, keys);
+    const auto at = std::ranges::find(keys, key);
+    return key.empty() ? "" : fields_.fields[static_cast<std::size_t>(at - keys.begin())].path;
   }
 
   void report(const toml::node& node, const std::string& rule, const std::string& got, const std::string& fix = "") {

@@ -5,6 +5,7 @@
 
 #include "megatron/base/error.h"
 #include "megatron/base/philox.h"
+#include "megatron/data/index/split.h"
 #include "megatron/data/samples/blended_dataset.h"
 #include "megatron/data/samples/chats/preferences.h"
 #include "megatron/data/samples/chats/sft.h"
@@ -84,7 +85,7 @@ void check_sentences(const SentenceSource& source, const SentenceBounds& bounds,
   for (std::int64_t d = range.first; d < range.last && most < bounds.min_sentences; ++d)
     most = std::max(most, pair.first_sequence(d + 1) - pair.first_sequence(d));
   if (most < bounds.min_sentences)
-    throw ConfigError(rule_got_fix(
+    throw EmptyPart(rule_got_fix(
         concat(pair.prefix(), ": the part for ", split_part_name(source.part), " (data.split) must have documents of ",
                bounds.min_sentences, " or more sentences."),
         concat(range.last - range.first, " documents, of at most ", most),
@@ -142,7 +143,7 @@ void check_whole_sets(const PartSpec& spec, const WholeSets& whole, const WaitMe
   for (const std::string& set : whole.too_short) got += (got.empty() ? "" : "; ") + set;
   const bool full = !spec.index.num_samples;
   const std::string less = spec.chat || spec.packed ? "" : " or a smaller --seq-length,";
-  throw ConfigError(rule_got_fix(
+  throw EmptyPart(rule_got_fix(
       concat("The ", split_part_name(spec.part), " data, which is read once (",
              full ? "data.full_validation" : "a blend without weights", "), must hold a sample",
              less.empty() ? ": a document of two tokens." : concat(" of data.seq_length ", spec.index.seq_length, ".")),
@@ -219,7 +220,7 @@ bool holds_samples(const PartSpec& spec) {
   try {
     check_part(spec, [](const IndexedDataset&) {});
     return true;
-  } catch (const ConfigError&) {
+  } catch (const EmptyPart&) {
     return false;
   }
 }

@@ -46,7 +46,8 @@ std::unique_ptr<const Dataset> open_part(const PartSpec& spec, const WaitMessage
 void check_part(const PartSpec& spec, const std::function<void(const IndexedDataset&)>& look_at,
                 const WaitMessage& say = {});
 
-/// Whether check_part() finds nothing wrong: where nobody asked for a part by itself, it is left out else.
+/// Whether a part holds what samples are made of; nobody needs one that was not asked for by itself. Throws what
+/// check_part() does of other things.
 bool holds_samples(const PartSpec& spec);
 
 /// The options of fill-in-the-middle with the tokens' ids. Throws ConfigError naming what the tokenizer does not have.

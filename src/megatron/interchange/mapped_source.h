@@ -30,8 +30,10 @@ class MappedSource : public checkpoint::WeightSource {
   Mapping mapping_;
 };
 
-/// Whether two tensors of a source have the same shape and the same bits, as far as the first difference.
-bool hold_the_same(const checkpoint::WeightSource& raw, const std::string& a, const std::string& b);
+/// Whether two tensors of a source have the same shape and the same bits, as far as the first difference; with a
+/// `tolerance`, numbers that differ by no more than that share of the largest near them.
+bool hold_the_same(const checkpoint::WeightSource& raw, const std::string& a, const std::string& b,
+                   double tolerance = 0);
 
 /// All of `weights`, which must outlive the source, under the names of a table; for an export. Throws ConfigError as
 /// MappedSource does, and where the table has no place for one of the weights.

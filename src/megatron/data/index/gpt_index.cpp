@@ -118,7 +118,7 @@ std::array<SequenceRange, 3> split_ranges(const std::string& split, std::int64_t
 void check_split(SplitPart part, const std::string& split, const SequenceRange& range, const GptIndexSpec& spec,
                  const IndexedDataset& data) {
   if (range.size() > 0 || spec.num_samples.value_or(0) == 0) return;
-  throw ConfigError(
+  throw EmptyPart(
       rule_got_fix("a split that samples are asked of must have sequences.",
                    concat("the ", split_part_name(part), " part of ", split, " over ", data.size(), " sequences of ",
                           data.prefix(), " is empty; ", *spec.num_samples, " samples asked"),
@@ -139,9 +139,9 @@ GptIndexPlan plan_gpt_index(const GptIndexSpec& spec, std::int64_t tokens_per_ep
   GptIndexPlan plan{.tokens_per_epoch = tokens_per_epoch};
   if (tokens_per_epoch == 0) {
     if (wanted > 0)
-      throw ConfigError(rule_got_fix("a split that samples are asked of must have tokens.",
-                                     concat(wanted, " samples of no tokens"),
-                                     "a larger share of the documents for it (--split), or more text"));
+      throw EmptyPart(rule_got_fix("a split that samples are asked of must have tokens.",
+                                   concat(wanted, " samples of no tokens"),
+                                   "a larger share of the documents for it (--split), or more text"));
     return plan;
   }
   std::int64_t needed = 0;

@@ -14,6 +14,7 @@
 #include "megatron/data/index/gpt_index.h"
 #include "megatron/data/index/index_room.h"
 #include "megatron/data/index/mersenne_twister.h"
+#include "megatron/data/index/split.h"
 
 namespace megatron::data {
 namespace {
@@ -133,7 +134,7 @@ std::int64_t for_each_sample(const Documents& documents, const SentenceIndexSpec
 void check_samples(std::int64_t samples, const IndexedDataset& data, const DocumentRange& range,
                    const SentenceIndexSpec& spec) {
   if (samples > 0 || spec.num_samples.value_or(0) == 0) return;
-  throw ConfigError(rule_got_fix(
+  throw EmptyPart(rule_got_fix(
       concat("samples need documents of at least ", spec.min_sentences, " sentences, none longer than ", kMaxSentence,
              " tokens."),
       concat("none among documents ", range.first, " to ", range.last, " of ", data.prefix(), ", which has ",
@@ -175,7 +176,7 @@ void check_sentence_index(const SentenceIndexSpec& spec) {
         rule_got_fix("the number of samples cannot be negative.", concat(*spec.num_samples), "0 or more"));
   if (spec.num_samples.value_or(0) > kMaxSentenceSamples)
     throw ConfigError(rule_got_fix("the number of samples must be at most 2^48.", concat(*spec.num_samples),
-                                   "fewer samples: --train-iters"));
+                                   "ask for fewer samples"));
 }
 
 void check_sentence_range(const IndexedDataset& data, const DocumentRange& range, const SentenceIndexSpec& spec) {

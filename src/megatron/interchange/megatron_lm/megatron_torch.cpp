@@ -151,13 +151,18 @@ void add_to(Mapping& mapping, const RankFiles& files, const RankGrid& grid, cons
   }
 }
 
+/// Of a tensor's largest number. Ranks of Megatron-LM each compute the gradient of what all have whole, and drift apart
+/// by its rounding; files of two runs are further apart.
+constexpr double kDrift = 0.01;
+
 /// Throws ConfigError where ranks hold other numbers of what all of them have whole, or a copy of the word embedding
 /// other numbers than the embedding.
 void check_copies(const RankFiles& files, const RankGrid& grid, const plan::ModelShape& shape,
                   const std::map<std::string, TensorLocation>& places) {
   constexpr const char* kFirst = "let Megatron-LM save it in the format torch_dist, which keeps the first of them";
   const auto check = [&](const std::string& first, const std::string& copy) {
-    if (files.shape(first) == nullptr || files.shape(copy) == nullptr || hold_the_same(files, first, copy)) return;
+    if (files.shape(first) == nullptr || files.shape(copy) == nullptr || hold_the_same(files, first, copy, kDrift))
+      return;
     throw ConfigError(rule_got_fix(
         concat(files.name(), ": \"", printable(copy), "\" must hold what \"", printable(first), "\" does."),
         "other numbers", kFirst));

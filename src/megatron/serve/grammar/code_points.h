@@ -12,7 +12,7 @@ using CodePoints = std::vector<std::pair<std::uint32_t, std::uint32_t>>;
 
 /// Sorted, joined where they touch, without surrogates.
 CodePoints normalized(CodePoints ranges);
-/// All others.
+/// All characters but these.
 CodePoints complement(const CodePoints& ranges);
 
 /// Adds, as alternatives of a rule, how a string of JSON writes each of the characters: those that JSON has an escape

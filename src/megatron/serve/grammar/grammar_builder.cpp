@@ -7,7 +7,7 @@ namespace {
 
 using Sequence = Grammar::Sequence;
 
-constexpr std::size_t kMaxSymbols = 200'000;
+constexpr std::size_t kMaxSymbols = 200'000, kMaxSteps = 2'000'000;  // half a second
 
 }  // namespace
 
@@ -39,6 +39,10 @@ Sequence joined(std::initializer_list<Sequence> parts) {
 
 void GrammarBuilder::need_room(std::size_t symbols) const {
   if (grammar_.size() + symbols > kMaxSymbols) refuse_schema("the schema is too large");
+}
+
+void GrammarBuilder::spend(std::size_t steps) {
+  if ((spent_ += steps) > kMaxSteps) refuse_schema("the schema takes too long: its patterns branch too much");
 }
 
 void GrammarBuilder::add(std::int32_t rule, const Sequence& alternative) {

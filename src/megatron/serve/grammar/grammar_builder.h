@@ -32,11 +32,14 @@ class GrammarBuilder {
   std::int32_t repeated(const Grammar::Sequence& one, std::int64_t least, std::int64_t most);
   /// Throws where as many more symbols are too many.
   void need_room(std::size_t symbols) const;
+  /// Counts steps of finding rules out, and throws where they take too long.
+  void spend(std::size_t steps);
 
   Grammar take() { return std::move(grammar_); }
 
  private:
   Grammar grammar_;
+  std::size_t spent_ = 0;
 };
 
 }  // namespace megatron::serve

@@ -204,7 +204,10 @@ class Compiler {
     if (type.is_string()) return {type.get<std::string>()};
     if (!type.is_array() || type.empty()) refuse_schema("'type' in the schema must be a name or a list of names");
     std::vector<std::string> names;
-    for (const Ordered& one : type) names.push_back(one.is_string() ? one.get<std::string>() : "");
+    for (const Ordered& one : type) {
+      const auto name = one.is_string() ? one.get<std::string>() : "";
+      if (std::ranges::find(names, name) == names.end()) names.push_back(name);
+    }
     return names;
   }
 
@@ -264,6 +267,7 @@ class Compiler {
   static std::optional<NumberBound> bound(const Ordered& schema, const char* name, bool exclusive) {
     const auto at = schema.find(name);
     if (at == schema.end()) return std::nullopt;
+    check_numbers(*at, name);
     const auto value = at->is_number() ? decimal_of(at->dump()) : std::nullopt;
     if (!value) refuse_schema(concat("'", name, "' in the schema must be a number of at most 400 digits"));
     return NumberBound{.value = *value, .exclusive = exclusive};
@@ -271,16 +275,17 @@ class Compiler {
 
   /// The narrower of a bound and an exclusive one.
   static std::optional<NumberBound> bound_of(const Ordered& schema, const char* name, const char* exclusive_name,
-                                             double sign) {
+                                             bool least) {
     const auto bound_here = bound(schema, name, false), exclusive = bound(schema, exclusive_name, true);
     if (!bound_here || !exclusive) return bound_here ? bound_here : exclusive;
-    const double narrower = sign * (schema.at(exclusive_name).get<double>() - schema.at(name).get<double>());
-    return narrower >= 0 ? exclusive : bound_here;
+    const bool wider =
+        least ? is_below(exclusive->value, bound_here->value) : is_below(bound_here->value, exclusive->value);
+    return wider ? bound_here : exclusive;
   }
 
   std::int32_t number_with(const Ordered& schema, bool whole) {
-    NumberRange range{.least = bound_of(schema, "minimum", "exclusiveMinimum", 1),
-                      .most = bound_of(schema, "maximum", "exclusiveMaximum", -1)};
+    NumberRange range{.least = bound_of(schema, "minimum", "exclusiveMinimum", true),
+                      .most = bound_of(schema, "maximum", "exclusiveMaximum", false)};
     const auto multiple = schema.find("multipleOf");
     if (multiple != schema.end()) {
       const auto of = multiple->is_number() ? decimal_of(multiple->dump()) : std::nullopt;
@@ -309,7 +314,7 @@ class Compiler {
     if (pattern == schema.end() && format == schema.end())
       return least == 0 && most < 0 ? string_ : string_of(least, most);
     if (pattern != schema.end() && format != schema.end())
-      refuse_schema("'format' in the schema is not supported beside 'pattern'");
+      refuse_schema("'format' in the schema is not supported together with 'pattern'");
     const Ordered& said = pattern != schema.end() ? *pattern : *format;
     if (!said.is_string()) refuse_schema("'pattern' and 'format' in the schema must be strings");
     const auto text = said.get<std::string>();

@@ -12,9 +12,9 @@ namespace {
 
 using Sequence = Grammar::Sequence;
 
-constexpr std::size_t kDigits = 15, kMostDigits = 400;
+constexpr std::size_t kDigits = 15, kMaxDecimalDigits = 400;
 
-/// Not the sign: what is written after it.
+/// What is written after the sign.
 struct Magnitude {
   std::string whole = "0", fraction;
   bool exclusive = false;
@@ -44,23 +44,55 @@ bool less_or_equal(const std::string& a, const std::string& b) {
   return a.size() != b.size() ? a.size() < b.size() : a <= b;
 }
 
-/// Whole numbers from `least` to `most`, both with as many digits, and the remainder of what is written already.
+/// Whole numbers that are multiples of one. States are how many digits are left and the remainder of those before.
 class WholeNumbers {
  public:
   WholeNumbers(GrammarBuilder& grammar, std::int64_t multiple) : grammar_(grammar), multiple_(multiple) {}
 
   std::int32_t between(const std::string& least, const std::string& most) {
     const std::int32_t rule = grammar_.add_rule();
-    for (std::size_t digits = least.size(); digits <= most.size() && less_or_equal(least, most); ++digits) {
-      least_ = digits == least.size() ? least : "1" + std::string(digits - 1, '0');
-      most_ = digits == most.size() ? most : std::string(digits, '9');
-      bounded_.clear();
-      grammar_.add(rule, {Grammar::rule(after(0, true, true, 0))});
-    }
+    for (std::size_t digits = least.size(); digits <= most.size() && less_or_equal(least, most); ++digits)
+      add_of_length(rule, digits == least.size() ? least : "1" + std::string(digits - 1, '0'),
+                    digits == most.size() ? most : std::string(digits, '9'));
+    return rule;
+  }
+
+  /// Of any length: remainders alone are states then.
+  std::int32_t from(const std::string& least) {
+    const std::int32_t rule = grammar_.add_rule();
+    add_of_length(rule, least, std::string(least.size(), '9'));
+    for (const auto& [remainder, digits] : by_remainder(0, '1', '9'))
+      grammar_.add(rule, {Grammar::bytes(digits), Grammar::rule(longer(least.size(), remainder))});
     return rule;
   }
 
  private:
+  void add_of_length(std::int32_t rule, const std::string& least, const std::string& most) {
+    least_ = least;
+    most_ = most;
+    bounded_.clear();
+    grammar_.add(rule, {Grammar::rule(after(0, true, true, 0))});
+  }
+
+  std::map<std::int64_t, ByteSet> by_remainder(std::int64_t before, char low, char high) const {
+    std::map<std::int64_t, ByteSet> ways;
+    for (char digit = low; digit <= high; ++digit)
+      ways[(before * 10 + (digit - '0')) % multiple_].set(static_cast<unsigned char>(digit));
+    return ways;
+  }
+
+  /// At least `least` more digits.
+  std::int32_t longer(std::size_t least, std::int64_t remainder) {
+    std::int32_t& known = longer_[{least, remainder}];
+    if (known != 0) return known - 1;
+    const std::int32_t rule = grammar_.add_rule();
+    known = rule + 1;
+    if (least == 0 && remainder == 0) grammar_.add(rule, {});
+    for (const auto& [rest, digits] : by_remainder(remainder, '0', '9'))
+      grammar_.add(rule, {Grammar::bytes(digits), Grammar::rule(longer(least == 0 ? 0 : least - 1, rest))});
+    return rule;
+  }
+
   std::int32_t after(std::size_t written, bool at_least, bool at_most, std::int64_t remainder) {
     const std::size_t left = least_.size() - written;
     std::int32_t& known =
@@ -89,7 +121,7 @@ class WholeNumbers {
   std::int64_t multiple_;
   std::string least_, most_;
   std::map<std::tuple<std::size_t, bool, bool, std::int64_t>, std::int32_t> bounded_;
-  std::map<std::pair<std::size_t, std::int64_t>, std::int32_t> free_;
+  std::map<std::pair<std::size_t, std::int64_t>, std::int32_t> free_, longer_;
 };
 
 /// What follows whole digits: fractions, point included, that are at least the one and at most the other.
@@ -121,7 +153,7 @@ class Fractions {
     return !at_most || written < most_->fraction.size() || !most_->exclusive;
   }
 
-  /// At least one more digit.
+  /// The digits after those, of which there is one at least.
   std::int32_t after(std::size_t written, bool at_least, bool at_most) {
     std::int32_t& known = known_[{written, at_least, at_most}];
     if (known != 0) return known - 1;
@@ -147,8 +179,8 @@ class Fractions {
   std::map<std::tuple<std::size_t, bool, bool>, std::int32_t> known_;
 };
 
-std::int32_t whole_magnitudes(GrammarBuilder& grammar, const Magnitude& least, const std::optional<Magnitude>& most,
-                              std::int64_t multiple) {
+std::int32_t whole_magnitudes(GrammarBuilder& grammar, WholeNumbers& numbers, const Magnitude& least,
+                              const std::optional<Magnitude>& most, std::int64_t multiple) {
   std::string low = least.whole, high = std::string(std::max(kDigits, low.size() + 1), '9');
   if (!least.fraction.empty() || least.exclusive) low = plus_one(low);
   if (most) {
@@ -159,7 +191,7 @@ std::int32_t whole_magnitudes(GrammarBuilder& grammar, const Magnitude& least, c
       high = *below;
     }
   }
-  return WholeNumbers(grammar, multiple).between(low, high);
+  return most || multiple == 1 ? numbers.between(low, high) : numbers.from(low);
 }
 
 std::int32_t magnitudes(GrammarBuilder& grammar, const Magnitude& least, const std::optional<Magnitude>& most,
@@ -189,6 +221,13 @@ Magnitude magnitude_of(const NumberBound& bound) {
 
 }  // namespace
 
+bool is_below(const Decimal& a, const Decimal& b) {
+  if (a.negative != b.negative) return a.negative;
+  const Decimal &small = a.negative ? b : a, &large = a.negative ? a : b;
+  if (small.whole != large.whole) return less_or_equal(small.whole, large.whole);
+  return small.fraction < large.fraction;
+}
+
 std::optional<Decimal> decimal_of(std::string_view number) {
   Decimal value;
   value.negative = number.starts_with('-');
@@ -199,7 +238,7 @@ std::optional<Decimal> decimal_of(std::string_view number) {
     std::string_view text = number.substr(mark + 1);
     if (text.starts_with('+')) text.remove_prefix(1);
     const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), exponent);
-    if (error != std::errc() || std::abs(exponent) > static_cast<std::int64_t>(kMostDigits)) return std::nullopt;
+    if (error != std::errc() || std::abs(exponent) > static_cast<std::int64_t>(kMaxDecimalDigits)) return std::nullopt;
   }
   const std::string_view digits = number.substr(0, mark);
   const std::size_t point = std::min(digits.find('.'), digits.size());
@@ -214,7 +253,7 @@ std::optional<Decimal> decimal_of(std::string_view number) {
   }
   whole.erase(0, whole.find_first_not_of('0'));
   fraction.erase(fraction.find_last_not_of('0') + 1);
-  if (whole.size() + fraction.size() > kMostDigits) return std::nullopt;
+  if (whole.size() + fraction.size() > kMaxDecimalDigits) return std::nullopt;
   value.whole = whole.empty() ? "0" : whole;
   value.fraction = fraction;
   if (is_zero(value)) value.negative = false;
@@ -222,8 +261,9 @@ std::optional<Decimal> decimal_of(std::string_view number) {
 }
 
 std::int32_t add_number_range(GrammarBuilder& grammar, const NumberRange& range, bool whole) {
+  WholeNumbers numbers(grammar, range.multiple);
   const auto between = [&](const Magnitude& least, const std::optional<Magnitude>& most) {
-    return whole ? whole_magnitudes(grammar, least, most, range.multiple)
+    return whole ? whole_magnitudes(grammar, numbers, least, most, range.multiple)
                  : magnitudes(grammar, least, most, range.fraction_digits);
   };
   const auto& [least, most] = std::tie(range.least, range.most);

@@ -18,6 +18,8 @@ struct Decimal {
 /// Reads a JSON number, also one with an exponent; nothing where it has more than 400 digits.
 std::optional<Decimal> decimal_of(std::string_view number);
 
+bool is_below(const Decimal& a, const Decimal& b);
+
 struct NumberBound {
   Decimal value;
   bool exclusive = false;

@@ -16,8 +16,8 @@ namespace {
 
 using Machine = CharacterMachine;
 
-constexpr std::size_t kMostStates = 4000, kMostDepth = 100;
-constexpr std::uint32_t kMostTimes = 1000;
+constexpr std::size_t kMaxMachineStates = 4000, kMaxGroups = 100;
+constexpr std::uint32_t kMaxTimes = 1000;
 
 struct Node {
   enum class Kind : std::uint8_t { Characters, Sequence, Choice, Repeat, Start, End };
@@ -48,7 +48,9 @@ class Parser {
 
  private:
   [[noreturn]] void refuse(std::string_view why) const {
-    refuse_schema(concat("'pattern' in the schema ", why, ": ", text_.substr(0, 200)));
+    std::size_t end = std::min<std::size_t>(text_.size(), 200);
+    while (end < text_.size() && end > 0 && (static_cast<unsigned char>(text_[end]) & 0xC0) == 0x80) --end;
+    refuse_schema(concat("'pattern' in the schema ", why, ": ", text_.substr(0, end)));
   }
   [[noreturn]] void refuse_construct(std::string_view what) const {
     refuse(concat("has '", what, "', which is not supported"));
@@ -68,7 +70,7 @@ class Parser {
   }
 
   Node choice(std::size_t depth) {
-    if (depth > kMostDepth) refuse("is nested too deeply");
+    if (depth > kMaxGroups) refuse("is nested too deeply");
     Node node{.kind = Node::Kind::Choice, .parts = {sequence(depth)}};
     while (take("|")) node.parts.push_back(sequence(depth));
     return node;
@@ -106,7 +108,7 @@ class Parser {
       at_ = before;
       return std::nullopt;
     }
-    if (*least > kMostTimes || (most && *most > kMostTimes)) refuse(concat("repeats more than ", kMostTimes, " times"));
+    if (*least > kMaxTimes || (most && *most > kMaxTimes)) refuse(concat("repeats more than ", kMaxTimes, " times"));
     if (most && *most < *least) refuse("has a quantifier whose numbers are in the wrong order");
     return Times{*least, most};
   }
@@ -116,7 +118,7 @@ class Parser {
     const auto [end, error] = std::from_chars(text_.data() + at_, text_.data() + text_.size(), value);
     if (error == std::errc::invalid_argument) return std::nullopt;
     at_ = static_cast<std::size_t>(end - text_.data());
-    return error == std::errc() ? value : kMostTimes + 1;
+    return error == std::errc() ? value : kMaxTimes + 1;
   }
 
   Node single(std::size_t depth) {
@@ -126,8 +128,7 @@ class Parser {
     if (take("[")) return characters(set());
     if (take(".")) return characters(complement({{'\n', '\n'}, {'\r', '\r'}, {0x2028, 0x2029}}));
     if (take("\\")) return characters(escape(false));
-    for (const char* mark : {"*", "+", "?"})
-      if (next_is(mark)) refuse("has a quantifier with nothing before it");
+    if (quantifier()) refuse("has a quantifier with nothing before it");
     const std::uint32_t c = character();
     return characters({{c, c}});
   }
@@ -145,7 +146,7 @@ class Parser {
         if (end == std::string_view::npos) refuse("has a group whose name has no end");
         at_ = end + 1;
       } else if (!take(":")) {
-        refuse_construct(concat("(?", text_.substr(at_, 1)));
+        refuse("has a '(?' with flags or what is not known");
       }
     }
     Node node = choice(depth + 1);
@@ -262,7 +263,7 @@ class Builder {
 
  private:
   std::size_t state() {
-    if (machine_.states.size() == kMostStates)
+    if (machine_.states.size() == kMaxMachineStates)
       refuse_schema("'pattern' in the schema is too large: its quantifiers repeat too much");
     machine_.states.emplace_back();
     return machine_.states.size() - 1;

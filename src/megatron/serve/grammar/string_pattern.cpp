@@ -65,28 +65,43 @@ class Strings {
     return std::min(before + 1, most_ < 0 ? least_ : std::max(least_, most_));
   }
 
-  void fill(const Place& place) {
-    const std::int32_t rule = rules_.at(place);
-    // Where steps that read nothing lead; after one that is for the string's end alone, no character may come.
-    std::set<std::pair<std::size_t, bool>> reached;
-    std::vector<std::pair<std::size_t, bool>> open = {{place.state, false}};
-    std::set<std::pair<std::size_t, std::size_t>> steps;
+  /// Where the steps from a state lead that read nothing: whether the expression may have been found, and what may be
+  /// read then.
+  struct Reached {
     bool found = false;
+    std::set<std::pair<std::size_t, std::size_t>> steps;  ///< set and next state
+  };
+
+  const Reached& reached_from(std::size_t from, bool at_start) {
+    const auto [known, added] = reached_.try_emplace({from, at_start});
+    Reached& reached = known->second;
+    if (!added) return reached;
+    // After a step that is for the string's end alone, no character may come.
+    std::set<std::pair<std::size_t, bool>> seen;
+    std::vector<std::pair<std::size_t, bool>> open = {{from, false}};
     while (!open.empty()) {
       const auto at = open.back();
       open.pop_back();
-      if (!reached.insert(at).second) continue;
+      if (!seen.insert(at).second) continue;
       const auto& [state, ended] = at;
-      found = found || state == machine_.end;
+      grammar_.spend(1 + machine_.states[state].free.size() + machine_.states[state].reading.size());
+      reached.found = reached.found || state == machine_.end;
       for (const Machine::FreeStep& step : machine_.states[state].free)
-        if (step.when != Machine::Free::AtStart || place.at_start)
+        if (step.when != Machine::Free::AtStart || at_start)
           open.emplace_back(step.to, ended || step.when == Machine::Free::AtEnd);
       if (!ended)
-        for (const Machine::ReadingStep& step : machine_.states[state].reading) steps.emplace(step.set, step.to);
+        for (const Machine::ReadingStep& step : machine_.states[state].reading)
+          reached.steps.emplace(step.set, step.to);
     }
-    if (found && place.before >= least_) grammar_.add(rule, {});
+    return reached;
+  }
+
+  void fill(const Place& place) {
+    const std::int32_t rule = rules_.at(place);
+    const Reached& reached = reached_from(place.state, place.at_start);
+    if (reached.found && place.before >= least_) grammar_.add(rule, {});
     if (most_ >= 0 && place.before >= most_) return;
-    for (const auto& [set, to] : steps)
+    for (const auto& [set, to] : reached.steps)
       grammar_.add(rule, {Grammar::rule(sets_[set]), Grammar::rule(rule_of({to, false, counted(place.before)}))});
   }
 
@@ -96,6 +111,7 @@ class Strings {
   std::size_t any_ = 0, before_ = 0;
   std::vector<std::int32_t> sets_;
   std::map<Place, std::int32_t> rules_;
+  std::map<std::pair<std::size_t, bool>, Reached> reached_;
   std::vector<Place> open_;
 };
 
@@ -109,8 +125,10 @@ std::int32_t add_string_pattern(GrammarBuilder& grammar, std::string_view patter
 std::optional<std::string_view> pattern_of_format(std::string_view format) {
   static const std::map<std::string_view, std::string> patterns = [] {
     const std::string date =
-        "(?:\\d{4}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12]\\d|3[01])|(?:0[469]|11)-(?:0[1-9]|[12]\\d|30)|"
-        "02-(?:0[1-9]|1\\d|2[0-8]))|(?:\\d\\d(?:0[48]|[2468][048]|[13579][26])|(?:[02468][048]|[13579][26])00)-02-29)";
+        "(?:(?:000[1-9]|00[1-9]\\d|0[1-9]\\d\\d|[1-9]\\d{3})-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12]\\d|3[01])|(?:0[469]|"
+        "11)-(?:0[1-9]|[12]\\d|30)|"
+        "02-(?:0[1-9]|1\\d|2[0-8]))|(?:\\d\\d(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)-02-"
+        "29)";
     const std::string hour = "(?:[01]\\d|2[0-3])";
     const std::string time = hour + ":[0-5]\\d:[0-5]\\d(?:\\.\\d{1,9})?(?:Z|[+-]" + hour + ":[0-5]\\d)";
     const auto count = [](const std::string& unit) { return "\\d{1,6}" + unit; };

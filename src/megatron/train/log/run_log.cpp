@@ -159,13 +159,14 @@ void RunLog::iteration(const RunState& state, const Iteration& done) {
   const config::LogConfig& log = run_.config.log;
   ++interval_.iterations;
   const double flops = plan::training_flops(run_.shape, samples, tokens / samples, run_.config.data.decoder_seq_length);
+  const bool has_means = !has_no_loss(result);
   const IterationMetrics metrics{.iteration = state.iteration,
                                  .consumed_samples = state.consumed_samples,
-                                 .loss = has_no_loss(result) ? kNoLoss : result.loss,
+                                 .loss = has_means ? result.loss : kNoLoss,
                                  .grad_norm = result.grad_norm,
                                  .sentence_loss = result.sentence_loss,
-                                 .depth_losses = result.depth_losses,
-                                 .figures = result.figures,
+                                 .depth_losses = has_means ? result.depth_losses : std::vector<double>(),
+                                 .figures = has_means ? result.figures : std::vector<LossFigure>(),
                                  .learning_rate = done.rates.usual,
                                  .decoupled_learning_rate = decoupled(done.rates),
                                  .loss_scale = result.loss_scale,

@@ -15,6 +15,7 @@
 #include "megatron/base/error.h"
 #include "megatron/data/files/json_line.h"
 #include "megatron/data/index/numpy_random.h"
+#include "megatron/data/index/split.h"
 #include "megatron/data/samples/chats/sft.h"
 
 namespace megatron::data {
@@ -145,7 +146,7 @@ void check_preferences(const std::string& path, const GptDatasetSpec& spec, cons
   const IndexedDataset data(spec.prefix);
   const SequenceRange pairs = pairs_of(spec, data);
   if (pairs.size() == 0)
-    throw ConfigError(rule_got_fix(
+    throw EmptyPart(rule_got_fix(
         concat(path, ": the part for ", split_part_name(spec.part), " must have a pair."),
         concat("split ", spec.split, " of ", data.size() / 2, " pairs"),
         data.size() < 4 ? "add pairs to the file" : "give the part a larger share of data.split, or add pairs"));

@@ -14,6 +14,7 @@
 #include "megatron/base/text/format.h"
 #include "megatron/data/files/indexed_dataset.h"
 #include "megatron/data/files/json_line.h"
+#include "megatron/data/index/split.h"
 
 namespace megatron::data {
 namespace {
@@ -99,11 +100,11 @@ void check_learned(const std::string& path, const IndexedDataset& pair, const Se
     kept += learned(end);
   }
   if (range.size() > 0 && all == 0)
-    throw ConfigError(rule_got_fix(path + ": conversations must have something to learn: messages of the assistant.",
-                                   concat(range.size(), " conversations without one"),
-                                   "messages with \"role\": \"assistant\""));
+    throw EmptyPart(rule_got_fix(path + ": conversations must have something to learn: messages of the assistant.",
+                                 concat(range.size(), " conversations without one"),
+                                 "messages with \"role\": \"assistant\""));
   if (kept < all && kept == 0)
-    throw ConfigError(rule_got_fix(
+    throw EmptyPart(rule_got_fix(
         concat(path, ": messages of the assistant must begin within data.seq_length ", seq_length, "."),
         concat("none of ", range.size(), " conversations has one there"),
         "raise --data.seq_length, or --data.packed, which cuts conversations into pieces and loses nothing"));

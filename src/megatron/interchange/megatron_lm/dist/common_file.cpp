@@ -106,7 +106,7 @@ void write_network(PickleWriter& pickle, const config::ModelConfig& model, std::
         "export: Megatron-LM's arguments know gelu, gelu_tanh of models with linear biases, squared_relu "
         "and gated silu.",
         concat(model.activation, gated ? ", gated" : "", by_tanh && !gated ? ", model.add_bias_linear false" : ""),
-        "--format huggingface; or keep the checkpoint as it is: every job here reads it"));
+        by_tanh && !gated ? "keep the checkpoint as it is: every job here reads it" : "--format huggingface"));
   // Of these two groups of options Megatron-LM has arguments for the ones named here.
   const config::AttentionVariant attention{
       .add_qkv_bias = model.add_qkv_bias, .qk_layernorm = model.qk_layernorm, .no_rope_freq = model.no_rope_freq};
