@@ -141,6 +141,30 @@ TEST_F(CheckpointFolder, AMarkGoesWhenTheCheckpointIsWrittenAnew) {
   EXPECT_THAT(names_of(superfluous(folder(), {.last = 1})), ElementsAre("iter_0000001", "iter_0000002"));
 }
 
+// Their weights may be of no use: none that was good goes for them.
+TEST_F(CheckpointFolder, OnesAfterStepsThatWereNotFiniteDoNotCountAndGoOnceAnotherFollows) {
+  const auto save_nonfinite = [&](int iteration, int keep_last = 2) {
+    save(folder(), iteration, {{"v", {4}, {0}, at::full({4}, double(iteration))}}, {{kNonfiniteSteps, "2"}}, {},
+         keep_last);
+  };
+  save_nonfinite(4);
+  EXPECT_THAT(names(), ElementsAre("iter_0000002", "iter_0000003", "iter_0000004"));
+  save_nonfinite(5);
+  EXPECT_THAT(names(), ElementsAre("iter_0000002", "iter_0000003", "iter_0000005"));
+  EXPECT_THAT(superfluous(folder(), {.last = 2, .every = 5}), ElementsAre());
+  save_nonfinite(5, 9);
+  EXPECT_THAT(superfluous(folder(), {.last = 9}), ElementsAre());
+  save_one(6, 2);
+  EXPECT_THAT(names(), ElementsAre("iter_0000003", "iter_0000006"));
+  for (const int number : {3, 6}) {
+    fs::remove_all(iteration(number));
+    save_nonfinite(number, 0);
+  }
+  EXPECT_THAT(names_of(superfluous(folder(), {.last = 1})), ElementsAre("iter_0000003"));
+  write_file(iteration(6) / "manifest.json", "{}");
+  EXPECT_THAT(superfluous(folder(), {.last = 1}), ElementsAre()) << "nothing else is whole";
+}
+
 TEST_F(CheckpointFolder, OnesOfANewerVersionAreNeitherReplacedNorRemoved) {
   const std::string newer = R"({"format":"megatron-cpp checkpoint","version":2})";
   for (const int number : {1, 3}) write_file(iteration(number) / "manifest.json", newer);

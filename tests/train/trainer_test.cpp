@@ -230,8 +230,8 @@ TEST_F(TrainerTest, TheBatchTakesItsSteps) {
 
 TEST_F(TrainerTest, SkippedIterationsConsumeSamplesButDoNotAdvanceTheSchedule) {
   auto options = config("run");
-  options.schedule.lr = 1e300;  // the first update throws the weights out of every range
-  ASSERT_EQ(run(options), Outcome::Done);
+  options.optimizer.weight_decay = 1e300;  // the first update throws the weights out of every range
+  EXPECT_THROW(run(options), std::runtime_error) << "nothing was learned in its last steps";
   const auto lines = metrics("run");
   ASSERT_EQ(lines.size(), 6u);
   EXPECT_FALSE(lines[0].contains("skipped"));
@@ -270,7 +270,8 @@ TEST_F(TrainerTest, SkippedIterationsConsumeSamplesButDoNotAdvanceTheSchedule) {
   options.train.out = (folder_ / "explicit").string();
   options.parallel.tp = options.parallel.world_size = 1;
   options.guard.on_nan = "skip";
-  EXPECT_EQ(run(options), Outcome::Done) << "what was said of guard.on_nan holds";
+  EXPECT_THROW(run(options), std::runtime_error);
+  EXPECT_EQ(metrics("explicit").size(), 6u) << "what was said of guard.on_nan holds";
 }
 
 // On a GPU the passes of a step begin before the host knows what has become of the step before.
@@ -279,21 +280,27 @@ TEST_F(TrainerTest, IterationsThatBeginBeforeTheOneBeforeHasEndedAreTheSame) {
     Emulated() { kernels::force_instruction_set(kernels::kCudaEmulated); }
     ~Emulated() { kernels::force_instruction_set("auto"); }
   } const emulated;
-  const auto options = [&](const std::string& name, bool ahead, double rate) {
+  const auto options = [&](const std::string& name, bool ahead, double decay) {
     auto options = config(name, 1, 2);
     options.train.train_iters = 7;
     options.train.eval_interval = 3;
     options.train.eval_iters = 1;
     options.checkpoint.save_interval = 4;
     options.checkpoint.keep_last = 100;
-    options.schedule.lr = rate;  // the second throws the weights out of every range: steps are skipped
+    options.optimizer.weight_decay = decay;  // the second throws the weights out of every range: steps are skipped
     if (!ahead) options.train.exit_duration_mins = 1e6;  // the ranks look at a clock after each step
     return options;
   };
-  for (const double rate : {1e-2, 1e300}) {
-    const std::string after = rate > 1 ? "skips_after" : "after", ahead = rate > 1 ? "skips_ahead" : "ahead";
-    ASSERT_EQ(run(options(after, false, rate)), Outcome::Done);
-    ASSERT_EQ(run(options(ahead, true, rate)), Outcome::Done);
+  for (const bool skips : {false, true}) {
+    const std::string after = skips ? "skips_after" : "after", ahead = skips ? "skips_ahead" : "ahead";
+    for (const bool runs_ahead : {false, true}) {
+      const auto one = options(runs_ahead ? ahead : after, runs_ahead, skips ? 1e300 : 0.01);
+      if (skips) {
+        EXPECT_THROW(run(one), std::runtime_error);
+      } else {
+        EXPECT_EQ(run(one), Outcome::Done);
+      }
+    }
     const auto want = metrics(after), got = metrics(ahead);
     ASSERT_EQ(got.size(), 7u + 3u);
     ASSERT_EQ(want.size(), got.size());

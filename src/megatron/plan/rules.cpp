@@ -183,15 +183,16 @@ void check_optimizer(const config::OptimizerConfig& optimizer, Rules& rules) {
 }
 
 void check_schedule(const config::ScheduleConfig& schedule, Rules& rules) {
-  rules.option("schedule.lr", schedule.lr >= 0, "must be at least 0.", concat(schedule.lr));
+  const auto is_rate = [](double rate) { return rate >= 0 && rate <= 1000; };  // beyond it nothing learns
+  rules.option("schedule.lr", is_rate(schedule.lr), "must be from 0 to 1000.", concat(schedule.lr));
   const auto up_to_peak = [&](const char* option, double value) {
     if (schedule.lr < 0) return;  // said already
     rules.require(value >= 0 && value <= schedule.lr, concat(option, " must be from 0 to schedule.lr."),
                   concat(value, ", schedule.lr ", schedule.lr), concat("--", option, " ", value < 0 ? 0 : schedule.lr));
   };
   up_to_peak("schedule.min_lr", schedule.min_lr);
-  rules.option("schedule.decoupled_lr", std::isfinite(schedule.decoupled_lr) && schedule.decoupled_lr >= 0,
-               "must be at least 0.", concat(schedule.decoupled_lr));
+  rules.option("schedule.decoupled_lr", is_rate(schedule.decoupled_lr), "must be from 0 to 1000.",
+               concat(schedule.decoupled_lr));
   const double least = schedule.decoupled_min_lr < 0 ? schedule.min_lr : schedule.decoupled_min_lr;
   rules.require(schedule.decoupled_lr <= 0 || least <= schedule.decoupled_lr,
                 "schedule.decoupled_min_lr must be at most schedule.decoupled_lr.",

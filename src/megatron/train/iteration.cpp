@@ -118,6 +118,10 @@ IterationEnd end_iteration(const IterationParts& parts, OpenIteration open, RunS
     ++state.skipped_iterations;
   else
     state.schedule_samples += end.global_batch;
+  if (!result.skipped || result.spike)
+    state.nonfinite_steps = 0;
+  else if (!result.harmless)
+    ++state.nonfinite_steps;
   parts.engine.timers.add(TimerId::BatchGenerator, open.data_wait_s);
   RunLog::Iteration done{.result = result,
                          .step_s = std::min(open.watch.seconds(), most_s),

@@ -39,6 +39,7 @@
 #include "megatron/train/resume/memory_copies.h"
 #include "megatron/train/resume/resume.h"
 #include "megatron/train/resume/run_state.h"
+#include "megatron/train/troubles.h"
 #include "megatron/train/tuning/distillation.h"
 #include "megatron/train/tuning/preference.h"
 
@@ -133,6 +134,7 @@ class TrainingRun {
     if (memory_ && keeps_memory()) memory_->remove();
     if (!stop && is_done() && !data_.test.empty() && start_.state.iteration < state_.iteration) test();
     write_trace();
+    if (!stop) require_finite_end();
     if (is_done() && !validation_is_due()) return Outcome::Done;
     return stop || !leave ? Outcome::Interrupted : Outcome::Left;
   }
@@ -284,21 +286,9 @@ class TrainingRun {
     tell("stopped", {{"iteration", state_.iteration}, {"why", "wrong_gradients"}, {"batch", ""}});
     if (log_)
       write_line(stderr, rule_got_fix("Ranks that compute the same must get the same gradients (guard.rerun_interval).",
-                                      concat("iteration ", state_.iteration, ": ", text), advice_on(suspects)));
+                                      concat("iteration ", state_.iteration, ": ", text),
+                                      advice_on_suspects(suspects, engine_.context.world().size(), agreed_)));
     engine_.context.world().barrier();  // launchers end the ranks that are left once one has ended with a code
-  }
-
-  // No hardware fails on most ranks at once.
-  std::string advice_on(const nlohmann::ordered_json& suspects) const {
-    const bool certain =
-        std::ranges::all_of(suspects, [](const auto& of) { return of["certain"].template get<bool>(); });
-    const bool most = certain && suspects.size() > 2 &&
-                      2 * suspects.size() > static_cast<std::size_t>(engine_.context.world().size());
-    const std::string checked =
-        agreed_ ? concat("after iteration ", *agreed_) : std::string("since the start of this process");
-    return concat(most ? "on most ranks nothing repeats its results, so an operator or a library is to be looked at; "
-                       : "have the machine tested and run without it; ",
-                  "what was saved ", checked, " was not checked: --load a checkpoint from before");
   }
 
   // What config.guard says of the iteration that was done last; whether the run was rolled back. Collective over the
@@ -342,15 +332,15 @@ class TrainingRun {
   [[noreturn]] void stop_for(const IterationEnd& end, const std::string& kind, const std::string& batch) {
     saver_.finish();
     tell("stopped", {{"iteration", state_.iteration}, {"why", kind}, {"batch", batch}});
-    const bool by_check = kind == "nan" && config_.guard.on_nan == "auto";
-    std::string skipped;  // these as before, and this one
-    for (const std::int64_t iteration : config_.guard.skip_iterations) skipped += concat(iteration, " ");
-    throw std::runtime_error(rule_got_fix(
-        concat("iteration ", state_.iteration, ": the loss must be finite and no spike (",
-               by_check ? "train.exit_on_nan" : "guard.on_" + kind, ")."),
-        concat("loss ", end.result.loss, ", gradient norm ", end.result.grad_norm, "; the batch is in ", batch),
-        concat("--guard.skip_iterations ", skipped, state_.iteration, " skips it; megatron data cat ", batch,
-               " shows it")));
+    throw std::runtime_error(reason_to_stop(config_, state_, end.result, kind, batch));
+  }
+
+  // Nothing was learned in the last steps, and what was saved after them may be of no use. Collective over the world.
+  void require_finite_end() {
+    if (state_.nonfinite_steps < kManyNonfiniteSteps) return;
+    tell("stopped", {{"iteration", state_.iteration}, {"why", "nan"}, {"batch", ""}});
+    engine_.context.world().barrier();  // all has been written
+    throw std::runtime_error(failure_at_end(state_, save_folder(config_).string()));
   }
 
   // To the newest whole checkpoint; the batch of the iteration that was done last, and those before it that
@@ -421,6 +411,8 @@ class TrainingRun {
   void save() {
     if (config_.checkpoint.save_interval < 0) return;
     begin_phase("saving");
+    const bool nonfinite = state_.nonfinite_steps > 0, is_said = std::exchange(saved_nonfinite_, nonfinite);
+    if (log_ && nonfinite && !is_said) write_line(stderr, warning_of_save(state_));
     {
       const auto timer = engine_.timers.time(TimerId::SaveCheckpoint);
       saver_.begin(state_.iteration, sharded_tensors(engine_), run_metadata(state_, engine_, recipe_, inputs_));
@@ -575,7 +567,8 @@ class TrainingRun {
   std::optional<MemoryCopies> memory_;
   LossGuard guard_;
   int saves_seen_ = 0;
-  bool save_is_asked_ = false;  // on every rank; what was rolled back is saved after the next step
+  bool saved_nonfinite_ = false;  // the last time, after steps without a finite loss or gradient
+  bool save_is_asked_ = false;    // on every rank; what was rolled back is saved after the next step
   Start start_;
   RunState state_;
   std::optional<std::int64_t> agreed_;         // the last iteration whose checked gradients are known to be right

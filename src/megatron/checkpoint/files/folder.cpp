@@ -127,6 +127,11 @@ bool is_whole(const fs::path& iteration_folder) {
   return !is_marked_damaged(iteration_folder);
 }
 
+/// Of a whole one.
+bool ends_in_nonfinite_steps(const fs::path& iteration_folder) {
+  return manifest_in(iteration_folder).metadata.contains(kNonfiniteSteps);
+}
+
 bool is_newer(const fs::path& iteration_folder) {
   try {
     manifest_in(iteration_folder);
@@ -389,18 +394,23 @@ std::vector<fs::path> superfluous(const fs::path& folder, const RetentionPolicy&
   const std::int64_t latest = iteration_of(latest_name(folder));
   const bool latest_is_whole = is_whole(folder / iteration_name(latest));
   std::vector<fs::path> found;
-  std::int64_t whole = 0;
+  std::int64_t whole = 0, others = 0;
+  std::vector<fs::path> nonfinite;
   for (auto iteration = iterations.rbegin(); iteration != iterations.rend(); ++iteration) {
     const fs::path path = folder / iteration_name(*iteration);
+    const bool is_kept = keep.every > 0 && *iteration % keep.every == 0;
     if (*iteration > latest) {  // set aside by falling back, or by somebody who wrote `latest`
       if (latest_is_whole && !is_newer(path) && !is_whole(path)) found.push_back(path);
     } else if (whole >= keep.last) {
-      if ((keep.every <= 0 || *iteration % keep.every != 0) && !is_newer(path)) found.push_back(path);
+      if (!is_kept && !is_newer(path)) found.push_back(path);
     } else if (*iteration == latest ? latest_is_whole : is_whole(path)) {
-      ++whole;
+      const bool counts = !ends_in_nonfinite_steps(path);
+      ++(counts ? whole : others);
+      if (!counts && *iteration != latest && !is_kept) nonfinite.push_back(path);
     }
   }
-  std::reverse(found.begin(), found.end());
+  if (latest_is_whole && whole + others > keep.last) found.insert(found.end(), nonfinite.begin(), nonfinite.end());
+  std::ranges::sort(found, {}, [](const fs::path& path) { return iteration_of(path.filename()); });
   return found;
 }
 

@@ -89,8 +89,13 @@ void publish(const std::filesystem::path& folder, const std::filesystem::path& t
 /// first renamed to .old- and its name. A program killed between the two renames leaves that for candidates().
 void replace_by_renaming(const std::filesystem::path& temporary, const std::filesystem::path& final);
 
+/// In the metadata of a run's checkpoint: how many of its last steps, in a row, had a loss or gradient that is not
+/// finite; not there for none. Such weights may be of no use.
+inline constexpr const char* kNonfiniteSteps = "nonfinite_steps";
+
 /// Which iterations stay: the newest `last` (0: all) whole ones up to the one that `latest` names, what lies between
-/// them, and those that `every` divides (0: none because of that).
+/// them, and those that `every` divides (0: none because of that). Those with kNonfiniteSteps do not count: where
+/// there are more than `last`, they go first, but for the one that `latest` names.
 struct RetentionPolicy {
   std::int64_t last = 0, every = 0;
 };

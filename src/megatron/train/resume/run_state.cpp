@@ -72,6 +72,7 @@ void check_counters(const RunState& state, std::int64_t optimizer_steps, const s
   need("schedule_samples", state.schedule_samples, 0, state.consumed_samples);
   need("skipped_iterations", state.skipped_iterations, 0, state.iteration);
   need("validated_iteration", state.validated_iteration, 0, state.iteration);
+  need(checkpoint::kNonfiniteSteps, state.nonfinite_steps, 0, state.skipped_iterations);
   need("optimizer_steps", optimizer_steps, 0, state.iteration);
 }
 
@@ -256,6 +257,7 @@ checkpoint::Metadata run_metadata(const RunState& state, const Engine& engine, c
   if (!state.skipped_batches.empty()) metadata["skipped_batches"] = nlohmann::json(state.skipped_batches).dump();
   if (!inputs.empty()) metadata[kInputs] = inputs;
   if (state.rollbacks > 0) metadata["rollbacks"] = std::to_string(state.rollbacks);
+  if (state.nonfinite_steps > 0) metadata[checkpoint::kNonfiniteSteps] = std::to_string(state.nonfinite_steps);
   if (!state.recent_losses.empty()) metadata["recent_losses"] = nlohmann::json(state.recent_losses).dump();
   add_scaler(engine, metadata);
   return metadata;
@@ -273,6 +275,8 @@ RunState run_state_of(const checkpoint::Manifest& manifest, const std::filesyste
   std::ranges::sort(state.skipped_batches);
   state.recent_losses = list_of<double>(manifest.metadata, "recent_losses", folder);
   if (manifest.metadata.contains("rollbacks")) state.rollbacks = read("rollbacks");
+  if (manifest.metadata.contains(checkpoint::kNonfiniteSteps))
+    state.nonfinite_steps = read(checkpoint::kNonfiniteSteps);
   check_counters(state, manifest.metadata.contains("optimizer_steps") ? read("optimizer_steps") : 0, folder);
   return state;
 }

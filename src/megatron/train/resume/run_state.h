@@ -22,6 +22,7 @@ struct RunState {
   std::vector<std::int64_t> skipped_batches = {};
   std::int64_t rollbacks = 0;
   std::vector<double> recent_losses = {};  ///< that a spike is told by (guard.on_spike), the oldest first
+  std::int64_t nonfinite_steps = 0;        ///< the last ones in a row whose loss or gradient was not finite
 };
 
 /// What this rank saves: weights, from the masters where there are some, and optimizer state, named and shaped as in
