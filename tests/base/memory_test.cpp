@@ -1,6 +1,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <functional>
@@ -95,6 +97,23 @@ TEST(OutOfMemory, LeavesOtherErrorsAndNarrowerNames) {
   EXPECT_THAT(message_of(std::system_error(std::make_error_code(std::errc::resource_unavailable_try_again))),
               HasSubstr("must let the program start its threads"));
   EXPECT_THAT(message_of(std::bad_alloc()), HasSubstr("what this job works on"));
+}
+
+TEST(OutOfMemory, NamesTheLimitOfAddressesWhereThereIsOne) {
+  const auto of_threads = std::system_error(std::make_error_code(std::errc::resource_unavailable_try_again));
+  rlimit before{};
+  getrlimit(RLIMIT_AS, &before);
+  const rlimit limit{.rlim_cur = std::min<rlim_t>(rlim_t{1} << 46, before.rlim_max), .rlim_max = before.rlim_max};
+  setrlimit(RLIMIT_AS, &limit);
+  const auto found = address_limit();
+  const std::string threads = message_of(of_threads), memory = message_of(std::bad_alloc());
+  setrlimit(RLIMIT_AS, &before);
+  ASSERT_TRUE(found.has_value());
+  EXPECT_EQ(found->bytes, limit.rlim_cur);
+  EXPECT_GT(found->free_bytes, 0u);
+  EXPECT_LT(found->free_bytes, found->bytes);
+  for (const std::string& text : {threads, memory})
+    EXPECT_THAT(text, HasSubstr("raise the limit of addresses (ulimit -v, now ")) << text;
 }
 
 }  // namespace

@@ -11,6 +11,7 @@
 
 #include "megatron/base/error.h"
 #include "megatron/base/files/file.h"
+#include "megatron/checkpoint/save/coordinator.h"
 #include "megatron/comm/threads/local_backend.h"
 #include "tests/checkpoint/support.h"
 
@@ -29,6 +30,10 @@ at::Tensor loaded(const fs::path& folder) {
   const at::Tensor whole = at::zeros({2 * kSize});
   load(folder, {{"w", {2 * kSize}, {0}, whole}});
   return whole;
+}
+
+TEST(SaveMessage, SaysThatMemoryRanOut) {
+  EXPECT_THAT(attempt([]() -> std::string { throw std::bad_alloc(); }), HasSubstr("Memory must hold"));
 }
 
 TEST(Saver, WritesNothingInAFolderThatIsNoLongerTheRuns) {

@@ -6,6 +6,8 @@
 #include <gtest/gtest.h>
 #include <omp.h>
 #include <sched.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -17,6 +19,7 @@
 
 #include "megatron/base/error.h"
 #include "megatron/base/machine/cores.h"
+#include "megatron/base/machine/machine_memory.h"
 #include "megatron/kernels/cpu/allocator.h"
 #include "megatron/kernels/cpu/isa.h"
 #include "megatron/kernels/matmul.h"
@@ -105,6 +108,24 @@ TEST(HugePageHeap, HandsOutDistinctAlignedBlocksUnderAnyOrderOfCalls) {
   }
   for (const Live& block : live) check_and_release(block);
   EXPECT_EQ(heap.stats().allocated_bytes, 0);
+}
+
+/// In a process of its own, with a limit of addresses: whether a heap leaves the others half of them, and takes some.
+[[noreturn]] void make_heap_under_limit() {
+  constexpr std::size_t kLeft = std::size_t{1} << 32;
+  rlimit limit{};
+  getrlimit(RLIMIT_AS, &limit);
+  limit.rlim_cur = std::size_t{1} << 46;  // any, to learn what is taken
+  setrlimit(RLIMIT_AS, &limit);
+  limit.rlim_cur = limit.rlim_cur - address_limit()->free_bytes + kLeft;
+  setrlimit(RLIMIT_AS, &limit);
+  const cpu::HugePageHeap heap;
+  const std::size_t left = address_limit()->free_bytes;
+  _exit(left >= kLeft / 2 - (std::size_t{8} << 20) && left < kLeft * 7 / 8 ? 0 : 1);
+}
+
+TEST(HugePageHeap, LeavesOthersHalfOfWhatALimitOfAddressesLeaves) {
+  EXPECT_EXIT(make_heap_under_limit(), ::testing::ExitedWithCode(0), "");
 }
 
 TEST(HugePageHeap, JoinsNeighboursSoThatAFreedHeapHoldsOneLargeBlockAgain) {

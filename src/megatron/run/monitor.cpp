@@ -25,6 +25,7 @@
 #include <vector>
 
 #include "megatron/base/error.h"
+#include "megatron/base/machine/out_of_memory.h"
 #include "megatron/base/text/printable.h"
 #include "megatron/serve/metrics.h"
 #include "megatron/supervise/events.h"
@@ -142,7 +143,7 @@ class RunMonitor::Impl {
     sem_post(&signalled().wake);
     thread_.join();
     if (options_.listens) listen_to(SIGUSR2, SIG_IGN);
-    beat(/*last=*/true);
+    attempt([this] { beat(/*last=*/true); });
   }
   Impl(const Impl&) = delete;
   Impl& operator=(const Impl&) = delete;
@@ -153,10 +154,11 @@ class RunMonitor::Impl {
   }
   void remove(int rank, const char* how) {
     const std::lock_guard lock(mutex_);
-    if (rank == 0) {
-      last_ = {ranks_[rank].activity->state(), ranks_[rank].activity->figures()};
-      how_ended_ = how;
-    }
+    if (rank == 0)
+      attempt([&] {
+        how_ended_ = how;
+        last_ = {ranks_[rank].activity->state(), ranks_[rank].activity->figures()};
+      });
     ranks_.erase(rank);
   }
 
@@ -177,11 +179,11 @@ class RunMonitor::Impl {
       wait_for(signalled().wake, std::min(0.5, options_.heartbeat_s > 0 ? options_.heartbeat_s : 0.5));
       if (dumps_seen_ != signalled().dumps) {
         dumps_seen_ = signalled().dumps;
-        dump("SIGUSR2", 0);
+        attempt([this] { dump("SIGUSR2", 0); });
       }
-      dump("no progress", options_.hang_dump_s);
+      attempt([this] { dump("no progress", options_.hang_dump_s); });
       if (options_.heartbeat_s > 0 && seconds_since(start_) >= next_beat) {
-        beat(/*last=*/false);
+        attempt([this] { beat(/*last=*/false); });
         next_beat = seconds_since(start_) + options_.heartbeat_s;
       }
     }
@@ -214,7 +216,7 @@ class RunMonitor::Impl {
       object["stack"] = stack_of(one.thread);
       lines += object.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
     }
-    if (!lines.empty() && may_write()) write([&] { supervise::append_lines(options_.out / "dump.jsonl", lines); });
+    if (!lines.empty() && may_write()) supervise::append_lines(options_.out / "dump.jsonl", lines);
   }
 
   /// The iteration under way; once the run has ended as it was to, the last one that was done.
@@ -249,10 +251,8 @@ class RunMonitor::Impl {
                          {"tokens_per_s", now.figures.tokens_per_s},
                          {"consumed_samples", now.figures.consumed_samples}};
     set_metrics(now, unix_s, last);
-    write([&] {
-      supervise::replace_file(options_.out / "heartbeat.json", object.dump() + "\n");
-      supervise::replace_file(options_.out / "metrics.prom", metrics_.text());
-    });
+    supervise::replace_file(options_.out / "heartbeat.json", object.dump() + "\n");
+    supervise::replace_file(options_.out / "metrics.prom", metrics_.text());
   }
 
   void declare() {
@@ -300,22 +300,25 @@ class RunMonitor::Impl {
 
   bool may_write() const { return !options_.may_write || options_.may_write(); }
 
-  /// What cannot be written ends no run: it is said once.
-  template <class Write>
-  void write(const Write& work) {
+  /// What cannot be written, or has no memory, ends no run: it is said once. Throws nothing.
+  template <class Work>
+  void attempt(const Work& work) noexcept {
     try {
       work();
     } catch (const std::exception& error) {
-      if (!std::exchange(has_warned_, true)) write_line(stderr, concat("warning: ", error.what()));
+      try {
+        if (!has_warned_.exchange(true)) write_line(stderr, concat("warning: ", message_of(error)));
+      } catch (const std::exception&) {  // without memory for that either
+      }
     }
   }
 
   const Options options_;
   const Clock::time_point start_ = Clock::now();
   int dumps_seen_;
-  bool has_warned_ = false;  // of the thread, as is what follows
-  serve::Metrics metrics_;
-  std::mutex mutex_;  // guards what follows
+  std::atomic<bool> has_warned_ = false;
+  serve::Metrics metrics_;  // of the thread
+  std::mutex mutex_;        // guards what follows
   std::map<int, Rank> ranks_;
   std::optional<Last> last_;  ///< of the first rank
   std::string how_ended_;     ///< likewise

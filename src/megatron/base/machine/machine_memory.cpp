@@ -1,5 +1,8 @@
 #include "megatron/base/machine/machine_memory.h"
 
+#include <sys/resource.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <charconv>
 #include <fstream>
@@ -70,6 +73,14 @@ std::optional<MachineMemory> machine_memory(const fs::path& root) {
     if (kinds.find(",memory,") != std::string::npos) bound_by_groups(root, kVersion1, path, memory);
   }
   return memory;
+}
+
+std::optional<AddressLimit> address_limit() {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return std::nullopt;
+  const std::uint64_t pages = number_in("/proc/self/statm", "").value_or(0);
+  const std::uint64_t used = pages * static_cast<std::uint64_t>(sysconf(_SC_PAGESIZE));
+  return AddressLimit{.bytes = limit.rlim_cur, .free_bytes = limit.rlim_cur > used ? limit.rlim_cur - used : 0};
 }
 
 }  // namespace megatron

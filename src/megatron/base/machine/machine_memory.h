@@ -17,4 +17,11 @@ struct MachineMemory {
 /// tell. `root`: where /proc and /sys lie (tests).
 std::optional<MachineMemory> machine_memory(const std::filesystem::path& root = "/");
 
+/// The limit of this process's addresses (ulimit -v), and what it leaves, in bytes.
+struct AddressLimit {
+  std::uint64_t bytes = 0, free_bytes = 0;
+};
+/// Nothing where there is no limit.
+std::optional<AddressLimit> address_limit();
+
 }  // namespace megatron

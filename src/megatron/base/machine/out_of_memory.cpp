@@ -7,6 +7,7 @@
 
 #include "megatron/base/error.h"
 #include "megatron/base/files/path_error.h"
+#include "megatron/base/machine/machine_memory.h"
 #include "megatron/base/stack_frames.h"
 
 namespace megatron {
@@ -19,6 +20,13 @@ std::string bytes_named(std::string_view text) {
   std::size_t begin = end;
   while (begin > 0 && text[begin - 1] >= '0' && text[begin - 1] <= '9') --begin;
   return std::string(text.substr(begin, end - begin));
+}
+
+/// What helps where this process may not have more addresses; "" where nothing but memory bounds it.
+std::string of_address_limit() {
+  constexpr std::uint64_t kUnit = 1024;  // of ulimit -v
+  const auto limit = address_limit();
+  return limit ? concat("raise the limit of addresses (ulimit -v, now ", limit->bytes / kUnit, "), or ") : "";
 }
 
 }  // namespace
@@ -43,8 +51,9 @@ std::string message_of(const std::exception& error) {
   if (system != nullptr && system->code() == std::errc::resource_unavailable_try_again)  // of std::thread
     return rule_got_fix(
         "The system must let the program start its threads.", error.what(),
-        "raise the limit of processes (ulimit -u, a container's limit of pids), or start fewer ranks and "
-        "threads");
+        concat(of_address_limit(),
+               "raise the limit of processes (ulimit -u, a container's limit of pids), or start fewer ranks and "
+               "threads"));
   return is_out_of_memory(error) && !says_what_for ? out_of_memory_text("what this job works on", error)
                                                    : without_stack_frames(error.what());
 }
@@ -54,8 +63,9 @@ std::string out_of_memory_text(const std::string& what, const std::exception& er
   return rule_got_fix(
       concat("Memory must hold ", what, "."),
       bytes.empty() ? "no more memory from the system" : concat("no ", bytes, " bytes more from the system"),
-      "a smaller model or micro batch, more ranks on more machines, or a machine with more memory; "
-      "megatron plan RECIPE shows what a rank needs");
+      concat(of_address_limit(),
+             "a smaller model or micro batch, more ranks on more machines, or a machine with more memory; "
+             "megatron plan RECIPE shows what a rank needs"));
 }
 
 }  // namespace megatron

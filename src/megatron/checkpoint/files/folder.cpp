@@ -14,6 +14,7 @@
 
 #include "megatron/base/error.h"
 #include "megatron/base/files/file.h"
+#include "megatron/base/machine/out_of_memory.h"
 #include "megatron/base/named_path.h"
 #include "megatron/base/text/printable.h"
 #include "megatron/checkpoint/files/descriptors.h"
@@ -381,7 +382,7 @@ void publish(const fs::path& folder, const fs::path& temporary, const std::strin
     fsync_folder(folder);
     latest.commit();
   } catch (const std::exception& e) {
-    throw std::runtime_error(concat(final.string(), " is whole, but is not known as the latest: ", e.what()));
+    throw std::runtime_error(concat(final.string(), " is whole, but is not known as the latest: ", message_of(e)));
   }
   std::error_code error;
   fs::remove_all(temporary, error);  // what had the name before

@@ -85,7 +85,7 @@ std::string Coordinator::finish(const std::vector<std::string>& reports) const {
     try {
       require_folder();
     } catch (const std::exception& error) {
-      throw std::runtime_error(concat("checkpoint not saved: ", error.what()));
+      throw std::runtime_error(concat("checkpoint not saved: ", message_of(error)));
     }
     is_ours = true;
     write_file(temporary / "manifest.json", manifest(reports));
@@ -107,7 +107,7 @@ void Coordinator::remove_superfluous() const {
       remove_checkpoint(old);
     }
   } catch (const std::exception& e) {
-    write_line(stderr, concat("warning: an old checkpoint in ", folder_.string(), " is not removed: ", e.what()));
+    write_line(stderr, concat("warning: an old checkpoint in ", folder_.string(), " is not removed: ", message_of(e)));
   }
 }
 

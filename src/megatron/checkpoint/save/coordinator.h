@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "megatron/base/machine/out_of_memory.h"
 #include "megatron/checkpoint/files/folder.h"
 #include "megatron/checkpoint/slices/save_plan.h"
 
@@ -23,7 +24,7 @@ std::string attempt(Work work) {
   try {
     return done_message(work());
   } catch (const std::exception& e) {
-    return failed_message(e.what());
+    return failed_message(message_of(e));
   }
 }
 

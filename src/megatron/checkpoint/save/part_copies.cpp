@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <span>
 
+#include "megatron/base/machine/out_of_memory.h"
 #include "megatron/checkpoint/files/node_folder.h"
 #include "megatron/checkpoint/save/coordinator.h"
 #include "megatron/checkpoint/slices/save_plan.h"
@@ -50,7 +51,7 @@ void PartCopies::attempt_io(const std::function<void()>& work) {
   try {
     work();
   } catch (const std::exception& error) {
-    failure_ = error.what();
+    failure_ = message_of(error);
   }
 }
 

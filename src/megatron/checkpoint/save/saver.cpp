@@ -85,7 +85,8 @@ void Saver::begin(std::int64_t iteration, std::vector<ShardedTensor> tensors, Me
     return attempt([&] {
       const fs::path temporary = temporary_folder(folder_, name_);
       fs::create_directory(temporary);  // whoever comes first
-      return write_part(temporary / data_file_name(world_.rank()));
+      return taking_memory_for("what a checkpoint is written from",
+                               [&] { return write_part(temporary / data_file_name(world_.rank())); });
     });
   });
   phase_ = Phase::Writing;

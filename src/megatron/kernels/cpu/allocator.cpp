@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <bit>
 
+#include "megatron/base/machine/machine_memory.h"
 #include "megatron/base/machine/out_of_memory.h"
 
 namespace megatron::kernels::cpu {
@@ -16,6 +17,19 @@ constexpr std::size_t kSmallest = 64, kMaxSmall = 4096, kSlab = std::size_t{64} 
 constexpr std::size_t kSmallestRest = 4096;  // a free rest below this stays with its block
 
 std::size_t round_up(std::size_t bytes, std::size_t to) { return (bytes + to - 1) / to * to; }
+
+/// The addresses that the heap may reserve: where a limit leaves few (ulimit -v), others, stacks of threads above all,
+/// need as many and at least 1 GiB of them.
+std::size_t reserved_bytes() {
+  constexpr std::size_t kOthers = std::size_t{1} << 30;
+  const std::size_t memory =
+      static_cast<std::size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+  const auto limit = address_limit();
+  if (!limit) return 8 * memory;
+  const std::size_t free_bytes = limit->free_bytes;
+  const std::size_t rest = free_bytes > kOthers ? free_bytes - kOthers : 0;
+  return std::min(8 * memory, std::max(std::min(free_bytes / 2, rest), free_bytes / 4));
+}
 
 }  // namespace
 
@@ -37,9 +51,8 @@ bool HugePageHeap::BySize::operator()(const Block* a, const Block* b) const {
 bool HugePageHeap::BySize::operator()(const Block* a, std::size_t size) const { return a->size < size; }
 
 HugePageHeap::HugePageHeap() {
-  const std::size_t memory =
-      static_cast<std::size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
-  for (std::size_t size = round_up(8 * memory, kHugePage); size >= kHugePage; size = round_up(size / 2, kHugePage)) {
+  for (std::size_t size = round_up(reserved_bytes(), kHugePage); size >= kHugePage;
+       size = round_up(size / 2, kHugePage)) {
     void* space = mmap(nullptr, size + kHugePage, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (space != MAP_FAILED) {
       begin_ = end_ = reinterpret_cast<std::byte*>(round_up(reinterpret_cast<std::uintptr_t>(space), kHugePage));

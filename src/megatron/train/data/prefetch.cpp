@@ -30,11 +30,11 @@ std::optional<model::Batch> Prefetcher::make_next() {
 }
 
 void Prefetcher::run() {
-  kernels::configure_thread(1);
-  for (;;) {
+  for (bool is_first = true;; is_first = false) {
     std::optional<model::Batch> batch;
     std::exception_ptr error;
     try {
+      if (is_first) kernels::configure_thread(1);
       batch = make_next();
     } catch (...) {
       error = std::current_exception();
