@@ -19,6 +19,7 @@
 #include "megatron/base/machine/environment.h"
 #include "megatron/base/progress.h"
 #include "megatron/base/ranks/launched_rank.h"
+#include "megatron/base/ranks/run_key.h"
 #include "megatron/base/text/json.h"
 #include "megatron/base/text/printable.h"
 #include "megatron/config/megatron/arguments.h"
@@ -168,7 +169,7 @@ class Supervisor {
                  .tries = place ? std::numeric_limits<int>::max() : options.tries,
                  .backoff_s = options.backoff_s,
                  .max_backoff_s = options.max_backoff_s}),
-        events_(command_.out() / "events.jsonl", "supervisor"),
+        events_(command_.out() / "events.jsonl", "supervisor", [this] { return is_own_folder(); }),
         run_events_(command_.out() / "events.jsonl"),
         pulse_(hang_s_of(options, command_)) {
     if (place && place->world_size > 1)
@@ -201,6 +202,7 @@ class Supervisor {
     for (const std::string& word : command_.words) words.push_back(word);
     events_.write("started", {{"attempt", attempt_}, {"ranks", command_.ranks}, {"command", words}});
     ProgramStart program = program_of(command_);
+    program.variables[kSupervisorVariable] = name_;
     if (is_lone_rank_) program.variables[kAttemptVariable] = std::to_string(attempt_);  // run/stop.h
     pulse_.start(heartbeat(), Clock::now());
     const auto is_stuck = [this, waited = ranks_.has_value()]() mutable {
@@ -211,6 +213,9 @@ class Supervisor {
     return ranks_ ? ranks_->run(program, attempt_, is_stuck)
                   : sv::run_child(program, signals_, is_stuck, options_.dump_s);
   }
+
+  /// Whether a job of this supervisor's was the last to hold the run's folder: until then nothing is written there.
+  bool is_own_folder() const { return sv::small_file(command_.out() / ".lock") == name_; }
 
   std::optional<sv::Heartbeat> heartbeat() const { return sv::read_heartbeat(command_.out() / "heartbeat.json"); }
 
@@ -343,6 +348,7 @@ class Supervisor {
   }
 
   const RunOptions options_;
+  const std::string name_ = random_secret();
   TrainingCommand command_;
   const bool is_lone_rank_;  ///< of a launcher, which starts no other
   const HeldSignals signals_;

@@ -15,6 +15,7 @@
 
 #include "megatron/base/error.h"
 #include "megatron/base/files/file.h"
+#include "megatron/base/ranks/launched_rank.h"
 #include "megatron/checkpoint/files/folder_lock.h"
 #include "megatron/checkpoint/reshard.h"
 #include "megatron/checkpoint/save/saver.h"
@@ -275,6 +276,28 @@ TEST_F(CheckpointFolder, ALockKnowsWhetherItsNameStillMeansWhatItHolds) {
   FolderLock third(run, "another");
   EXPECT_FALSE(other.is_held()) << "the third has it";
   EXPECT_TRUE(third.is_held());
+}
+
+TEST(FolderLock, SaysWhoHasStartedTheJob) {
+  const TemporaryFolder place;
+  const fs::path file = place.path() / ".lock";
+  setenv(kSupervisorVariable, "one of them", 1);
+  { const FolderLock lock(place.path(), "another"); }
+  EXPECT_EQ(read_file(file), "one of them");
+  unsetenv(kSupervisorVariable);
+  { const FolderLock lock(place.path(), "another"); }
+  EXPECT_EQ(read_file(file), "");
+}
+
+TEST(FolderLock, SaysThatTheProcessMayOpenNoMoreFiles) {
+  const TemporaryFolder place;
+  rlimit before{};
+  getrlimit(RLIMIT_NOFILE, &before);
+  const rlimit none{.rlim_cur = 3, .rlim_max = before.rlim_max};
+  setrlimit(RLIMIT_NOFILE, &none);
+  const std::string error = error_of([&] { FolderLock(place.path(), "another"); });
+  setrlimit(RLIMIT_NOFILE, &before);
+  EXPECT_THAT(error, HasSubstr("ulimit -n"));
 }
 
 TEST_F(CheckpointFolder, ReshardingWritesIntoNoCheckpoint) {

@@ -220,6 +220,13 @@ class Supervise(unittest.TestCase):
         self.assertIn("got:", supervised.end(code=2))
         self.assertFalse(supervised.folder.exists())
 
+    def test_the_folder_of_another_run_is_left_alone(self):
+        holder = self.supervised("run", ["--hang-s", 1000], ["--train-iters", 5, "--guard.inject_faults", "hang:3:0"])
+        holder.wait_until(lambda: holder.steps() >= 2 and holder.events("started"))
+        stranger = self.supervised("run", [], ["--train-iters", 5])
+        self.assertIn("which another run holds", stranger.end(code=2))
+        self.assertEqual([event["event"] for event in holder.events() if event["source"] == "supervisor"], ["started"])
+
     def end_without_data(self, *options, ranks=1):
         """The supervisor's events where a job is killed after two steps and finds no data when it starts again."""
         supervised = self.supervised("run", ["--backoff-s", 0, "--hang-s", 1000, *options],

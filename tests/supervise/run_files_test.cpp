@@ -1,11 +1,15 @@
 #include "megatron/supervise/run_files.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
 #include <cmath>
+#include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <stdexcept>
 
+#include "megatron/base/files/write_error.h"
 #include "megatron/supervise/events.h"
 #include "tests/testing/temporary_folder.h"
 
@@ -121,6 +125,39 @@ TEST_F(RunFiles, EventsWaitForTheirFolder) {
   EXPECT_EQ(first["source"], "supervisor");
   EXPECT_EQ(second["signal"], 9);
   EXPECT_EQ(second["time"].get<std::string>().size(), 24U) << second;
+}
+
+TEST(EventLog, LeavesTheFolderOfAnotherRunAlone) {
+  const TemporaryFolder folder;
+  const std::filesystem::path file = folder.path() / "events.jsonl";
+  bool is_own = false;
+  EventLog log(file, "supervisor", [&] { return is_own; });
+  log.write("started", {{"attempt", 0}});
+  EXPECT_FALSE(std::filesystem::exists(file));
+  is_own = true;
+  log.write("failed", {{"attempt", 0}});
+  std::ifstream in(file);
+  std::vector<std::string> events;
+  for (std::string line; std::getline(in, line);) events.push_back(nlohmann::json::parse(line)["event"]);
+  EXPECT_EQ(events, (std::vector<std::string>{"started", "failed"}));
+}
+
+TEST(ReplaceFile, LeavesNothingBehindWhereItCannotWrite) {
+  const TemporaryFolder folder;
+  let_large_writes_fail();
+  rlimit before{};
+  getrlimit(RLIMIT_FSIZE, &before);
+  const rlimit none{.rlim_cur = 0, .rlim_max = before.rlim_max};
+  setrlimit(RLIMIT_FSIZE, &none);
+  bool failed = false;
+  try {
+    replace_file(folder.path() / "heartbeat.json", "{}");
+  } catch (const std::runtime_error&) {
+    failed = true;
+  }
+  setrlimit(RLIMIT_FSIZE, &before);
+  EXPECT_TRUE(failed);
+  EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
 }
 
 }  // namespace

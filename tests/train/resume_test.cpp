@@ -134,8 +134,7 @@ TEST_F(ResumeTest, EachKindOfDamageFallsBackToTheCheckpointBeforeAndIsNamed) {
     EXPECT_EQ(begun.losses, undamaged.losses) << k;
     EXPECT_THAT(all(begun.start.messages), HasSubstr("WARNING: a damaged checkpoint is left out: ")) << k;
     EXPECT_THAT(all(begun.start.messages), HasSubstr(damages[k].second)) << k;
-    EXPECT_THAT(all(begun.start.messages), HasSubstr("fell back to the older checkpoint " + iteration(2).string()))
-        << k;
+    EXPECT_THAT(all(begun.start.messages), HasSubstr("fell back to another checkpoint, " + iteration(2).string())) << k;
   }
 }
 
@@ -192,6 +191,18 @@ TEST_F(ResumeTest, SeveralDamagedOnesArePassedAndLatestNeedsToSayNothing) {
   EXPECT_EQ(begin(config()).start.state.iteration, 1);
   fs::remove(checkpoints() / "latest");
   EXPECT_EQ(begin(config()).start.state.iteration, 1);
+}
+
+TEST_F(ResumeTest, ALatestThatNamesNothingIsWrittenAnew) {
+  save_three(config());
+  for (const char* wrong : {"iter_0000002\n", "nonsense\n", ""}) {
+    fs::remove_all(iteration(2));
+    write_file(checkpoints() / "latest", wrong);
+    const auto begun = begin(config());
+    EXPECT_EQ(begun.error, "");
+    EXPECT_EQ(begun.start.state.iteration, 3);
+    EXPECT_EQ(read_file(checkpoints() / "latest"), "iter_0000003\n") << "others read it too";
+  }
 }
 
 TEST_F(ResumeTest, WithNothingWholeTheRunDoesNotBeginAnew) {

@@ -59,7 +59,8 @@ void replace_file(const fs::path& path, std::string_view text) {
   throw std::runtime_error(write_error(path, "cannot be written", error));
 }
 
-EventLog::EventLog(fs::path path, std::string source) : path_(std::move(path)), source_(std::move(source)) {}
+EventLog::EventLog(fs::path path, std::string source, std::function<bool()> may_write)
+    : path_(std::move(path)), source_(std::move(source)), may_write_(std::move(may_write)) {}
 
 void EventLog::write(std::string_view event, const nlohmann::ordered_json& details) {
   nlohmann::ordered_json object = {{"time", utc_now()}, {"source", source_}, {"event", event}};
@@ -70,7 +71,7 @@ void EventLog::write(std::string_view event, const nlohmann::ordered_json& detai
 
 void EventLog::flush() {
   std::error_code ignored;
-  if (waiting_.empty() || !fs::is_directory(path_.parent_path(), ignored)) return;
+  if (waiting_.empty() || !fs::is_directory(path_.parent_path(), ignored) || (may_write_ && !may_write_())) return;
   try {
     append_lines(path_, waiting_);
   } catch (const std::exception& error) {

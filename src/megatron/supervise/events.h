@@ -1,5 +1,6 @@
 #pragma once
 #include <filesystem>
+#include <functional>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <string_view>
@@ -11,18 +12,20 @@ namespace megatron::supervise {
 /// `source` and `event` first. The run and who supervises it append to the same file, each line in one write.
 class EventLog {
  public:
-  /// `source`: "run" or "supervisor". Writes nothing yet.
-  EventLog(std::filesystem::path path, std::string source);
+  /// `source`: "run" or "supervisor". Writes nothing yet. `may_write`: whether the file is this run's; empty: it is.
+  EventLog(std::filesystem::path path, std::string source, std::function<bool()> may_write = {});
 
-  /// Appends an event with the members of the object `details`. While the file's folder is not there, events wait for
-  /// it: who supervises makes no folder. A file that cannot be written costs a warning, once, and no run.
+  /// Appends an event with the members of the object `details`. While the file's folder is not there, or is another
+  /// run's, events wait: who supervises makes no folder. A file that cannot be written costs a warning, once, and no
+  /// run.
   void write(std::string_view event, const nlohmann::ordered_json& details);
-  /// Events that wait, if the folder is there now.
+  /// Events that wait, if the folder is there and this run's now.
   void flush();
 
  private:
   std::filesystem::path path_;
   std::string source_, waiting_;
+  std::function<bool()> may_write_;
   bool has_warned_ = false;
 };
 

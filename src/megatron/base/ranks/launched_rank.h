@@ -11,6 +11,10 @@ namespace megatron {
 /// Of a rank that a supervisor has started: which attempt of the run it belongs to, from 0.
 inline constexpr const char* kAttemptVariable = "MEGATRON_ATTEMPT";
 
+/// Of a job that a supervisor has started: a text that no other supervisor has. Who holds a run's folder writes it into
+/// the folder's .lock, by which the supervisor knows that the folder is its job's.
+inline constexpr const char* kSupervisorVariable = "MEGATRON_SUPERVISOR";
+
 /// Where one rank stands among the processes of a run, and where they meet.
 struct LaunchedRank {
   int rank = 0;

@@ -389,6 +389,20 @@ void publish(const fs::path& folder, const fs::path& temporary, const std::strin
   if (error) write_line(stderr, concat("warning: ", temporary.string(), " is not removed: ", error.message()));
 }
 
+void mend_latest(const fs::path& iteration_folder) {
+  const fs::path folder = parent_of(iteration_folder);
+  const std::string name = without_slash(iteration_folder).filename();
+  if (iteration_of(name) < 0) return;
+  try {
+    if (fs::exists(folder / latest_name(folder))) return;
+  } catch (const std::exception&) {  // it is missing or damaged
+  }
+  try {
+    write_file(folder / kLatest, name + "\n");
+  } catch (const std::exception&) {
+  }
+}
+
 std::vector<fs::path> superfluous(const fs::path& folder, const RetentionPolicy& keep) {
   if (keep.last <= 0) return {};
   const std::vector<std::int64_t> iterations = iterations_in(folder);

@@ -85,6 +85,10 @@ std::filesystem::path temporary_folder(const std::filesystem::path& folder, cons
 /// as it was: it says so. What had the name before is removed; where that fails a warning on stderr says so.
 void publish(const std::filesystem::path& folder, const std::filesystem::path& temporary, const std::string& name);
 
+/// Lets `latest` name this iter_ folder where it names none that is there, or cannot be read. A folder that cannot be
+/// written stays as it is.
+void mend_latest(const std::filesystem::path& iteration_folder);
+
 /// Puts `temporary` in the place of the folder `final` where the two cannot change places in one operation: `final` is
 /// first renamed to .old- and its name. A program killed between the two renames leaves that for candidates().
 void replace_by_renaming(const std::filesystem::path& temporary, const std::filesystem::path& final);

@@ -5,7 +5,8 @@
 namespace megatron::checkpoint {
 
 /// Holds a folder for writing by a lock on the file .lock in it, until destroyed or until the process ends in any way.
-/// Runs, and the jobs that write or remove checkpoints, hold theirs. No torch here.
+/// Runs, and the jobs that write or remove checkpoints, hold theirs. The file then says who has started the job
+/// (kSupervisorVariable). No torch here.
 class FolderLock {
  public:
   /// `folder` exists. Throws ConfigError, with `fix`, where it cannot be written or another process holds it.
@@ -25,6 +26,7 @@ class FolderLock {
 
  private:
   bool take();
+  void sign() const;
 
   std::filesystem::path folder_;
   int inside_ = -1;  ///< the folder: while it is open no other one has its inode

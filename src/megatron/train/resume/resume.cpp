@@ -204,12 +204,13 @@ class Attempts {
                                 : agree(attempt_in(candidate, [&](const fs::path& folder) { load(folder, start); }));
       if (found.trouble == Trouble::None) {
         start.messages.insert(start.messages.begin(), fallen_back_.begin(), fallen_back_.end());
-        if (!fallen_back_.empty()) tell(concat("WARNING: falling back to the older checkpoint ", candidate.string()));
+        if (!fallen_back_.empty()) tell(concat("WARNING: falling back to another checkpoint, ", candidate.string()));
         if (!fallen_back_.empty())
           start.messages.insert(start.messages.begin(),
-                                concat("WARNING: fell back to the older checkpoint ", candidate.string()));
+                                concat("WARNING: fell back to another checkpoint, ", candidate.string()));
         round_as_trained(engine_);
         if (!in_memory) keep_mark(candidate, false, "");
+        if (!in_memory && rank() == 0 && is_own(candidate)) checkpoint::mend_latest(candidate);
         return start;
       }
       if (in_memory) {  // whatever it is: the next may do, and is the user's to mend
