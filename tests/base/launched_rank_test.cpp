@@ -65,6 +65,13 @@ TEST(LaunchedRank, ReadsTorchrun) {
 }
 
 // Counts of torchrun's do not tell attempts apart: each agent has its own.
+TEST(LaunchedRank, RefusesALocalRankBeyondThoseOfTheHost) {
+  Environment variables = {{"RANK", "1"}, {"WORLD_SIZE", "2"}, {"LOCAL_RANK", "9"}, {"MASTER_ADDR", "a"}};
+  EXPECT_EQ(place_from(variables)->local_rank, 9) << "how many are here is not said";
+  variables["LOCAL_WORLD_SIZE"] = "2";
+  EXPECT_THROW(place_from(variables), ConfigError);
+}
+
 TEST(LaunchedRank, OfEachAttemptHasKeysOfItsOwn) {
   const auto prefix = [](const Environment& more) {
     Environment all{{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "node7"}};

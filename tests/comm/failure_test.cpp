@@ -205,6 +205,17 @@ TEST(Launch, NamesTheRankThatToldTheOthersWhereTheyEndFirst) {
   EXPECT_EQ(result.message, "rank 2 failed first, and was ended");
 }
 
+TEST(Launch, OfRanksThatASignalEndsBeforeTheyListenIsInterrupted) {
+  const LaunchResult result =
+      launch_processes(2, {"/bin/sh", "-c", "[ $RANK = 1 ] || kill -TERM $PPID; exec sleep 100"});
+  EXPECT_EQ(result.interrupted_by, SIGTERM);
+  EXPECT_EQ(result.exit_code, 128 + SIGTERM);
+  const LaunchResult by_itself = launch_processes(2, {"/bin/sh", "-c", "kill -TERM $$"});
+  EXPECT_EQ(by_itself.interrupted_by, 0);
+  EXPECT_EQ(by_itself.message,
+            concat("rank ", by_itself.first_failed_rank, " failed first, ended by signal 15 (Terminated)"));
+}
+
 TEST(FailureOverNccl, AKilledRankIsNamedOnEveryOtherCudaDevice) {
   const int n = num_gpus();
   if (n < 2) GTEST_SKIP() << "two NVIDIA GPUs are needed, here are " << n;

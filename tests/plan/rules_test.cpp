@@ -307,6 +307,20 @@ TEST(Resolve, NamesTheOptionOfEveryViolation) {
       {"optimizer.clip_norm", [](RunConfig& c) { c.optimizer.clip_norm = "l"; }},
       {"optimizer.bucket_size", [](RunConfig& c) { c.optimizer.bucket_size = -1; }},
       {"schedule.lr ", [](RunConfig& c) { c.schedule.lr = -1; }},
+      {"schedule.lr ", [](RunConfig& c) { c.schedule.lr = 1e38; }},
+      {"schedule.decoupled_lr", [](RunConfig& c) { c.schedule.decoupled_lr = 1001; }},
+      {"optimizer.muon_num_ns_steps", [](RunConfig& c) { c.optimizer.muon_num_ns_steps = 2147483647; }},
+      {"log.profile_step_start", [](RunConfig& c) { c.log.profile_step_start = -1; }},
+      {"log.profile_ranks",
+       [](RunConfig& c) {
+         c.log.profile = true;
+         c.log.profile_ranks = {0, 7};
+       }},
+      {"log.profile_ranks",
+       [](RunConfig& c) {
+         c.log.profile = true;
+         c.log.profile_ranks = {-1};
+       }},
       {"schedule.min_lr", [](RunConfig& c) { c.schedule.min_lr = 1; }},
       {"schedule.lr_warmup_init", [](RunConfig& c) { c.schedule.lr_warmup_init = 1; }},
       {"warm-up", [](RunConfig& c) { c.schedule.lr_warmup_samples = 100; }},

@@ -22,7 +22,6 @@
 #include "megatron/plan/ranks/heads.h"
 #include "megatron/plan/rule_list.h"
 #include "megatron/plan/sample_rules.h"
-#include "megatron/plan/steps/faults.h"
 
 namespace megatron::plan {
 namespace {
@@ -172,6 +171,8 @@ void check_optimizer(const config::OptimizerConfig& optimizer, Rules& rules) {
   rules.choices("optimizer", optimizer);
   for (const config::OptimizerOption& option : config::optimizer_options())
     check_bounds(option, option.value(optimizer), rules);
+  rules.require(optimizer.muon_num_ns_steps <= 100, "optimizer.muon_num_ns_steps must be at most 100.",
+                concat(optimizer.muon_num_ns_steps), "--optimizer.muon_num_ns_steps 5 (the default)");
   rules.attempt([&] { multipliers(optimizer, {}); });
   rules.option("optimizer.weight_decay", optimizer.weight_decay >= 0, "must be at least 0.",
                concat(optimizer.weight_decay));
@@ -240,57 +241,6 @@ void check_train(const config::TrainConfig& train, const config::DataConfig& dat
   rules.require(train.matmul_precision != "high" || train.dtype == "fp32",
                 "train.matmul_precision = high is for train.dtype = fp32.", concat("train.dtype = ", train.dtype),
                 "--train.matmul_precision highest");
-}
-
-void check_guard(const config::GuardConfig& guard, Rules& rules) {
-  rules.choices("guard", guard);
-  rules.range("guard.spike_factor", guard.spike_factor, 1.0, 1e6);
-  rules.range<std::int64_t>("guard.spike_window", guard.spike_window, 2, 1000);
-  rules.range<std::int64_t>("guard.rollback_batches", guard.rollback_batches, 1, kMaxSteps);
-  rules.range<std::int64_t>("guard.max_rollbacks", guard.max_rollbacks, 0, 1000);
-  rules.range<std::int64_t>("guard.rerun_interval", guard.rerun_interval, 0, kMaxSteps);
-  rules.range("guard.hang_dump_s", guard.hang_dump_s, 0.0, 1e7);
-  const auto bad = std::ranges::find_if(guard.skip_iterations, [](std::int64_t i) { return i < 1 || i > kMaxSteps; });
-  rules.require(bad == guard.skip_iterations.end() && guard.skip_iterations.size() <= 10'000,
-                concat("guard.skip_iterations takes at most 10000 iterations from 1 to ", kMaxSteps, "."),
-                bad == guard.skip_iterations.end() ? concat(guard.skip_iterations.size(), " of them") : concat(*bad),
-                "--guard.skip_iterations 1");
-  rules.attempt([&] { faults_of(guard.inject_faults); });
-}
-
-void check_saving(const config::CheckpointConfig& checkpoint, const config::LogConfig& log, const std::string& device,
-                  Rules& rules) {
-  rules.at_least("checkpoint.save_interval", checkpoint.save_interval, -1);
-  rules.at_least("checkpoint.keep_last", checkpoint.keep_last, 0);
-  rules.at_least("checkpoint.keep_every", checkpoint.keep_every, 0);
-  rules.range<std::int64_t>("checkpoint.memory_interval", checkpoint.memory_interval, 0, kMaxSteps);
-  rules.require(checkpoint.memory_interval == 0 || checkpoint.save_interval >= 0,
-                "checkpoint.memory_interval needs checkpoints: memory is freed when the run has saved its last.",
-                concat("checkpoint.save_interval ", checkpoint.save_interval), "--save-interval 0");
-  rules.require(!checkpoint.finetune || !checkpoint.load.empty(),
-                "checkpoint.finetune needs checkpoint.load, the folder of the weights.", "none", "--load FOLDER");
-  rules.require(!checkpoint.no_load_optim || !checkpoint.load.empty(),
-                "checkpoint.no_load_optim needs checkpoint.load: a run's own checkpoint comes with its optimizer.",
-                "none", "--load FOLDER, and another --train.out");
-  rules.choices("log", log);
-  rules.at_least("log.interval", log.interval, 1);
-  rules.at_least("log.tensorboard_interval", log.tensorboard_interval, 1);
-  rules.at_least("log.memory_interval", log.memory_interval, 0);
-  rules.range("log.heartbeat_s", log.heartbeat_s, 0.0, 1e6);
-  rules.require(log.timing_level >= 0 && log.timing_level <= 2, "log.timing_level must be 0, 1 or 2.",
-                concat(log.timing_level), "--timing-log-level 1");
-  rules.require(log.trace.empty() || log.trace.ends_with(".json"),
-                "log.trace must be a file that ends in .json: its picture has the same name with .svg.",
-                "'" + log.trace + "'", "--log.trace trace.json");
-  // Operations on a GPU are only started when their turn is over: their times would be those of launches.
-  rules.require(log.trace.empty() || device == "cpu", "log.trace measures ranks on the CPU.",
-                "parallel.device " + device, "leave --log.trace out, or --device cpu");
-  rules.require(!log.profile || device == "cpu", "log.profile measures ranks on the CPU.", "parallel.device " + device,
-                "leave --profile out, or --device cpu");
-  rules.require(!log.profile || log.profile_step_start < log.profile_step_end,
-                "log.profile_step_end must be greater than log.profile_step_start.",
-                concat(log.profile_step_start, " and ", log.profile_step_end),
-                concat("--profile-step-end ", log.profile_step_start + 2));
 }
 
 /// Fills in the model's sizes that were 0 and checks those that depend on one another.
@@ -540,6 +490,7 @@ ResolvedRun resolve_as_given(config::RunConfig config, const Facts& facts) {
     grid = resolve_grid(config.parallel, facts, rules);
     check_expert_layout(config, grid.sample_shares() * grid.sequence_shares(), rules);
     check_sequence_shares(config, rules);
+    check_named_ranks(config.log, grid.world_size(), rules);
     steps = resolve_batch_steps(config, grid.sample_shares(), facts, rules);
     if (steps.empty()) keep_batch(config, grid.sample_shares(), facts.resumed_batch, rules);
   }

@@ -112,6 +112,13 @@ std::string working_split(const config::ParallelConfig& parallel, std::int64_t n
   std::string fix = nearest_layers(&config::ParallelConfig::first_stage_layers, "first_stage_layers");
   if (fix.empty()) fix = nearest_layers(&config::ParallelConfig::last_stage_layers, "last_stage_layers");
   if (!fix.empty()) return fix;
+  for (const auto& [option, name] : {std::pair{&config::ParallelConfig::first_stage_layers, "first_stage_layers"},
+                                     std::pair{&config::ParallelConfig::last_stage_layers, "last_stage_layers"}})
+    if (parallel.*option > 0 && works([o = option](auto& other) { other.*o = 0; }))
+      return concat("--parallel.", name, " 0");
+  if (parallel.first_stage_layers > 0 && parallel.last_stage_layers > 0 &&
+      works([](auto& other) { other.first_stage_layers = other.last_stage_layers = 0; }))
+    return "--parallel.first_stage_layers 0 --parallel.last_stage_layers 0";
   const bool plain = parallel.first_stage_layers == 0 && parallel.last_stage_layers == 0 &&
                      !parallel.account_for_embedding && !parallel.account_for_loss &&
                      !parallel.standalone_embedding_stage;

@@ -226,6 +226,10 @@ int run_on_ranks(const plan::ResolvedRun& run, const std::optional<comm::Launche
   if (starts_processes(run, place)) {
     const comm::LaunchResult result =
         comm::launch_processes(run.grid.world_size(), own_command(), {.clean_codes = {kDone, kInterrupted, kFaulty}});
+    if (result.interrupted_by > 0) {
+      write_line(stderr, "interrupted");
+      return 128 + result.interrupted_by;
+    }
     if (result.first_failed_rank < 0) return result.exit_code;
     if (result.exit_code == kWrong) return kWrong;  // every rank has said why nothing was begun
     write_line(stderr, result.message);

@@ -21,6 +21,7 @@
 #include "megatron/kernels/runtime.h"
 #include "megatron/parallel/cuda.h"
 #include "megatron/plan/rules.h"
+#include "megatron/plan/steps/faults.h"
 #include "megatron/recipe/resolve.h"
 #include "megatron/run/exit_codes.h"
 #include "megatron/run/memory_check.h"
@@ -204,6 +205,9 @@ TrainingJob open_training(config::RunConfig& config, const ChooseLayout& choose)
     notes.push_back(concat("note: train.micro_batch_size ", now.micro_batch_size, ", not ", micro_batch,
                            ": the run keeps its global batch of ", now.global_batch_size, " samples, on dp ",
                            resolved.run.grid.sample_shares(), "; for another, --global-batch-size"));
+  for (const plan::Fault& fault : plan::faults_of(config.guard.inject_faults))
+    if (fault.rank >= resolved.run.grid.world_size())
+      notes.push_back(concat("note: guard.inject_faults names rank ", fault.rank, ", which this run does not have"));
   // Without a tokenizer resolve() has thrown.
   return {std::move(resolved.run), std::move(resolved.tokenizer.value()), std::move(place), std::move(notes)};
 }

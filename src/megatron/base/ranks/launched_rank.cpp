@@ -85,7 +85,8 @@ LaunchedRank from_torchrun(const Reader& in) {
   place.world_size = in.need("WORLD_SIZE", 1, kMaxRanks);
   place.rank = in.need("RANK", 0, place.world_size - 1);
   place.local_size = in.get("LOCAL_WORLD_SIZE", 1, place.world_size, 1);
-  place.local_rank = in.get("LOCAL_RANK", 0, kMaxRanks, 0);
+  const int most = in.text("LOCAL_WORLD_SIZE") ? place.local_size - 1 : kMaxRanks;
+  place.local_rank = in.get("LOCAL_RANK", 0, most, 0);
   in.need_text("MASTER_ADDR");
   take_common(in, place, kDefaultPort);
   if (const auto* kept = in.text("TORCHELASTIC_USE_AGENT_STORE")) place.store_is_kept = *kept == "True";

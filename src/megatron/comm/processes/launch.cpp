@@ -64,6 +64,15 @@ class Children {
       if (pid > 0 && is_stopped(pid)) kill(-pid, SIGKILL);
   }
 
+  /// From now on a rank that this signal ends is no failure: it was passed on to all.
+  void expect(int signal) { expected_.push_back(signal); }
+
+  /// Takes note of those that something holds, which others then miss.
+  void note_stopped() {
+    for (std::size_t r = 0; r < pids_.size(); ++r)
+      if (pids_[r] > 0 && is_stopped(pids_[r])) stopped_.push_back(static_cast<int>(r));
+  }
+
   /// Takes note of every rank that has ended. `by_us`: they have been told to.
   void reap(bool by_us, const std::vector<int>& clean_codes) {
     for (std::size_t r = 0; r < pids_.size(); ++r) {
@@ -75,6 +84,7 @@ class Children {
       const int code = killed ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
       const bool clean = std::find(clean_codes.begin(), clean_codes.end(), code) != clean_codes.end();
       ends_[static_cast<int>(r)] = {.code = code, .killed = killed, .by_us = by_us, .clean = clean};
+      if (killed && std::ranges::find(expected_, WTERMSIG(status)) != expected_.end()) is_interrupted_ = true;
       if (!clean && first_ < 0) first_ = static_cast<int>(r);
     }
   }
@@ -87,10 +97,13 @@ class Children {
     LaunchResult result;
     for (const auto& [rank, end] : ends_) result.exit_code = std::max(result.exit_code, end.code);
     result.first_failed_rank = first_failed(told);
+    if (is_interrupted_) result.interrupted_by = expected_.front();
     if (first_ < 0) return result;
     const Ending& end = ends_.at(result.first_failed_rank);
     result.message = concat("rank ", result.first_failed_rank, " failed first, ");
-    if (!end.killed)
+    if (is_among_stopped(result.first_failed_rank))
+      result.message += "stopped by SIGSTOP or a debugger";
+    else if (!end.killed)
       result.message += concat("with exit code ", end.code);
     else if (end.by_us)
       result.message += "and was ended";
@@ -118,8 +131,12 @@ class Children {
     const auto end = ends_.find(teller);
     const std::string reason = told.substr(std::min(told.size(), told.find(": ")));
     const bool misses_first = names_rank(reason, first_);
+    for (const int stopped : stopped_)
+      if (teller == first_ && names_rank(reason, stopped)) return stopped;
     return end == ends_.end() || end->second.clean || misses_first ? first_ : teller;
   }
+
+  bool is_among_stopped(int rank) const { return std::ranges::find(stopped_, rank) != stopped_.end(); }
 
   static bool names_rank(const std::string& text, int rank) {
     const std::string name = concat("rank ", rank);
@@ -131,6 +148,9 @@ class Children {
   std::vector<pid_t> pids_;  ///< 0: has ended
   std::map<int, Ending> ends_;
   int first_ = -1;
+  std::vector<int> stopped_;   ///< ranks, when the first had failed
+  std::vector<int> expected_;  ///< signals
+  bool is_interrupted_ = false;
 };
 
 /// Waits for all, passes the first signal on and ends those that stay: after a second one, and after a rank has failed.
@@ -144,6 +164,7 @@ LaunchResult supervise(Children& children, const HeldSignals& signals, const Lau
     children.reap(escalation > 0, options.clean_codes);
     if (children.first() >= 0 && !first_failure) {
       first_failure = Clock::now();
+      children.note_stopped();
       failure = told();
     }
     if (!children.any()) return children.result(failure);
@@ -154,6 +175,7 @@ LaunchResult supervise(Children& children, const HeldSignals& signals, const Lau
     if (signal == SIGUSR1) children.signal_first(signal);  // it tells the others
     if (signal == SIGUSR2) children.signal_all(signal);
     if (!asks_to_end(signal)) continue;
+    children.expect(first_signal ? SIGKILL : signal);
     children.signal_all(first_signal ? SIGKILL : signal);
     children.signal_all(SIGCONT);  // a rank that somebody has stopped could not act on it
     if (!first_signal) first_signal = Clock::now();

@@ -19,6 +19,9 @@ struct LaunchResult {
   int exit_code = 0;           ///< the highest of all ranks; 128 + n for one ended by signal n
   int first_failed_rank = -1;  ///< the one that told the others, else the first that ended; -1: all codes are clean
   std::string message;         ///< which rank failed first, and how; empty: none
+  /// The signal that asked this process to end, where it has ended ranks: before they listened to it, or because a
+  /// second one came. 0: none has.
+  int interrupted_by = 0;
 };
 
 /// Runs `command` (a program's path and its arguments) in `size` processes of this host, each with the variables of
