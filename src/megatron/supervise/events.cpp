@@ -52,7 +52,12 @@ void append_lines(const fs::path& path, std::string_view text) { write_whole(pat
 void replace_file(const fs::path& path, std::string_view text) {
   fs::path other = path;
   other += concat(".", ::getpid(), ".tmp");
-  write_whole(other, O_TRUNC, text);
+  try {
+    write_whole(other, O_TRUNC, text);
+  } catch (...) {
+    ::unlink(other.c_str());
+    throw;
+  }
   if (::rename(other.c_str(), path.c_str()) == 0) return;
   const int error = errno;
   ::unlink(other.c_str());

@@ -1,7 +1,11 @@
 #include "megatron/train/inputs.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <array>
+#include <cerrno>
+#include <cstring>
 #include <filesystem>
 #include <set>
 #include <string_view>
@@ -496,6 +500,22 @@ void check_base(const plan::ResolvedRun& run) {
   interchange::check_same_network(run.config.model, base);
 }
 
+/// Ranks write the indices of samples once they have begun: a folder where that cannot be shall be named before. One
+/// that is there may have them already.
+void check_cache_folders(const data::PartSpec& spec) {
+  for (const std::string& prefix : spec.blend.prefixes) {
+    fs::path folder =
+        spec.cache_folder.empty() ? fs::path(prefix).parent_path() / "cache" : fs::path(spec.cache_folder);
+    folder = fs::absolute(folder).lexically_normal();
+    if (fs::exists(folder)) continue;
+    while (!fs::exists(folder) && folder.has_relative_path()) folder = folder.parent_path();
+    if (::access(folder.c_str(), W_OK | X_OK) != 0)
+      throw ConfigError(
+          rule_got_fix("The indices of samples need a folder that may be written, beside the data or named.",
+                       concat(folder.string(), ": ", std::strerror(errno)), "--data-cache-path FOLDER"));
+  }
+}
+
 }  // namespace
 
 void check_inputs(const plan::ResolvedRun& run, const data::WaitMessage& say) {
@@ -506,11 +526,13 @@ void check_inputs(const plan::ResolvedRun& run, const data::WaitMessage& say) {
   if (const fs::path cache = run.config.data.data_cache_path; !cache.empty()) std::ignore = fs::exists(cache / "index");
   const SampleTools tools = load_tools(run.config);
   for (const auto part : {data::SplitPart::Train, data::SplitPart::Valid, data::SplitPart::Test})
-    for (const data::PartSpec& spec : part_specs(run, part, /*eod=*/0, tools))
+    for (const data::PartSpec& spec : part_specs(run, part, /*eod=*/0, tools)) {
       data::check_part(
           spec,
           [&](const data::IndexedDataset& pair) { check_tokens(pair, run.shape.vocab, spec.chat || spec.preferences); },
           say);
+      check_cache_folders(spec);
+    }
   check_load_strict(run.config.checkpoint);
   check_base(run);
   check_teacher(run);

@@ -21,6 +21,11 @@ std::string write_error(const std::filesystem::path& path, const std::string& ac
     case EFBIG:
       return rule_got_fix(rule, concat(got, ", more than the limit on the size of files (ulimit -f)"),
                           "raise the limit before the command: ulimit -f unlimited");
+    case EMFILE:
+      return rule_got_fix(rule, concat(got, ", more than the limit of the process (ulimit -n)"),
+                          "raise the limit before the command: ulimit -n 4096");
+    case ENFILE:
+      return rule_got_fix(rule, got, "raise the system's limit: sysctl fs.file-max");
     case EIO:
       return rule_got_fix(rule, got, "check the disk, or the program that reads the pipe");
     default:

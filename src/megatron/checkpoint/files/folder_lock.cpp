@@ -64,6 +64,7 @@ FolderLock::FolderLock(const std::filesystem::path& folder, const std::string& f
     throw ConfigError(rule_got_fix("Only one run at a time may write a folder.",
                                    concat(folder.string(), ", which another run holds"),
                                    concat("wait for its end, or ", fix)));
+  if (error == EMFILE || error == ENFILE) throw ConfigError(write_error(folder / kLockFile, "cannot be opened", error));
   throw ConfigError(rule_got_fix("A run's folder must be writable.",
                                  concat((folder / kLockFile).string(), ": ", std::strerror(error)), fix));
 }

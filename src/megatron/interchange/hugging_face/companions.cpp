@@ -106,7 +106,11 @@ int copy_companions(const fs::path& from, const fs::path& to) {
 
 void keep_tokenizer(const text::Tokenizer& tokenizer, const fs::path& out, const fs::path& loaded) {
   const auto is_its = [&](const fs::path& folder) {
-    return has_tokenizer(folder) && text::Tokenizer::load(folder).fingerprint() == tokenizer.fingerprint();
+    try {
+      return has_tokenizer(folder) && text::Tokenizer::load(folder).fingerprint() == tokenizer.fingerprint();
+    } catch (const ConfigError&) {  // a damaged copy is written anew
+      return false;
+    }
   };
   if (is_its(out)) return;
   if (!loaded.empty()) {
