@@ -184,8 +184,8 @@ struct GuardConfig {
       "parallel.timeout_s.",
       Affects::Nothing);
     v("inject_faults", inject_faults,
-      "For tests: KIND:ITERATION, or KIND:ITERATION:RANK for one rank. nan and spike change the loss, exit ends the "
-      "rank, hang lets it wait, flip changes a bit of one of its gradients, stuck does so also when it is run again.");
+      "For tests: nan:ITERATION and spike:ITERATION change the loss; exit:ITERATION:RANK ends the rank, hang lets it "
+      "wait, flip changes a bit of one of its gradients, stuck does so also when it is run again.");
   }
 };
 
