@@ -22,6 +22,7 @@
 #include "megatron/base/ranks/run_key.h"
 #include "megatron/base/text/json.h"
 #include "megatron/base/text/printable.h"
+#include "megatron/checkpoint/files/folder_lock.h"
 #include "megatron/config/megatron/arguments.h"
 #include "megatron/config/megatron/translate.h"
 #include "megatron/config/options.h"
@@ -179,6 +180,8 @@ class Supervisor {
   int go() {
     try {
       const int code = run();
+      ended_ = true;
+      events_.flush();
       if (ranks_) ranks_->finish(code);
       return code;
     } catch (...) {
@@ -214,8 +217,11 @@ class Supervisor {
                   : sv::run_child(program, signals_, is_stuck, options_.dump_s);
   }
 
-  /// Whether a job of this supervisor's was the last to hold the run's folder: until then nothing is written there.
-  bool is_own_folder() const { return sv::small_file(command_.out() / ".lock") == name_; }
+  /// Whether a job of this supervisor's was the last to hold the run's folder: until then nothing is written there. Or,
+  /// once there is no job that could find it taken, nobody holds it.
+  bool is_own_folder() const {
+    return sv::small_file(command_.out() / ".lock") == name_ || (ended_ && checkpoint::is_free(command_.out()));
+  }
 
   std::optional<sv::Heartbeat> heartbeat() const { return sv::read_heartbeat(command_.out() / "heartbeat.json"); }
 
@@ -349,6 +355,7 @@ class Supervisor {
 
   const RunOptions options_;
   const std::string name_ = random_secret();
+  bool ended_ = false;
   TrainingCommand command_;
   const bool is_lone_rank_;  ///< of a launcher, which starts no other
   const HeldSignals signals_;

@@ -64,7 +64,6 @@ TEST(LaunchedRank, ReadsTorchrun) {
   EXPECT_EQ(p.launcher, "torchrun");
 }
 
-// Counts of torchrun's do not tell attempts apart: each agent has its own.
 TEST(LaunchedRank, RefusesALocalRankBeyondThoseOfTheHost) {
   Environment variables = {{"RANK", "1"}, {"WORLD_SIZE", "2"}, {"LOCAL_RANK", "9"}, {"MASTER_ADDR", "a"}};
   EXPECT_EQ(place_from(variables)->local_rank, 9) << "how many are here is not said";
@@ -72,6 +71,7 @@ TEST(LaunchedRank, RefusesALocalRankBeyondThoseOfTheHost) {
   EXPECT_THROW(place_from(variables), ConfigError);
 }
 
+// Counts of torchrun's do not tell attempts apart: each agent has its own.
 TEST(LaunchedRank, OfEachAttemptHasKeysOfItsOwn) {
   const auto prefix = [](const Environment& more) {
     Environment all{{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "node7"}};

@@ -162,6 +162,11 @@ TEST_F(CheckpointFolder, OnesAfterStepsThatWereNotFiniteDoNotCountAndGoOnceAnoth
     save_nonfinite(number, 0);
   }
   EXPECT_THAT(names_of(superfluous(folder(), {.last = 1})), ElementsAre("iter_0000003"));
+  EXPECT_THAT(superfluous(folder(), {.last = 2}), ElementsAre());
+  for (const int number : {7, 8}) save_nonfinite(number, 0);
+  EXPECT_THAT(names_of(superfluous(folder(), {.last = 3})), ElementsAre("iter_0000003")) << "no more than too many";
+  for (const int number : {7, 8}) fs::remove_all(iteration(number));
+  write_file(folder() / "latest", "iter_0000006\n");
   write_file(iteration(6) / "manifest.json", "{}");
   EXPECT_THAT(superfluous(folder(), {.last = 1}), ElementsAre()) << "nothing else is whole";
 }

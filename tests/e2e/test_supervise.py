@@ -227,6 +227,15 @@ class Supervise(unittest.TestCase):
         self.assertIn("which another run holds", stranger.end(code=2))
         self.assertEqual([event["event"] for event in holder.events() if event["source"] == "supervisor"], ["started"])
 
+    def test_what_happens_before_a_job_holds_a_folder_that_nobody_holds_is_written(self):
+        self.supervised("run", [], ["--train-iters", 2]).end()
+        pair = self.place.path / "tokens_text_document.bin"
+        pair.rename(pair.with_suffix(".moved"))
+        again = self.supervised("run", [], ["--train-iters", 5])
+        self.assertIn("tokens_text_document", again.end(code=2))
+        self.assertEqual([event["event"] for event in again.events() if event["source"] == "supervisor"][-3:],
+                         ["started", "failed", "not_restarted"])
+
     def end_without_data(self, *options, ranks=1):
         """The supervisor's events where a job is killed after two steps and finds no data when it starts again."""
         supervised = self.supervised("run", ["--backoff-s", 0, "--hang-s", 1000, *options],

@@ -46,8 +46,9 @@ class Sweep(unittest.TestCase):
         self.assertEqual((out / "lr_5e-3_batch_8" / "metrics.jsonl").read_bytes(), before)
 
     def test_without_validation_the_loss_of_training_counts_and_a_trial_that_breaks_is_left_out(self):
-        text = self.sweep("trained", "--lr", "1e30,1e-3", "--rounds", 1,
-                          train=["--eval-interval", 0, "--clip-grad", 0, "--guard.on_nan", "stop"])
+        text = self.sweep("trained", "--lr", "1000,1e-3", "--rounds", 1,
+                          train=["--eval-interval", 0, "--clip-grad", 0, "--guard.on_nan", "stop",
+                                 "--weight-decay", 500])
         self.assertIn("failed", text)
         self.assertRegex(text, "best: lr 1e-3, batch 8, loss [0-9.]+, in ")
 

@@ -56,6 +56,10 @@ TEST(NonfiniteSteps, AtTheEndFailTheRunAndItsGoodCheckpointsStay) {
   for (std::string line; std::getline(in, line);) last = line;
   EXPECT_THAT(last, ::testing::HasSubstr("\"stopped\"")) << "a supervisor must know";
 
+  config.train.out = (folder.path() / "left").string();
+  config.train.exit_interval = 5;
+  EXPECT_EQ(end_of(config), "another end") << "it may find finite ones when it resumes";
+  config.train.exit_interval = 0;
   config.train.out = (folder.path() / "one").string();
   config.guard.inject_faults = {"nan:6"};
   EXPECT_EQ(end_of(config), "done") << "one batch may be to blame";

@@ -134,8 +134,10 @@ class TrainingRun {
     if (memory_ && keeps_memory()) memory_->remove();
     if (!stop && is_done() && !data_.test.empty() && start_.state.iteration < state_.iteration) test();
     write_trace();
-    if (!stop) require_finite_end();
-    if (is_done() && !validation_is_due()) return Outcome::Done;
+    if (is_done() && !validation_is_due()) {
+      require_finite_end();
+      return Outcome::Done;
+    }
     return stop || !leave ? Outcome::Interrupted : Outcome::Left;
   }
 

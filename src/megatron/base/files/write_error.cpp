@@ -1,5 +1,8 @@
 #include "megatron/base/files/write_error.h"
 
+#include <sys/resource.h>
+
+#include <algorithm>
 #include <cerrno>
 #include <csignal>
 #include <cstring>
@@ -7,6 +10,15 @@
 #include "megatron/base/error.h"
 
 namespace megatron {
+namespace {
+
+/// How many files the process may have open.
+rlim_t open_files() {
+  struct rlimit limit = {};
+  return ::getrlimit(RLIMIT_NOFILE, &limit) == 0 ? std::clamp<rlim_t>(limit.rlim_cur, 512, 1 << 20) : 4096;
+}
+
+}  // namespace
 
 std::string write_error(const std::filesystem::path& path, const std::string& action, int error) {
   const std::string rule = concat(path.string(), ": ", action, "."), got = std::strerror(error);
@@ -23,7 +35,7 @@ std::string write_error(const std::filesystem::path& path, const std::string& ac
                           "raise the limit before the command: ulimit -f unlimited");
     case EMFILE:
       return rule_got_fix(rule, concat(got, ", more than the limit of the process (ulimit -n)"),
-                          "raise the limit before the command: ulimit -n 4096");
+                          concat("raise the limit before the command: ulimit -n ", 2 * open_files()));
     case ENFILE:
       return rule_got_fix(rule, got, "raise the system's limit: sysctl fs.file-max");
     case EIO:

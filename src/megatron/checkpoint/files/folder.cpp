@@ -394,7 +394,8 @@ void mend_latest(const fs::path& iteration_folder) {
   const std::string name = without_slash(iteration_folder).filename();
   if (iteration_of(name) < 0) return;
   try {
-    if (fs::exists(folder / latest_name(folder))) return;
+    const fs::path named = folder / latest_name(folder);
+    if (is_whole(named) || is_newer(named)) return;
   } catch (const std::exception&) {  // it is missing or damaged
   }
   try {
@@ -424,7 +425,11 @@ std::vector<fs::path> superfluous(const fs::path& folder, const RetentionPolicy&
       if (!counts && *iteration != latest && !is_kept) nonfinite.push_back(path);
     }
   }
-  if (latest_is_whole && whole + others > keep.last) found.insert(found.end(), nonfinite.begin(), nonfinite.end());
+  // The oldest of them, which are last, as many as are more than enough.
+  const auto excess = static_cast<std::size_t>(std::max<std::int64_t>(0, whole + others - keep.last));
+  if (latest_is_whole)
+    found.insert(found.end(), nonfinite.end() - static_cast<std::ptrdiff_t>(std::min(excess, nonfinite.size())),
+                 nonfinite.end());
   std::ranges::sort(found, {}, [](const fs::path& path) { return iteration_of(path.filename()); });
   return found;
 }

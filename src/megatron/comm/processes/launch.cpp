@@ -84,7 +84,8 @@ class Children {
       const int code = killed ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
       const bool clean = std::find(clean_codes.begin(), clean_codes.end(), code) != clean_codes.end();
       ends_[static_cast<int>(r)] = {.code = code, .killed = killed, .by_us = by_us, .clean = clean};
-      if (killed && std::ranges::find(expected_, WTERMSIG(status)) != expected_.end()) is_interrupted_ = true;
+      const bool passed_on = killed && std::ranges::find(expected_, WTERMSIG(status)) != expected_.end();
+      if (passed_on && !by_us && first_ < 0) is_interrupted_ = true;
       if (!clean && first_ < 0) first_ = static_cast<int>(r);
     }
   }
