@@ -160,7 +160,7 @@ class Parser {
     while (!take("]")) {
       if (ended()) refuse("has a [ without its ]");
       const CodePoints from = of_set();
-      if (!next_is("-") || text_.substr(at_ + 1).starts_with("]")) {
+      if (!next_is("-") || text_.substr(at_ + 1).starts_with(']')) {
         all.insert(all.end(), from.begin(), from.end());
         continue;
       }
