@@ -22,7 +22,6 @@
 #include "megatron/base/ranks/run_key.h"
 #include "megatron/base/text/json.h"
 #include "megatron/base/text/printable.h"
-#include "megatron/checkpoint/files/folder_lock.h"
 #include "megatron/config/megatron/arguments.h"
 #include "megatron/config/megatron/translate.h"
 #include "megatron/config/options.h"
@@ -220,7 +219,7 @@ class Supervisor {
   /// Whether a job of this supervisor's was the last to hold the run's folder: until then nothing is written there. Or,
   /// once there is no job that could find it taken, nobody holds it.
   bool is_own_folder() const {
-    return sv::small_file(command_.out() / ".lock") == name_ || (ended_ && checkpoint::is_free(command_.out()));
+    return sv::small_file(command_.out() / ".lock") == name_ || (ended_ && sv::is_free(command_.out()));
   }
 
   std::optional<sv::Heartbeat> heartbeat() const { return sv::read_heartbeat(command_.out() / "heartbeat.json"); }

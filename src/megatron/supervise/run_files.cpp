@@ -1,6 +1,7 @@
 #include "megatron/supervise/run_files.h"
 
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -166,6 +167,14 @@ void RunCurves::take(const std::string& line) {
   if (steps_.size() < kMaxPoints) return;
   for (std::size_t i = 0; i < kMaxPoints / 2; ++i) steps_[i] = steps_[2 * i + 1];
   steps_.resize(kMaxPoints / 2);
+}
+
+bool is_free(const fs::path& folder) {
+  const int file = ::open((folder / ".lock").c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+  if (file < 0) return false;
+  const bool free = ::flock(file, LOCK_SH | LOCK_NB) == 0;
+  ::close(file);
+  return free;
 }
 
 }  // namespace megatron::supervise

@@ -11,6 +11,10 @@ namespace megatron::supervise {
 /// The text of a file of at most 1 MiB; nothing where it cannot be read.
 std::optional<std::string> small_file(const std::filesystem::path& path);
 
+/// Whether a run's folder has a file .lock (checkpoint/files/folder_lock.h) that no process holds. Who takes it just
+/// now may find it held.
+bool is_free(const std::filesystem::path& folder);
+
 /// The iteration that the `latest` in a folder of checkpoints names.
 std::optional<std::int64_t> newest_checkpoint(const std::filesystem::path& checkpoints);
 

@@ -102,12 +102,4 @@ void FolderLock::require_held() {
       "the run's checkpoints"));
 }
 
-bool is_free(const std::filesystem::path& folder) {
-  const int file = ::open((folder / kLockFile).c_str(), O_RDONLY | O_CLOEXEC);
-  if (file < 0) return false;
-  const bool free = ::flock(file, LOCK_SH | LOCK_NB) == 0;
-  ::close(file);
-  return free;
-}
-
 }  // namespace megatron::checkpoint

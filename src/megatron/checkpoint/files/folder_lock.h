@@ -33,7 +33,4 @@ class FolderLock {
   int descriptor_ = -1;
 };
 
-/// Whether a folder has a file .lock and no process holds it. Who takes it just now may find it held.
-bool is_free(const std::filesystem::path& folder);
-
 }  // namespace megatron::checkpoint
