@@ -203,6 +203,9 @@ TEST_F(ResumeTest, ALatestThatNamesNothingIsWrittenAnew) {
     EXPECT_EQ(begun.start.state.iteration, 3);
     EXPECT_EQ(read_file(checkpoints() / "latest"), "iter_0000003\n") << "others read it too";
   }
+  fs::remove(iteration(3) / "manifest.json");
+  EXPECT_EQ(begin(config()).start.state.iteration, 1);
+  EXPECT_EQ(read_file(checkpoints() / "latest"), "iter_0000001\n") << "no checkpoint without it";
 }
 
 TEST_F(ResumeTest, WithNothingWholeTheRunDoesNotBeginAnew) {

@@ -394,9 +394,8 @@ void mend_latest(const fs::path& iteration_folder) {
   const std::string name = without_slash(iteration_folder).filename();
   if (iteration_of(name) < 0) return;
   try {
-    const fs::path named = folder / latest_name(folder);
-    if (is_whole(named) || is_newer(named)) return;
-  } catch (const std::exception&) {  // it is missing or damaged
+    if (fs::exists(folder / latest_name(folder) / kManifest)) return;  // what is damaged in it may be repaired
+  } catch (const std::exception&) {                                    // it is missing or damaged
   }
   try {
     write_file(folder / kLatest, name + "\n");

@@ -85,7 +85,7 @@ std::filesystem::path temporary_folder(const std::filesystem::path& folder, cons
 /// as it was: it says so. What had the name before is removed; where that fails a warning on stderr says so.
 void publish(const std::filesystem::path& folder, const std::filesystem::path& temporary, const std::string& name);
 
-/// Lets `latest` name this iter_ folder where it names none that is whole, or cannot be read. A folder that cannot be
+/// Lets `latest` name this iter_ folder where it names none that is there, or cannot be read. A folder that cannot be
 /// written stays as it is.
 void mend_latest(const std::filesystem::path& iteration_folder);
 
