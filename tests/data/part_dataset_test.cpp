@@ -8,6 +8,7 @@
 #include "megatron/data/run_blends.h"
 #include "megatron/data/samples/blended_dataset.h"
 #include "tests/data/byte_tokenizer.h"
+#include "tests/data/part_verdict.h"
 #include "tests/data/support.h"
 
 namespace megatron::data {
@@ -180,14 +181,7 @@ std::string verdict_on(const std::vector<std::int32_t>& lengths, PartSpec spec) 
   }
   spec.split = "1";
   spec.index.seq_length = 8;
-  std::string said;
-  try {
-    check_part(
-        spec, [](const auto&) {}, [&](const std::string& text) { said += text; });
-  } catch (const ConfigError& error) {
-    return error.what();
-  }
-  return said;
+  return verdict_of(spec);
 }
 
 TEST(PartDataset, RefusesSetsReadOnceThatHaveNoSampleBetweenThem) {

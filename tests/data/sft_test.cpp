@@ -12,6 +12,7 @@
 
 #include "megatron/data/part_dataset.h"
 #include "tests/data/byte_tokenizer.h"
+#include "tests/data/part_verdict.h"
 #include "tests/data/support.h"
 #include "tests/testing/folders.h"
 
@@ -157,14 +158,7 @@ std::string verdict(const std::string& chats, std::int64_t seq_length, bool pack
   write_bytes(folder / "chats.jsonl", chats);
   PartSpec spec = part_of(folder / "chats.jsonl", packed);
   spec.index.seq_length = seq_length;
-  std::string said;
-  try {
-    check_part(
-        spec, [](const auto&) {}, [&](const std::string& text) { said += text; });
-  } catch (const ConfigError& error) {
-    return error.what();
-  }
-  return said;
+  return verdict_of(spec);
 }
 
 TEST(Sft, RefusesConversationsOfWhichNothingIsLearned) {

@@ -9,9 +9,9 @@ namespace megatron {
 /// error message. Insertions, deletions, replacements and swaps of neighbours count one each.
 std::string nearest_name(std::string_view name, const std::vector<std::string>& known);
 
-/// The same of options, whose names are words with '-', '_' or '.' between them: the same words, each with at most two
-/// edits, or one word more or fewer. Never one of another sense, as no-X of X, untie of tie and disable of enable are,
-/// nor with other digits: --fp8-margin is no misspelling of --fp4-margin.
+/// The option that `name` most likely means. Names are words with '-', '_' or '.' between them; a word may have two
+/// edits, and one word may be missing or too many. Never one of another sense, as no-X of X, untie of tie and disable
+/// of enable are, nor with other digits: --fp8-margin is no misspelling of --fp4-margin.
 std::string nearest_option(std::string_view name, const std::vector<std::string>& known);
 
 /// "a, b or c".

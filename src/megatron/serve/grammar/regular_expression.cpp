@@ -10,6 +10,7 @@
 
 #include "megatron/base/error.h"
 #include "megatron/base/text/utf8.h"
+#include "megatron/serve/grammar/json_characters.h"
 
 namespace megatron::serve {
 namespace {
@@ -133,8 +134,8 @@ class Parser {
     return characters({{c, c}});
   }
 
-  static Node characters(CodePoints set) {
-    return {.kind = Node::Kind::Characters, .characters = normalized(std::move(set))};
+  static Node characters(const CodePoints& set) {
+    return {.kind = Node::Kind::Characters, .characters = characters_of(set)};
   }
 
   Node group(std::size_t depth) {
@@ -172,7 +173,7 @@ class Parser {
       if (from[0].first > to[0].first) refuse("has a range in [ ] whose ends are in the wrong order");
       all.emplace_back(from[0].first, to[0].first);
     }
-    all = normalized(std::move(all));
+    all = in_order(std::move(all));
     return others ? complement(all) : all;
   }
 

@@ -4,7 +4,7 @@
 #include <string_view>
 #include <vector>
 
-#include "megatron/serve/grammar/code_points.h"
+#include "megatron/base/text/code_points.h"
 
 namespace megatron::serve {
 

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "megatron/serve/grammar/json_characters.h"
 #include "megatron/serve/grammar/regular_expression.h"
 
 namespace megatron::serve {
@@ -21,7 +22,7 @@ class Strings {
   Strings(GrammarBuilder& grammar, Machine machine, std::int64_t least, std::int64_t most)
       : grammar_(grammar), machine_(std::move(machine)), least_(least), most_(most) {
     any_ = machine_.sets.size();
-    machine_.sets.push_back(complement({}));
+    machine_.sets.push_back(characters_of(complement({})));
     // The expression may begin at any character and be followed by any others.
     before_ = machine_.states.size();
     machine_.states.push_back({.free = {{.to = machine_.start}}, .reading = {{.to = before_, .set = any_}}});

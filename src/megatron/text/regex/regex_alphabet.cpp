@@ -6,6 +6,7 @@
 #include <map>
 #include <utility>
 
+#include "megatron/base/text/code_points.h"
 #include "megatron/base/text/format.h"
 #include "megatron/base/text/utf8.h"
 #include "megatron/text/characters/unicode_ranges.h"
@@ -15,32 +16,6 @@ namespace {
 
 constexpr std::uint32_t kEnd = 0x110000;
 constexpr std::size_t kMaxSets = 256;
-
-/// Code points first … last, in order and apart.
-using Set = std::vector<std::pair<std::uint32_t, std::uint32_t>>;
-
-void put_in_order(Set& set) {
-  std::sort(set.begin(), set.end());
-  Set joined;
-  for (const auto& [first, last] : set) {
-    if (!joined.empty() && first <= joined.back().second + 1)
-      joined.back().second = std::max(joined.back().second, last);
-    else
-      joined.emplace_back(first, last);
-  }
-  set = std::move(joined);
-}
-
-Set complement(const Set& set) {
-  Set others;
-  std::uint32_t next = 0;
-  for (const auto& [first, last] : set) {
-    if (next < first) others.emplace_back(next, first - 1);
-    next = last + 1;
-  }
-  if (next < kEnd) others.emplace_back(next, kEnd - 1);
-  return others;
-}
 
 /// Reads the expression: its sets, and the text between them as it is.
 class Reader {
@@ -76,7 +51,7 @@ class Reader {
     return ok_;
   }
 
-  const std::vector<Set>& sets() const { return sets_; }
+  const std::vector<CodePoints>& sets() const { return sets_; }
   /// The expression: text, and indices of sets before which it stands.
   const std::vector<std::pair<std::string, std::size_t>>& parts() const { return parts_; }
   const std::string& rest() const { return kept_; }
@@ -87,7 +62,7 @@ class Reader {
     at_ += size;
   }
 
-  void put(Set set) {
+  void put(CodePoints set) {
     const auto [found, is_new] = index_.emplace(std::move(set), sets_.size());
     if (is_new) sets_.push_back(found->first);
     ok_ = ok_ && sets_.size() <= kMaxSets;
@@ -167,7 +142,7 @@ class Reader {
     ++at_;
     const bool negated = at_ < pattern_.size() && pattern_[at_] == '^';
     if (negated) ++at_;
-    Set set;
+    CodePoints set;
     while (ok_ && at_ < pattern_.size() && pattern_[at_] != ']') {
       const std::uint32_t first = character();
       std::uint32_t last = first;
@@ -179,13 +154,13 @@ class Reader {
       set.emplace_back(first, last);
     }
     ++at_;  // ]
-    put_in_order(set);
+    set = in_order(std::move(set));
     set = with_case(std::move(set));
     put(negated ? complement(set) : set);
   }
 
   /// With the other case of each letter, where the expression asks for it.
-  Set with_case(Set set) {
+  CodePoints with_case(CodePoints set) {
     if (!caseless()) return set;
     if (!set.empty() && set.back().second >= 0x80) fail();
     for (std::size_t i = set.size(); i-- > 0;)
@@ -196,7 +171,7 @@ class Reader {
         if (small == 'k') set.emplace_back(0x212A, 0x212A);  // the Kelvin sign
         if (small == 's') set.emplace_back(0x17F, 0x17F);    // the long s
       }
-    put_in_order(set);
+    set = in_order(std::move(set));
     return set;
   }
 
@@ -206,15 +181,15 @@ class Reader {
   std::vector<bool> caseless_;  // of the groups that are open
   std::string kept_;
   std::vector<std::pair<std::string, std::size_t>> parts_;
-  std::vector<Set> sets_;  // the first: the line end alone
-  std::map<Set, std::size_t> index_;
+  std::vector<CodePoints> sets_;  // the first: the line end alone
+  std::map<CodePoints, std::size_t> index_;
 };
 
 /// Numbers the kinds of characters, and fills in which of them each set has. False where they are too many.
-bool number_kinds(const std::vector<Set>& sets, std::vector<std::uint8_t>& kinds,
+bool number_kinds(const std::vector<CodePoints>& sets, std::vector<std::uint8_t>& kinds,
                   std::vector<std::array<bool, 256>>& members) {
   std::vector<std::uint32_t> begins = {0, kEnd};
-  for (const Set& set : sets)
+  for (const CodePoints& set : sets)
     for (const auto& [first, last] : set) begins.insert(begins.end(), {first, last + 1});
   std::sort(begins.begin(), begins.end());
   begins.erase(std::unique(begins.begin(), begins.end()), begins.end());

@@ -1,17 +1,18 @@
-#include "megatron/serve/grammar/code_points.h"
+#include "megatron/serve/grammar/json_characters.h"
 
 #include <algorithm>
 #include <array>
 #include <cstddef>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "megatron/base/text/utf8.h"
 
 namespace megatron::serve {
 namespace {
 
-constexpr std::uint32_t kLast = 0x10FFFF, kSurrogate = 0xD800, kSurrogateEnd = 0xDFFF;
+constexpr std::uint32_t kSurrogate = 0xD800, kSurrogateEnd = 0xDFFF;
 
 int byte_of(const std::string& text, std::size_t at) { return static_cast<unsigned char>(text[at]); }
 
@@ -63,39 +64,20 @@ void add_ascii(GrammarBuilder& grammar, std::int32_t rule, const ByteSet& charac
 
 }  // namespace
 
-CodePoints normalized(CodePoints ranges) {
+CodePoints characters_of(const CodePoints& ranges) {
   CodePoints whole;
   for (const auto& [from, to] : ranges) {
     if (from < kSurrogate) whole.emplace_back(from, std::min(to, kSurrogate - 1));
-    if (to > kSurrogateEnd) whole.emplace_back(std::max(from, kSurrogateEnd + 1), std::min(to, kLast));
+    if (to > kSurrogateEnd) whole.emplace_back(std::max(from, kSurrogateEnd + 1), std::min(to, kLastCodePoint));
   }
-  std::ranges::sort(whole);
-  CodePoints out;
-  for (const auto& [from, to] : whole) {
-    if (!out.empty() && from <= out.back().second + 1)
-      out.back().second = std::max(out.back().second, to);
-    else
-      out.emplace_back(from, to);
-  }
-  return out;
-}
-
-CodePoints complement(const CodePoints& ranges) {
-  CodePoints out;
-  std::uint32_t next = 0;
-  for (const auto& [from, to] : ranges) {
-    if (from > next) out.emplace_back(next, from - 1);
-    next = to + 1;
-  }
-  if (next <= kLast) out.emplace_back(next, kLast);
-  return normalized(std::move(out));
+  return in_order(std::move(whole));
 }
 
 void add_json_characters(GrammarBuilder& grammar, std::int32_t rule, const CodePoints& characters) {
   ByteSet ascii;
   for (const auto& [from, to] : characters) {
     for (std::uint32_t c = from; c <= to && c < 0x80; ++c) ascii.set(c);
-    for (const auto& [first, last] : CodePoints{{0x80, 0x7FF}, {0x800, 0xFFFF}, {0x10000, kLast}})
+    for (const auto& [first, last] : CodePoints{{0x80, 0x7FF}, {0x800, 0xFFFF}, {0x10000, kLastCodePoint}})
       if (from <= last && to >= first) add_wide(grammar, rule, std::max(from, first), std::min(to, last));
   }
   if (ascii.any()) add_ascii(grammar, rule, ascii);
