@@ -12,8 +12,8 @@ namespace megatron::data {
 /// The bytes of a file, of standard input ("-") or of memory, decompressed where the content is gzip, zstd or xz
 /// (members, frames or streams one after another are one stream). A name that ends in .gz, .zst or .xz with other
 /// content is an error, so that a damaged file is not taken for text, and so is what bzip2, lz4, lzma or zip packed.
-/// Damage and a stream that breaks off are a
-/// ConfigError naming the file and the byte offset in the compressed file. Decompression takes at most 128 MiB.
+/// Damage and a stream that breaks off are a ConfigError naming the file and the byte offset in the compressed file.
+/// Decompression takes at most 128 MiB.
 ///
 /// Of a parquet or Arrow file the bytes are its rows as lines of JSON (columns/rows.h); such a file cannot be a pipe,
 /// and takes the memory of one page a column, or one batch.
