@@ -3,11 +3,17 @@
 #include <gmock/gmock.h>
 
 #include <algorithm>
+#include <filesystem>
+#include <nlohmann/json.hpp>
 #include <random>
+#include <span>
 #include <string>
 #include <vector>
 
+#include "megatron/base/files/file.h"
+#include "megatron/text/texts.h"
 #include "megatron/text/vocabulary.h"
+#include "tests/testing/folders.h"
 
 namespace megatron::serve {
 namespace {
@@ -110,6 +116,75 @@ TEST(AnswerText, KnowsWhereATokenBeginsThatMakesBytesBeforeItCertain) {
   }
   EXPECT_EQ(whole, "€aa");
   EXPECT_EQ(offsets, (std::vector<std::int64_t>{0, 0, 0, 1, 2}));
+}
+
+TEST(AnswerText, KnowsWhereTokensOfWordsWithASuffixBegin) {
+  text::Vocabulary vocabulary;
+  vocabulary.tokens = {"a</w>", "un", "dog</w>", "<end>"};
+  vocabulary.characters.emplace().suffix = "</w>";
+  vocabulary.pipeline.emplace();
+  vocabulary.pipeline->decoders = {text::decoder::BpeSuffix()};
+  const text::Tokenizer tokenizer(vocabulary);
+  std::string whole;
+  std::vector<std::int64_t> offsets;
+  const auto answer = [&](const std::vector<std::int64_t>& prompt, const std::vector<std::int64_t>& tokens) {
+    AnswerText text(tokenizer, prompt, {3}, {});
+    whole.clear();
+    offsets.clear();
+    for (const std::int64_t token : tokens) {
+      whole += text.push(token);
+      offsets.push_back(text.offset());
+    }
+    whole += text.finish();
+  };
+  answer({}, {0, 1, 2, 2, 3});
+  EXPECT_EQ(whole, "a undog dog");
+  EXPECT_EQ(offsets, (std::vector<std::int64_t>{0, 2, 4, 8, 11}));
+  answer({0, 2}, {1, 2, 3});  // "a dog" is the prompt's
+  EXPECT_EQ(whole, " undog");
+  EXPECT_EQ(offsets, (std::vector<std::int64_t>{1, 3, 6}));
+  answer({0, 2}, {3});
+  EXPECT_EQ(whole, "");
+  EXPECT_EQ(offsets, std::vector<std::int64_t>{0});
+}
+
+TEST(AnswerText, BeginsBehindBytesOfThePromptThatTheFirstTokenMakesCertain) {
+  text::Vocabulary vocabulary;
+  vocabulary.tokens = {"<0xE2>", "<0x82>", "<0xAC>", "a"};
+  vocabulary.characters.emplace();
+  vocabulary.pipeline.emplace();
+  vocabulary.pipeline->decoders = {text::decoder::ByteFallback(), text::decoder::Fuse()};
+  AnswerText text(text::Tokenizer(vocabulary), {3, 0, 1, 2}, {}, {});
+  std::string whole;
+  std::vector<std::int64_t> offsets;
+  for (const std::int64_t token : {0, 1, 2, 3, 3}) {
+    whole += text.push(token);
+    offsets.push_back(text.offset());
+  }
+  EXPECT_EQ(whole, "€aa");
+  EXPECT_EQ(offsets, (std::vector<std::int64_t>{0, 0, 0, 1, 2}));
+}
+
+TEST(AnswerText, IsWhatTokensAddToTheDecodedPromptWhereverTheyMeet) {
+  const std::filesystem::path goldens = std::filesystem::path(tests_folder()) / "golden/tokenizers";
+  const auto files = nlohmann::json::parse(read_file(goldens / "cases.json"));
+  std::size_t tried = 0;
+  for (const char* file :
+       {"clip.json", "bert.json", "llama.json", "bpe.model", "unigram.model", "t5.json", "qwen.json"}) {
+    const auto tokenizer = text::Tokenizer::load(goldens / file);
+    for (const auto& golden : files.at(file)) {
+      const std::vector<std::int32_t> ids = golden["ids"];
+      for (std::size_t cut = 0; cut <= ids.size(); ++cut, ++tried) {
+        const std::span<const std::int32_t> prompt = std::span(ids).first(cut), added = std::span(ids).subspan(cut);
+        AnswerText text(tokenizer, {prompt.begin(), prompt.end()}, {}, {});
+        std::string got;
+        for (const std::int32_t token : added) got += text.push(token);
+        got += text.finish();
+        ASSERT_EQ(got, text::text_after(tokenizer, prompt, added)) << file << " at " << cut;
+      }
+    }
+  }
+  EXPECT_GT(tried, 300u);
 }
 
 TEST(AnswerText, EndsAtAStopSequenceThatTokensShare) {

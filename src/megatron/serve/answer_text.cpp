@@ -5,8 +5,20 @@
 
 #include "megatron/base/text/utf8.h"
 #include "megatron/serve/api/responses.h"
+#include "megatron/text/files/hugging_face/pipeline_forms.h"
+#include "megatron/text/texts.h"
 
 namespace megatron::serve {
+namespace {
+
+/// Whether the suffix of a word becomes a space only where another token follows (</w>).
+bool decodes_late(const text::Tokenizer& tokenizer) {
+  return std::ranges::any_of(text::decoders_of(tokenizer.vocabulary()), [](const text::Decoder& decoder) {
+    return std::holds_alternative<text::decoder::BpeSuffix>(decoder);
+  });
+}
+
+}  // namespace
 
 std::string StopSequences::push(std::string_view text) {
   if (stopped_) return "";
@@ -36,27 +48,49 @@ std::string StopSequences::finish() { return std::exchange(held_, ""); }
 
 AnswerText::AnswerText(text::Tokenizer tokenizer, const std::vector<std::int64_t>& prompt,
                        std::vector<std::int64_t> ends, std::vector<std::string> stops)
-    : tokenizer_(std::move(tokenizer)), ends_(std::move(ends)), decoder_(tokenizer_), stops_(std::move(stops)) {
-  for (const std::int64_t token : prompt) decoded(token);
+    : tokenizer_(std::move(tokenizer)),
+      ends_(std::move(ends)),
+      decoder_(tokenizer_),
+      stops_(std::move(stops)),
+      late_(decodes_late(tokenizer_)) {
+  std::string given;
+  for (const std::int64_t token : prompt) given += decoded(token);
+  const std::string whole = tokenizer_.decode(text::ids_with_text(tokenizer_, prompt, ends_));
+  if (whole.starts_with(given)) of_prompt_ = whole.substr(given.size());
+  if (late_) held_.clear();
   characters_ = 0;
 }
 
+/// `text` as the decoder has given it, from where it leaves what it still had of the prompt.
+std::string AnswerText::without_prompt(std::string text) {
+  if (text.empty()) return text;
+  const std::string prompt = std::exchange(of_prompt_, "");
+  return text.erase(0, text::common_characters(prompt, text));
+}
+
 std::string AnswerText::decoded(std::int64_t token) {
-  offset_ = characters_;
-  return std::ranges::count(ends_, token) == 0 ? text_of(token) : "";
+  if (std::ranges::count(ends_, token) == 0) return text_of(token);
+  offset_ = characters_ + (late_ ? characters_of(tokenizer_.decode(held_)) : 0);
+  return "";
 }
 
 std::string AnswerText::text_of(std::int64_t token) {
   offset_ = characters_;
   if (token < 0 || token >= tokenizer_.vocab_size()) return "";
-  std::string text = decoder_.push(static_cast<std::int32_t>(token));
-  if (text.empty()) {
+  const std::string given = decoder_.push(static_cast<std::int32_t>(token));
+  std::string text = without_prompt(given);
+  if (late_) {  // the text of the tokens before it
+    offset_ = characters_ += characters_of(text);
+    held_ = {static_cast<std::int32_t>(token)};
+    return text;
+  }
+  if (given.empty()) {
     held_.push_back(static_cast<std::int32_t>(token));
     return text;
   }
   // What was kept back comes before the token, unless it is the beginning of the token's first character.
   if (const std::string before = held_.empty() ? "" : tokenizer_.decode(held_); valid_utf8(before))
-    offset_ += characters_of(before);
+    offset_ += characters_of(before) - (characters_of(given) - characters_of(text));
   held_.clear();
   characters_ += characters_of(text);
   return text;
@@ -65,7 +99,7 @@ std::string AnswerText::text_of(std::int64_t token) {
 std::string AnswerText::push(std::int64_t token) { return stops_.push(decoded(token)); }
 
 std::string AnswerText::finish() {
-  std::string text = stops_.push(decoder_.finish());
+  std::string text = stops_.push(without_prompt(decoder_.finish()));
   return text + stops_.finish();
 }
 

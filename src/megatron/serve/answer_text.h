@@ -44,11 +44,14 @@ class AnswerText {
  private:
   std::string decoded(std::int64_t token);
   std::string text_of(std::int64_t token);
+  std::string without_prompt(std::string text);
 
   text::Tokenizer tokenizer_;
   std::vector<std::int64_t> ends_;
   text::StreamDecoder decoder_;
   StopSequences stops_;
+  bool late_;                       ///< a token's text is certain when the next token comes, not before
+  std::string of_prompt_;           ///< the text of the prompt that the decoder has not given yet
   std::vector<std::int32_t> held_;  ///< tokens whose text is not certain yet
   std::int64_t characters_ = 0, offset_ = 0;
 };

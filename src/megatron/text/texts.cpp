@@ -1,7 +1,6 @@
 #include "megatron/text/texts.h"
 
 #include <algorithm>
-#include <cstddef>
 
 #include "megatron/text/vocabulary.h"
 
@@ -26,15 +25,19 @@ std::vector<std::int32_t> opening_of(const Tokenizer& tokenizer, std::span<const
   return opening;
 }
 
+std::size_t common_characters(std::string_view other, std::string_view text) {
+  auto at = static_cast<std::size_t>(std::ranges::mismatch(other, text).in2 - text.begin());
+  const auto inside = [&] { return at < text.size() && (static_cast<unsigned char>(text[at]) & 0xC0) == 0x80; };
+  for (int back = 0; back < 3 && at > 0 && inside(); ++back) --at;  // to the beginning of a character
+  return at;
+}
+
 std::string text_after(const Tokenizer& tokenizer, std::span<const std::int32_t> prompt,
                        std::span<const std::int32_t> added) {
   std::vector<std::int32_t> ids(prompt.begin(), prompt.end());
   ids.insert(ids.end(), added.begin(), added.end());
-  const std::string before = tokenizer.decode(prompt), whole = tokenizer.decode(ids);
-  auto at = static_cast<std::size_t>(std::ranges::mismatch(before, whole).in2 - whole.begin());
-  const auto inside = [&] { return at < whole.size() && (static_cast<unsigned char>(whole[at]) & 0xC0) == 0x80; };
-  for (int back = 0; back < 3 && at > 0 && inside(); ++back) --at;  // to the beginning of a character
-  return whole.substr(at);
+  const std::string whole = tokenizer.decode(ids);
+  return whole.substr(common_characters(tokenizer.decode(prompt), whole));
 }
 
 }  // namespace megatron::text

@@ -1,7 +1,9 @@
 #pragma once
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "megatron/text/tokenizer.h"
@@ -15,6 +17,9 @@ std::vector<std::int32_t> ids_with_text(const Tokenizer& tokenizer, std::span<co
 /// What the tokenizer's template sets before a text (<s>), where `ids` do not begin with it already: what models that
 /// were trained with such a tokenizer read first.
 std::vector<std::int32_t> opening_of(const Tokenizer& tokenizer, std::span<const std::int32_t> ids);
+
+/// How many bytes `text` has before it leaves `other`; of the character in which it does, none.
+std::size_t common_characters(std::string_view other, std::string_view text);
 
 /// What `added` adds to the text of `prompt`: the text of both, from where it leaves that of the prompt alone. So a
 /// space between the two is kept, and a character that the prompt left incomplete is there as a whole. All ids must be
