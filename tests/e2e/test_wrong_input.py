@@ -146,6 +146,26 @@ class WrongInput(unittest.TestCase):
                                                 inside=AS_A_USER))
         self.assertFalse((place.path / "run").exists())
 
+    def test_a_data_cache_that_lacks_an_index_and_cannot_be_written_is_refused_before_the_start(self):
+        place = RunFolder()
+        self.addCleanup(place.close)
+        cache = place.path / "named"
+        for folder, options in [(cache, ["--data-cache-path", cache]),
+                                (place.path / "cache/GPTDataset_indices", [])]:
+            with self.subTest(folder=folder):
+                place.train("filled", *options, "--train-iters", 1)
+                shutil.rmtree(place.path / "filled")
+                folder.chmod(0o555)
+                self.addCleanup(folder.chmod, 0o755)
+                message = run(*place.train_words("run", *options, "--train-iters", 2), code=2, inside=AS_A_USER)
+                self.assertIn("folder must be writable", message)
+                self.assertIn(str(folder), message)
+                self.assertFalse((place.path / "run").exists())
+                run(*place.train_words("run", *options, "--train-iters", 1), inside=AS_A_USER)
+                shutil.rmtree(place.path / "run")
+        place.train("run", "--data-cache-path", place.recipe, code=2)
+        self.assertFalse((place.path / "run").exists())
+
     def test_half_of_torchruns_variables_is_refused(self):
         place = RunFolder()
         self.addCleanup(place.close)

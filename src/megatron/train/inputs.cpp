@@ -500,16 +500,30 @@ void check_base(const plan::ResolvedRun& run) {
   interchange::check_same_network(run.config.model, base);
 }
 
+bool may_be_written(const fs::path& folder) { return ::access(folder.c_str(), W_OK | X_OK) == 0; }
+
+/// Whether a folder is one where nothing can be written, or, beside the data, has one for some kind of indices.
+bool takes_no_index(const fs::path& folder, bool beside_data) {
+  if (!fs::is_directory(folder) || !may_be_written(folder)) return true;
+  if (!beside_data) return false;
+  return std::ranges::any_of(fs::directory_iterator(folder), [](const fs::directory_entry& entry) {
+    return entry.path().filename().string().ends_with("_indices") && takes_no_index(entry.path(), false);
+  });
+}
+
 /// Ranks write the indices of samples once they have begun: a folder where that cannot be shall be named before. One
-/// that is there may have them already.
-void check_cache_folders(const data::PartSpec& spec) {
+/// that is there may have them already, which opening them tells.
+void check_cache_folders(const data::PartSpec& spec, const data::WaitMessage& say) {
   for (const std::string& prefix : spec.blend.prefixes) {
-    fs::path folder =
-        spec.cache_folder.empty() ? fs::path(prefix).parent_path() / "cache" : fs::path(spec.cache_folder);
+    const bool beside_data = spec.cache_folder.empty();
+    fs::path folder = beside_data ? fs::path(prefix).parent_path() / "cache" : fs::path(spec.cache_folder);
     folder = fs::absolute(folder).lexically_normal();
-    if (fs::exists(folder)) continue;
+    if (fs::exists(folder)) {
+      if (takes_no_index(folder, beside_data)) return static_cast<void>(data::open_part(spec, say));
+      continue;
+    }
     while (!fs::exists(folder) && folder.has_relative_path()) folder = folder.parent_path();
-    if (::access(folder.c_str(), W_OK | X_OK) != 0)
+    if (!may_be_written(folder))
       throw ConfigError(
           rule_got_fix("The indices of samples need a folder that may be written, beside the data or named.",
                        concat(folder.string(), ": ", std::strerror(errno)), "--data-cache-path FOLDER"));
@@ -531,7 +545,7 @@ void check_inputs(const plan::ResolvedRun& run, const data::WaitMessage& say) {
           spec,
           [&](const data::IndexedDataset& pair) { check_tokens(pair, run.shape.vocab, spec.chat || spec.preferences); },
           say);
-      check_cache_folders(spec);
+      check_cache_folders(spec, say);
     }
   check_load_strict(run.config.checkpoint);
   check_base(run);
