@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <optional>
 #include <system_error>
 
 #include "megatron/base/machine/machine_memory.h"
@@ -99,21 +100,38 @@ TEST(OutOfMemory, LeavesOtherErrorsAndNarrowerNames) {
   EXPECT_THAT(message_of(std::bad_alloc()), HasSubstr("what this job works on"));
 }
 
-TEST(OutOfMemory, NamesTheLimitOfAddressesWhereThereIsOne) {
+/// The errors of threads and of memory under a limit of addresses, and the limit as it was seen.
+struct Limited {
+  std::optional<AddressLimit> found;
+  std::string threads, memory;
+};
+
+Limited under_limit(rlim_t bytes) {
   const auto of_threads = std::system_error(std::make_error_code(std::errc::resource_unavailable_try_again));
   rlimit before{};
   getrlimit(RLIMIT_AS, &before);
-  const rlimit limit{.rlim_cur = std::min<rlim_t>(rlim_t{1} << 46, before.rlim_max), .rlim_max = before.rlim_max};
+  const rlimit limit{.rlim_cur = std::min(bytes, before.rlim_max), .rlim_max = before.rlim_max};
   setrlimit(RLIMIT_AS, &limit);
-  const auto found = address_limit();
-  const std::string threads = message_of(of_threads), memory = message_of(std::bad_alloc());
+  const Limited result{
+      .found = address_limit(), .threads = message_of(of_threads), .memory = message_of(std::bad_alloc())};
   setrlimit(RLIMIT_AS, &before);
-  ASSERT_TRUE(found.has_value());
-  EXPECT_EQ(found->bytes, limit.rlim_cur);
-  EXPECT_GT(found->free_bytes, 0u);
-  EXPECT_LT(found->free_bytes, found->bytes);
-  for (const std::string& text : {threads, memory})
-    EXPECT_THAT(text, HasSubstr("raise the limit of addresses (ulimit -v, now ")) << text;
+  return result;
+}
+
+TEST(OutOfMemory, NamesTheLimitOfAddressesWhereItLeavesLessThanTheMachine) {
+  constexpr const char* kAdvice = "raise the limit of addresses (ulimit -v, now ";
+  constexpr rlim_t kGenerous = rlim_t{1} << 46, kLeft = rlim_t{1} << 25;
+  const Limited generous = under_limit(kGenerous);
+  ASSERT_TRUE(generous.found.has_value());
+  EXPECT_LE(generous.found->bytes, kGenerous);
+  EXPECT_GT(generous.found->free_bytes, 0u);
+  EXPECT_LT(generous.found->free_bytes, generous.found->bytes);
+  const Limited tight = under_limit(generous.found->bytes - generous.found->free_bytes + kLeft);
+  ASSERT_GT(machine_memory().value().bytes, kLeft);
+  for (const std::string& text : {tight.threads, tight.memory}) EXPECT_THAT(text, HasSubstr(kAdvice));
+  if (machine_memory().value().bytes <= generous.found->free_bytes) {
+    for (const std::string& text : {generous.threads, generous.memory}) EXPECT_THAT(text, Not(HasSubstr(kAdvice)));
+  }
 }
 
 }  // namespace

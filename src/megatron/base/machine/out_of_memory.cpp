@@ -22,11 +22,13 @@ std::string bytes_named(std::string_view text) {
   return std::string(text.substr(begin, end - begin));
 }
 
-/// What helps where this process may not have more addresses; "" where nothing but memory bounds it.
+/// What helps where this process may not have more addresses; "" where memory bounds it before they do.
 std::string of_address_limit() {
   constexpr std::uint64_t kUnit = 1024;  // of ulimit -v
   const auto limit = address_limit();
-  return limit ? concat("raise the limit of addresses (ulimit -v, now ", limit->bytes / kUnit, "), or ") : "";
+  if (!limit) return "";
+  if (const auto machine = machine_memory(); machine && machine->bytes <= limit->free_bytes) return "";
+  return concat("raise the limit of addresses (ulimit -v, now ", limit->bytes / kUnit, "), or ");
 }
 
 }  // namespace
