@@ -57,6 +57,19 @@ class MemoryCopies(unittest.TestCase):
         self.place.train("whole12", *options)
         self.assertEqual(self.place.losses("left"), self.place.losses("whole12"))
 
+    def test_another_tokenizer_is_refused_before_ranks_start(self):
+        self.place.train("kept", "--train-iters", 12, *EACH_STEP, "--guard.inject_faults", "exit:8:0", code=70)
+        size = re.search(r"^vocab_size = (\d+)", (self.place.path / "kept/recipe.toml").read_text(), re.M)[1]
+        text = self.place.path / "loud.jsonl"
+        text.write_text((self.place.path / "text.jsonl").read_text().upper().replace('"TEXT"', '"text"'))
+        run("tokenizer", "train", "--input", text, "--vocab-size", 320, "--output", self.place.path / "other")
+        message = self.place.train("kept", *EACH_STEP, "--train-iters", 12, "--vocab-size", size,
+                                   "--tokenizer", self.place.path / "other", code=2)
+        self.assertIn("The tokenizer must number tokens as that of the checkpoint /dev/shm/", message)
+        words = re.search(r"fix: +(--tokenizer [^;]+);", message)[1].split()
+        printed = self.place.train("kept", *EACH_STEP, "--train-iters", 12, *words)
+        self.assertEqual(RESUMED.search(printed)[2], "7")
+
     def run_on_two_nodes(self, *options):
         """Exit codes and what each rank has printed. A node is a folder."""
         port, processes = free_port(), []

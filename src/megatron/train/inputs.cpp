@@ -32,6 +32,7 @@
 #include "megatron/train/data/batches.h"
 #include "megatron/train/data/model_samples.h"
 #include "megatron/train/resume/input_digests.h"
+#include "megatron/train/resume/memory_copies.h"
 #include "megatron/train/resume/run_state.h"
 #include "megatron/train/tuning/distillation.h"
 
@@ -363,8 +364,8 @@ namespace {
 
 /// How a run of its own begins with what of the checkpoint's weights fits; `more`: options that it needs besides.
 std::string begin_anew(const fs::path& checkpoint, const config::RunConfig& config, const std::string& more) {
-  return concat("--load ", checkpoint.string(), " --finetune", more,
-                has_own_checkpoint(config) ? " --train.out FOLDER" : "");
+  const bool has_own = has_own_checkpoint(config) || supervise::memory_run(save_folder(config));
+  return concat("--load ", checkpoint.string(), " --finetune", more, has_own ? " --train.out FOLDER" : "");
 }
 
 /// What is wrong with what the run reads besides its data; "": nothing.
@@ -500,6 +501,23 @@ void check_base(const plan::ResolvedRun& run) {
   interchange::check_same_network(run.config.model, base);
 }
 
+/// What this node's memory keeps of a run that has no checkpoint on its disk must fit it, as one there must.
+void check_kept_in_memory(const plan::ResolvedRun& run) {
+  if (run.config.train.skip_train || has_own_checkpoint(run.config)) return;
+  std::string errors;
+  for (const fs::path& kept : whole_in_memory(run.config)) {
+    try {
+      checkpoint::check_structure(kept);
+      check_checkpoint(kept, run);
+      return;
+    } catch (const checkpoint::Unreadable&) {  // said when it is left out
+    } catch (const ConfigError& error) {
+      if (errors.empty()) errors = error.what();
+    }
+  }
+  if (!errors.empty()) throw ConfigError(errors);
+}
+
 bool may_be_written(const fs::path& folder) { return ::access(folder.c_str(), W_OK | X_OK) == 0; }
 
 /// Whether a folder is one where nothing can be written, or, beside the data, has one for some kind of indices.
@@ -551,6 +569,7 @@ void check_inputs(const plan::ResolvedRun& run, const data::WaitMessage& say) {
   check_base(run);
   check_teacher(run);
   if (const auto folder = checkpoint_to_load(run.config)) check_start(*folder, run);
+  check_kept_in_memory(run);
   if (begins_where_it_saves(run.config) && say)
     say(concat("note: ", run.config.checkpoint.load,
                " has no checkpoint yet: the run starts from scratch and saves there"));

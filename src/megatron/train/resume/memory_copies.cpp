@@ -48,6 +48,17 @@ std::string recipe_digest(config::RunConfig config) {
   return fmt::format("{:016x}", XXH3_64bits(text.data(), text.size()));
 }
 
+/// With the run's time: checkpoint::kMemoryOf.
+std::string owner_of(const std::string& run, const std::string& recipe) { return concat(run, "-", recipe, "-"); }
+
+/// What nodes have between them of a time when the run's newest checkpoint on the disk was no newer than it is now.
+std::vector<checkpoint::SharedCheckpoint> whole_of(const std::vector<std::vector<checkpoint::NodeCheckpoint>>& by_node,
+                                                   std::int64_t newest_on_disk) {
+  std::vector<checkpoint::SharedCheckpoint> whole = checkpoint::shared_checkpoints(by_node);
+  std::erase_if(whole, [&](const checkpoint::SharedCheckpoint& of) { return of.after > newest_on_disk; });
+  return whole;
+}
+
 bool is_among(const std::vector<std::size_t>& nodes, std::size_t node) {
   return std::ranges::find(nodes, node) != nodes.end();
 }
@@ -100,6 +111,20 @@ void leave_memory_behind(const config::RunConfig& config, const comm::Group& wor
   comm::run_together(world, leave, beat_of(config));
 }
 
+std::vector<fs::path> whole_in_memory(const config::RunConfig& config) {
+  std::vector<fs::path> whole;
+  const fs::path save = save_folder(config);
+  const auto run = sv::memory_run(save);
+  if (!run) return whole;
+  const std::string recipe = recipe_digest(config);
+  const fs::path folder = sv::memory_folder(fs::absolute(config.checkpoint.memory_folder), run->run, recipe);
+  std::vector<std::string> problems;  // said when ranks look
+  const auto kept = checkpoint::checkpoints_of_node(folder, owner_of(run->run, recipe) + run->time, problems);
+  for (const checkpoint::SharedCheckpoint& of : whole_of({kept}, sv::newest_checkpoint(save).value_or(-1)))
+    whole.push_back(folder / checkpoint::iteration_name(of.iteration));
+  return whole;
+}
+
 MemoryCopies::MemoryCopies(const plan::ResolvedRun& run, const Engine& engine)
     : run_(run), engine_(engine), beat_(beat_of(run.config)) {
   const config::CheckpointConfig& checkpoint = run.config.checkpoint;
@@ -114,7 +139,7 @@ MemoryCopies::MemoryCopies(const plan::ResolvedRun& run, const Engine& engine)
   std::string of_run, time, nonce;
   words >> of_run >> time >> nonce;
   const std::string recipe = recipe_digest(run.config);
-  owner_ = concat(of_run, "-", recipe, "-");
+  owner_ = owner_of(of_run, recipe);
   time_ = time;
   folder_ = sv::memory_folder(fs::absolute(checkpoint.memory_folder), of_run, recipe);
   find_nodes(nonce);
@@ -174,11 +199,9 @@ void MemoryCopies::look() {
   const std::vector<std::string> texts = comm::gather_texts(engine_.context.world(), own);
   for (const std::vector<int>& ranks : nodes_)
     kept_.push_back(checkpoint::node_checkpoints(texts[static_cast<std::size_t>(ranks.front())]));
-  whole_ = checkpoint::shared_checkpoints(kept_);
   std::string on_disk;
   if (rank() == 0) on_disk = std::to_string(newest_on_disk());
-  const std::int64_t newest = std::stoll(comm::gather_texts(engine_.context.world(), on_disk)[0]);
-  std::erase_if(whole_, [&](const checkpoint::SharedCheckpoint& of) { return of.after > newest; });
+  whole_ = whole_of(kept_, std::stoll(comm::gather_texts(engine_.context.world(), on_disk)[0]));
 }
 
 bool MemoryCopies::is_due(std::int64_t iteration) const {

@@ -21,6 +21,10 @@ bool memory_is_left(const config::RunConfig& config, const comm::Group& world);
 /// from it. Collective over the world.
 void leave_memory_behind(const config::RunConfig& config, const comm::Group& world);
 
+/// The checkpoints that the run would find in the memory of this node alone, the newest first: those of which it has
+/// every file. Not collective.
+std::vector<std::filesystem::path> whole_in_memory(const config::RunConfig& config);
+
 /// A run's checkpoints in the memory of its nodes (checkpoint.memory_interval): each node keeps its ranks' files of the
 /// newest one in a folder that outlives them, and those of the node before it. Calls are collective over the world but
 /// for those that say so.
