@@ -173,7 +173,7 @@ std::string text_of(const std::string& path) {
 }
 
 /// What ends the others: the timeout where a rank stalls, and else the news that it is gone.
-milliseconds timeout_of(const std::string& how) { return how == "stall" ? kShortTimeout : kTimeout; }
+milliseconds timeout_of(const std::string& how) { return how == "stall" || how == "stop" ? kShortTimeout : kTimeout; }
 
 class FailureAmongProcesses : public testing::TestWithParam<const char*> {};
 
@@ -203,6 +203,32 @@ TEST(Launch, NamesTheRankThatToldTheOthersWhereTheyEndFirst) {
                                                {.grace = milliseconds(1000)});
   EXPECT_EQ(result.first_failed_rank, 2);
   EXPECT_EQ(result.message, "rank 2 failed first, and was ended");
+}
+
+TEST(Launch, NamesTheRankThatIsStopped) {
+  const Folder folder;
+  const LaunchResult result =
+      launch_processes(3, {"/proc/self/exe", "--as-rank", "stop", folder.path()}, {.grace = kShortTimeout});
+  EXPECT_EQ(result.first_failed_rank, 2);
+  EXPECT_EQ(result.message, "rank 2 failed first, stopped by SIGSTOP or a debugger");
+  EXPECT_EQ(result.exit_code, 128 + SIGKILL);
+}
+
+TEST(Launch, KillsAStoppedRankWhenItTellsTheOthersToEnd) {
+  const Folder folder;
+  // Rank 2, told to end, sees that rank 1 is gone: what is killed with the others nobody sees.
+  constexpr const char* kRank = R"(
+    is_there() { [ -e "$1" ]; }
+    is_stopped() { is_there pid && grep -q '^State:.T' /proc/$(cat pid)/status; }
+    cd "$0"
+    case $RANK in
+      0) until is_stopped && is_there ready; do sleep 0.01; done; exit 1 ;;
+      1) echo $$ > pid.new; mv pid.new pid; kill -STOP $$ ;;
+      2) trap 'while is_there /proc/$(cat pid); do sleep 0.01; done; touch gone; exit 0' TERM; touch ready
+         while :; do sleep 0.01; done ;;
+    esac)";
+  launch_processes(3, {"/bin/sh", "-c", kRank, folder.path()}, {.grace = milliseconds(kSanitized ? 3000 : 1000)});
+  EXPECT_TRUE(std::filesystem::exists(folder.path() + "/gone"));
 }
 
 TEST(Launch, OfARankThatEndsItselfByASignalIsNoInterruption) {
@@ -428,6 +454,7 @@ int run_failure(const std::string& how, const std::string& folder, const Environ
     if (how == "exit") _exit(7);
     if (how == "kill") raise(SIGKILL);
     if (how == "stall") pause();
+    if (how == "stop") raise(SIGSTOP);
     world.abort("out of luck");
     if (how == "throw-and-stay") pause();  // until the launcher ends it, after the others
     return 1;

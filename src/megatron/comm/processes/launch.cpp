@@ -133,7 +133,7 @@ class Children {
     const std::string reason = told.substr(std::min(told.size(), told.find(": ")));
     const bool misses_first = names_rank(reason, first_);
     for (const int stopped : stopped_)
-      if (teller == first_ && names_rank(reason, stopped)) return stopped;
+      if ((teller == first_ || !misses_first) && names_rank(reason, stopped)) return stopped;
     return end == ends_.end() || end->second.clean || misses_first ? first_ : teller;
   }
 
@@ -169,8 +169,10 @@ LaunchResult supervise(Children& children, const HeldSignals& signals, const Lau
       failure = told();
     }
     if (!children.any()) return children.result(failure);
-    if (first_failure && escalation < 2 && Clock::now() >= *first_failure + (escalation + 1) * options.grace)
+    if (first_failure && escalation < 2 && Clock::now() >= *first_failure + (escalation + 1) * options.grace) {
       children.signal_all(escalation++ == 0 ? SIGTERM : SIGKILL);
+      children.kill_stopped();  // which SIGTERM does not reach
+    }
     if (first_signal && Clock::now() >= *first_signal + options.stop_grace) children.kill_stopped();
     const int signal = signals.take(0.1);
     if (signal == SIGUSR1) children.signal_first(signal);  // it tells the others

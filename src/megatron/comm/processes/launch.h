@@ -7,7 +7,7 @@ namespace megatron::comm {
 
 struct LaunchOptions {
   /// After the first rank has failed, the others have this long to end by themselves, naming the missing rank; then
-  /// they get SIGTERM and, as long again later, SIGKILL.
+  /// they get SIGTERM, or SIGKILL where they are stopped (SIGSTOP, a debugger), and, as long again later, SIGKILL.
   std::chrono::milliseconds grace = std::chrono::seconds(4);
   /// After the first SIGINT, SIGTERM or SIGHUP, a rank that is still stopped then (SIGSTOP, a debugger) gets SIGKILL.
   std::chrono::milliseconds stop_grace = std::chrono::seconds(15);
