@@ -188,6 +188,15 @@ class CheckpointJobs(unittest.TestCase):
         self.place.train("anew", "--tokenizer", self.place.path / "other", "--vocab-size", size, "--train-iters", 1,
                          *words)
 
+    def test_a_damaged_copy_of_the_tokenizer_is_written_anew(self):
+        shutil.copytree(self.trained, self.place.path / "damaged")
+        copy = self.place.path / "damaged/tokenizer.json"
+        kept = copy.read_bytes()
+        for iterations, damage in ((7, kept[:len(kept) // 2]), (8, b"")):
+            copy.write_bytes(damage)
+            self.place.train("damaged", "--train-iters", iterations)
+            self.assertEqual(copy.read_bytes(), kept)
+
     def test_adapters_are_trained_on_with_the_weights_that_they_were_begun_on(self):
         base = self.place.path / "base"
         shutil.copytree(self.trained, base)

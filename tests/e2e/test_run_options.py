@@ -84,6 +84,13 @@ class RunOptions(unittest.TestCase):
             self.assertIn(line, recipe)
         self.assertLess(self.losses("second")[0], self.losses("first")[0], "begins with the weights")
 
+    def test_a_fault_of_a_rank_that_the_run_does_not_have_is_named(self):
+        words = ["train", self.recipe, "--train.out", self.path / "faults", "--mock-data", "--vocab-size", 61,
+                 "--train-iters", 1, "--guard.inject_faults", "hang:9:0", "exit:1:3"]
+        done = subprocess.run([MEGATRON, *map(str, words)], capture_output=True, text=True, timeout=300)
+        self.assertIn("note: guard.inject_faults names rank 3, which this run does not have", done.stderr)
+        self.assertNotIn("names rank 0", done.stderr)
+
     def test_sentinels_follow_a_word_piece_vocabulary(self):
         text = self.path / "text.jsonl"
         sentences = [line.capitalize() for line in text_of_sentences(300)]
