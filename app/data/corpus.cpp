@@ -2,11 +2,11 @@
 #include <cstdint>
 #include <cstdio>
 #include <filesystem>
-#include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
 
 #include "app/data/jobs.h"
+#include "app/data/pass_progress.h"
 #include "app/json_line.h"
 #include "app/print.h"
 #include "megatron/base/error.h"
@@ -72,26 +72,6 @@ struct InputFlags {
     options.limit_option = "--max-document-mb";
     return options;
   }
-};
-
-/// Shows how far a job is, pass by pass.
-class PassProgress {
- public:
-  PassProgress(std::string job, Progress::Mode mode) : job_(std::move(job)), mode_(mode) {}
-
-  void update(const std::string& pass, std::int64_t done, std::int64_t total) {
-    if (!shown_ || pass != pass_) {
-      shown_ = std::make_unique<Progress>(pass.empty() ? job_ : job_ + ": " + pass, "bytes", total, mode_);
-      pass_ = pass;
-    }
-    shown_->update(done);
-  }
-  void finish() { shown_.reset(); }
-
- private:
-  std::string job_, pass_;
-  Progress::Mode mode_;
-  std::unique_ptr<Progress> shown_;
 };
 
 std::string bytes(std::int64_t count) { return human_bytes(static_cast<double>(count)); }
@@ -355,7 +335,7 @@ int data_filter(const Args& args) {
   options.skip_bad_lines = flags.on_error == "skip";
   options.workers = flags.run.threads();
   const Stopwatch since_start;
-  PassProgress progress("filter", mode);
+  PassProgress progress("filter", "bytes", mode);
   const auto result =
       corpus::filter(options, [&](std::int64_t done, std::int64_t total) { progress.update("", done, total); });
   progress.finish();
@@ -372,7 +352,7 @@ int data_dedup(const Args& args) {
   const auto mode = Progress::mode_of(flags.run.progress);
   const corpus::DedupOptions options = dedup_options(flags);
   const Stopwatch since_start;
-  PassProgress progress("dedup", mode);
+  PassProgress progress("dedup", "bytes", mode);
   const auto result = corpus::deduplicate(
       options, [&](const char* pass, std::int64_t done, std::int64_t total) { progress.update(pass, done, total); });
   progress.finish();
@@ -395,7 +375,7 @@ int data_overlap(const Args& args) {
   const auto mode = Progress::mode_of(flags.run.progress);
   const corpus::OverlapOptions options = overlap_options(flags);
   const Stopwatch since_start;
-  PassProgress progress("overlap", mode);
+  PassProgress progress("overlap", "bytes", mode);
   const auto result =
       corpus::overlap(options, [&](std::int64_t done, std::int64_t total) { progress.update("", done, total); });
   progress.finish();

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "app/data/jobs.h"
+#include "app/data/pass_progress.h"
 #include "app/json_line.h"
 #include "app/made_folder.h"
 #include "app/print.h"
@@ -28,6 +29,7 @@ struct IndexFlags {
   bool one_segment = false;
   std::string output;
   bool json = false;
+  std::string progress = "auto";
 
   void visit(auto& v) {
     v.title("which samples");
@@ -45,6 +47,8 @@ struct IndexFlags {
     v.title("what is written");
     v("output", output, "Folder to write.", config::Required());
     v("json", json, "Print what was written as one JSON object.");
+    v("progress", progress, "bert, t5: progress with rate and ETA; auto: on a terminal.",
+      config::Choices({"auto", "on", "off"}));
   }
 };
 
@@ -78,6 +82,7 @@ nlohmann::ordered_json index_gpt(const IndexFlags& flags, const data::IndexedDat
 }
 
 nlohmann::ordered_json index_sentences(const IndexFlags& flags, const data::IndexedDataset& pair) {
+  const Progress::Mode mode = Progress::mode_of(flags.progress);
   const data::SentenceBounds bounds = data::sample_kind(flags.kind).sentences(flags.seq_length, !flags.one_segment);
   const auto spec_of = [&](std::size_t i) {
     return data::SentenceIndexSpec{.max_tokens = bounds.max_tokens,
@@ -96,8 +101,11 @@ nlohmann::ordered_json index_sentences(const IndexFlags& flags, const data::Inde
     const data::DocumentRange range = data::split_documents(flags.split, kParts[i], pair);
     if (range.first == range.last && flags.samples[i] == 0) continue;
     const std::string name = data::split_part_name(kParts[i]);
-    const std::int64_t samples =
-        data::build_sentence_index(pair, range, spec_of(i), flags.output + "/" + name + "_sample_index.npy");
+    PassProgress progress("index " + name, "samples", mode);
+    const std::int64_t samples = data::build_sentence_index(
+        pair, range, spec_of(i), flags.output + "/" + name + "_sample_index.npy",
+        [&](const char* pass, std::int64_t done, std::int64_t total) { progress.update(pass, done, total); });
+    progress.finish();
     report[name] = {{"documents", range.last - range.first}, {"samples", samples}};
     if (!flags.json) print("{}: {} samples over {} documents\n", name, samples, range.last - range.first);
   }

@@ -53,6 +53,26 @@ TEST(SentenceIndex, HasEachUsableSentenceOnceAPass) {
   }
 }
 
+TEST(SentenceIndex, TellsHowFarEachOfItsPassesIs) {
+  const TemporaryFolder folder;
+  write_sentence_pair(folder / "pair");
+  const IndexedDataset data(folder / "pair");
+  std::map<std::string, std::pair<std::int64_t, std::int64_t>> told;
+  constexpr std::int64_t kWanted = 200'000;
+  int times = 0;
+  const std::int64_t samples =
+      build_sentence_index(data, {0, 40}, {.max_tokens = 12, .num_samples = kWanted}, folder / "i",
+                           [&](const std::string& pass, std::int64_t done, std::int64_t total) {
+                             ++times;
+                             EXPECT_GE(done, told[pass].first);
+                             told[pass] = {done, total};
+                           });
+  EXPECT_GE(samples, kWanted);
+  EXPECT_GT(times, 2 * 3) << "also on the way";
+  EXPECT_EQ(told["count"], std::pair(kWanted, kWanted));
+  for (const char* pass : {"write", "shuffle"}) EXPECT_EQ(told[pass], std::pair(samples, samples)) << pass;
+}
+
 TEST(SentenceIndex, LeavesOutDocumentsWithAVeryLongSentenceUnlessItIsTheirOnlyOne) {
   const TemporaryFolder folder;
   {

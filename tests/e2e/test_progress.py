@@ -9,7 +9,7 @@ import tempfile
 import unittest
 
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "testing"))
-from program import MEGATRON, RunFolder  # noqa: E402
+from program import MEGATRON, RunFolder, run  # noqa: E402
 
 
 class Progress(unittest.TestCase):
@@ -17,6 +17,9 @@ class Progress(unittest.TestCase):
     def setUpClass(cls):
         cls.place = RunFolder()
         cls.addClassCleanup(cls.place.close)
+        run("data", "preprocess", "--input", cls.place.path / "text.jsonl", "--tokenizer", cls.place.tokenizer,
+            "--output-prefix", cls.place.path / "sentences", "--split-sentences")
+        cls.sentences = cls.place.path / "sentences_text_sentence"
 
     def jobs(self, folder):
         """Jobs that show progress, each of which does its work again."""
@@ -26,6 +29,8 @@ class Progress(unittest.TestCase):
         yield "merge", ["data", "merge", path / "tokens_text_document", path / "tokens_text_document",
                         "--output-prefix", folder / "merged"], "--progress"
         yield "dedup", ["data", "dedup", "--input", text, "--output", folder / "unique.jsonl"], "--progress"
+        yield "index", ["data", "index", self.sentences, "--kind", "t5", "--seq-length", 32, "--samples", "1000,0,0",
+                        "--output", folder / "index"], "--progress"
         yield "train", self.place.train_words(folder / "run", "--train-iters", 3), "--log.progress"
 
     def errors_of(self, words):
@@ -45,11 +50,11 @@ class Progress(unittest.TestCase):
                         lines = [line for line in errors.splitlines() if "  100 %  " in line]
                         self.assertEqual(len(lines), len(set(lines)))
                         of_one = [line for line in lines if line.startswith(job + "  ")]
-                        if job == "dedup":  # one for each of its passes
+                        if job in ("dedup", "index"):  # one for each of its passes
                             of_one = sorted({line.split("  ")[0] for line in lines})
                             self.assertEqual(len(of_one), len(lines))
                         self.assertEqual(bool(of_one), mode == "on", errors)
-                        if mode == "on" and job != "dedup":
+                        if mode == "on" and job not in ("dedup", "index"):
                             self.assertEqual(len(of_one), 1)
 
     def test_a_terminal_gets_a_line_that_is_redrawn(self):

@@ -21,6 +21,29 @@ namespace {
 
 constexpr std::int64_t kMaxSentenceSamples = std::int64_t{1} << 48;
 constexpr std::int64_t kSentenceRowBytes = 12;
+constexpr std::int64_t kToldEvery = std::int64_t{1} << 16;  // samples
+
+/// Counts the samples of a pass, and tells of them.
+class SamplePass {
+ public:
+  SamplePass(const IndexProgress& progress, const char* name, std::int64_t total)
+      : progress_(progress), name_(name), total_(total) {}
+
+  void add(std::int64_t samples) {
+    done_ += samples;
+    if (done_ >= told_ + kToldEvery) tell();
+  }
+  /// Whole passes over the data may give more than were asked for.
+  void tell() {
+    told_ = done_;
+    if (progress_) progress_(name_, total_ > 0 ? std::min(done_, total_) : done_, total_);
+  }
+
+ private:
+  const IndexProgress& progress_;
+  const char* name_;
+  std::int64_t total_, done_ = 0, told_ = 0;
+};
 
 /// Reads the lengths of sentences, where they lie.
 class SentenceLengths {
@@ -144,7 +167,7 @@ void check_samples(std::int64_t samples, const IndexedDataset& data, const Docum
 
 /// Fisher-Yates over rows of three, as build_mapping does it. Places are drawn ahead of the swaps, whose memory is then
 /// on its way.
-void shuffle_rows(std::span<std::uint32_t> rows, std::uint64_t seed) {
+void shuffle_rows(std::span<std::uint32_t> rows, std::uint64_t seed, SamplePass& pass) {
   std::mt19937_64 random(seed);
   std::array<std::size_t, 64> places;
   for (std::size_t left = rows.size() / 3; left > 1;) {
@@ -155,6 +178,7 @@ void shuffle_rows(std::span<std::uint32_t> rows, std::uint64_t seed) {
     }
     for (std::size_t k = 0; k < count; ++k, --left)
       std::swap_ranges(&rows[3 * (left - 1)], &rows[3 * (left - 1)] + 3, &rows[places[k]]);
+    pass.add(static_cast<std::int64_t>(count));
   }
 }
 
@@ -187,7 +211,7 @@ void check_sentence_range(const IndexedDataset& data, const DocumentRange& range
 }
 
 std::int64_t build_sentence_index(const IndexedDataset& data, const DocumentRange& range, const SentenceIndexSpec& spec,
-                                  const std::string& file) {
+                                  const std::string& file, const IndexProgress& progress) {
   check_sentence_index(spec);
   if (data.size() > std::numeric_limits<std::uint32_t>::max())
     throw ConfigError(rule_got_fix("a dataset of sentences may have at most 2^32 - 1 of them.", concat(data.size()),
@@ -195,13 +219,22 @@ std::int64_t build_sentence_index(const IndexedDataset& data, const DocumentRang
   const std::int64_t wanted = spec.num_samples.value_or(0);
   check_room(file, concat(wanted, " samples"), static_cast<double>(wanted) * kSentenceRowBytes);
   const Documents documents(data, range, spec.min_sentences);
-  const std::int64_t samples = for_each_sample(documents, spec, [](auto...) {});
+  SamplePass counting(progress, "count", wanted);
+  const std::int64_t samples = for_each_sample(documents, spec, [&](auto...) { counting.add(1); });
+  counting.tell();
   check_samples(samples, data, range, spec);
   NpyWriter index(file, NpyType::U32, {samples, 3});
   const auto rows = index.values<std::uint32_t>();
   std::size_t at = 0;
-  for_each_sample(documents, spec, [&](auto... values) { ((rows[at++] = static_cast<std::uint32_t>(values)), ...); });
-  shuffle_rows(rows, spec.seed + 1);
+  SamplePass writing(progress, "write", samples), shuffling(progress, "shuffle", samples);
+  for_each_sample(documents, spec, [&](auto... values) {
+    ((rows[at++] = static_cast<std::uint32_t>(values)), ...);
+    writing.add(1);
+  });
+  writing.tell();
+  shuffle_rows(rows, spec.seed + 1, shuffling);
+  shuffling.add(std::min<std::int64_t>(samples, 1));  // the last stays where it is
+  shuffling.tell();
   index.publish();
   return samples;
 }

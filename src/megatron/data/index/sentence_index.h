@@ -1,5 +1,6 @@
 #pragma once
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 
@@ -35,10 +36,14 @@ void check_sentence_index(const SentenceIndexSpec& spec);
 /// document that can give one, or a damaged pair.
 void check_sentence_range(const IndexedDataset& data, const DocumentRange& range, const SentenceIndexSpec& spec);
 
+/// Told how far a pass over the samples is: "count", "write" and "shuffle", how many are done of how many; 0: of an
+/// unknown number. Called now and then, and at each one's end.
+using IndexProgress = std::function<void(const char*, std::int64_t, std::int64_t)>;
+
 /// Writes the index, uint32 [samples, 3]: first sentence, end sentence, tokens aimed at. Returns the number of samples.
 /// Memory: one byte a document; the rows lie in the mapped file. Throws ConfigError when samples are asked and no
 /// document can give one, when the pair is damaged, or when the disk has no room.
 std::int64_t build_sentence_index(const IndexedDataset& data, const DocumentRange& range, const SentenceIndexSpec& spec,
-                                  const std::string& file);
+                                  const std::string& file, const IndexProgress& progress = {});
 
 }  // namespace megatron::data
