@@ -21,6 +21,7 @@
 #include "megatron/interchange/hugging_face/hf_family.h"
 #include "megatron/interchange/mapped_source.h"
 #include "megatron/interchange/megatron_lm/arguments.h"
+#include "megatron/interchange/megatron_lm/dist/torch_dist_write.h"
 #include "megatron/interchange/megatron_lm/megatron_names.h"
 #include "megatron/interchange/megatron_lm/ranks/rank_files.h"
 #include "megatron/interchange/megatron_lm/ranks/rank_state.h"
@@ -132,8 +133,9 @@ void check_tp(const plan::ModelShape& shape, int tp, const std::string& folder) 
 /// theirs are called.
 template <class Name>
 void add_to(Mapping& mapping, const RankFiles& files, const RankGrid& grid, const plan::ModelShape& shape,
-            const std::map<std::string, TensorLocation>& places, const std::string& infix, const Name& ours) {
-  for (const plan::ParameterSpec& spec : plan::model_parameters(shape, 1, 0)) {
+            const std::vector<plan::ParameterSpec>& specs, const std::map<std::string, TensorLocation>& places,
+            const std::string& infix, const Name& ours) {
+  for (const plan::ParameterSpec& spec : specs) {
     const auto place = places.find(spec.name);
     if (place == places.end())
       throw ConfigError(rule_got_fix(concat(files.name(), ": must hold \"", spec.name, "\"."), "no such tensor"));
@@ -297,19 +299,36 @@ void check_all_used(const RankFiles& files, const std::map<std::string, TensorLo
 /// Weights and state of a run. What no optimizer has a state of has 0.
 class RunSource final : public MappedSource {
  public:
-  using MappedSource::MappedSource;
+  RunSource(std::shared_ptr<const checkpoint::WeightSource> raw, Mapping mapping, const TrainingState& state)
+      : MappedSource(std::move(raw), std::move(mapping), Extent::AtLeast) {
+    for (const std::string& kind : state.kinds)
+      shares_[state_name(kind, "")] = written_share(state.recipe.optimizer, kind);
+  }
   std::vector<std::string> tensors() const override {
     std::vector<std::string> names = MappedSource::tensors();
     std::erase_if(names, [](const std::string& name) { return name.starts_with("optimizer."); });
     return names;
   }
   void read(const std::string& tensor, const checkpoint::Box& box, const at::Tensor& into) const override {
-    if (is_expert_bias(tensor) && tensor.starts_with("optimizer."))
+    if (is_expert_bias(tensor) && tensor.starts_with("optimizer.")) {
       into.zero_();
-    else
-      MappedSource::read(tensor, box, into);
+      return;
+    }
+    MappedSource::read(tensor, box, into);
+    for (const auto& [prefix, share] : shares_)
+      if (share != 1 && tensor.starts_with(prefix)) into.div_(share);
   }
+
+ private:
+  std::map<std::string, double> shares_;  ///< by what names of state begin with
 };
+
+/// The last of several, which is Adam: Muon there does not count its steps.
+const PickleNode* last_optimizer(const TorchFile& file) {
+  const PickleNode* const optimizer = file.values().find(file.root(), "optimizer");
+  if (optimizer == nullptr || optimizer->kind != PickleNode::Kind::List || optimizer->items.empty()) return optimizer;
+  return &file.values()[optimizer->items.back()];
+}
 
 /// The iteration at which a run stood, by a file of one rank; 0: the weights are alone.
 std::int64_t iteration_in(const fs::path& found, const TorchFile& file) {
@@ -336,21 +355,26 @@ std::optional<TrainingState> training_of(const fs::path& folder, bool with_optim
   const plan::ModelShape shape = stored_shape(opened, opened.model);
   const auto places = find_places(*opened.files, opened.grid);
   RankState kept;
-  if (with_optimizer) kept = add_state(*opened.files, opened.grid, config::state_names(state.recipe.optimizer));
+  if (with_optimizer) kept = add_state(*opened.files, opened.grid, state.recipe.optimizer);
   Mapping mapping;
-  const auto add = [&](const std::string& infix, const auto& ours) {
-    add_to(mapping, *opened.files, opened.grid, shape, places, infix, ours);
+  const std::vector<plan::ParameterSpec> specs = plan::model_parameters(shape, 1, 0);
+  const auto add = [&](const std::vector<plan::ParameterSpec>& of, const std::string& infix, const auto& ours) {
+    add_to(mapping, *opened.files, opened.grid, shape, of, places, infix, ours);
   };
-  add(kept.masters ? kMasterInfix : "", [](const std::string& name) { return name; });
+  add(specs, kept.masters ? kMasterInfix : "", [](const std::string& name) { return name; });
   check_all_used(*opened.files, places, mapping);
   check_copies(*opened.files, opened.grid, shape, places);
-  for (const std::string& kind : kept.kinds)
-    add(state_infix(kind), [&](const std::string& name) { return state_name(kind, name); });
+  for (const std::string& kind : kept.kinds) {
+    std::vector<plan::ParameterSpec> with_kind = specs;
+    std::erase_if(with_kind,
+                  [&](const plan::ParameterSpec& spec) { return !keeps_state(state.recipe.optimizer, kind, spec); });
+    add(with_kind, state_infix(kind), [&](const std::string& name) { return state_name(kind, name); });
+  }
   state.kinds = kept.kinds;
-  const PickleNode* const optimizer = first.values().find(first.root(), "optimizer");
+  const PickleNode* const optimizer = last_optimizer(first);
   state.optimizer_steps = std::min(optimizer_steps(first, optimizer).value_or(iteration), iteration);
   if (optimizer != nullptr) state.loss_scale = loss_scale_of(first, first.values().find(*optimizer, "grad_scaler"));
-  state.tensors = std::make_shared<RunSource>(opened.files, std::move(mapping), MappedSource::Extent::AtLeast);
+  state.tensors = std::make_shared<RunSource>(opened.files, std::move(mapping), state);
   return state;
 }
 
@@ -400,7 +424,8 @@ std::unique_ptr<checkpoint::WeightSource> open_megatron(const fs::path& folder) 
   const plan::ModelShape shape = stored_shape(opened, opened.model);
   const auto places = find_places(*opened.files, opened.grid);
   Mapping mapping;
-  add_to(mapping, *opened.files, opened.grid, shape, places, "", [](const std::string& name) { return name; });
+  add_to(mapping, *opened.files, opened.grid, shape, plan::model_parameters(shape, 1, 0), places, "",
+         [](const std::string& name) { return name; });
   check_all_used(*opened.files, places, mapping);
   check_copies(*opened.files, opened.grid, shape, places);
   return std::make_unique<MappedSource>(opened.files, std::move(mapping), MappedSource::Extent::AtLeast);

@@ -4,10 +4,10 @@
 
 #include <algorithm>
 #include <cmath>
-#include <string>
 #include <vector>
 
 #include "megatron/base/error.h"
+#include "megatron/config/optimizers.h"
 #include "megatron/interchange/megatron_lm/recipe.h"
 #include "megatron/plan/steps/batch_schedule.h"
 
@@ -38,6 +38,11 @@ std::optional<std::int64_t> count_of(const TorchFile& file, const PickleNode* di
   const auto number = number_of(file, file.values().find(*dict, name));
   if (!number || !(*number >= 0) || *number > 0x1p53) return std::nullopt;
   return static_cast<std::int64_t>(*number);
+}
+
+bool keeps_state(const config::OptimizerConfig& optimizer, const std::string& kind, const plan::ParameterSpec& spec) {
+  const config::StateNames kept = config::optimizer_info(optimizer.name).state(optimizer, spec.is_layer_matrix());
+  return std::ranges::find(kept, kind) != kept.end();
 }
 
 std::optional<std::int64_t> optimizer_steps(const TorchFile& file, const PickleNode* optimizer) {

@@ -1,16 +1,21 @@
 #pragma once
 #include <cstdint>
 #include <optional>
+#include <string>
 
 #include "megatron/checkpoint/checkpoint.h"
 #include "megatron/interchange/megatron_lm/torch_file.h"
 #include "megatron/interchange/training_state.h"
+#include "megatron/plan/parameters/parameters.h"
 
 // What the file with Megatron-LM's arguments says of the run that saved it, in both formats.
 namespace megatron::interchange {
 
 /// The count, from 0 on, under `name`: a number or a tensor of one. Nothing where it is none, or `dict` is null.
 std::optional<std::int64_t> count_of(const TorchFile& file, const PickleNode* dict, const char* name);
+
+/// Whether the run's optimizer keeps state of this kind of a parameter.
+bool keeps_state(const config::OptimizerConfig& optimizer, const std::string& kind, const plan::ParameterSpec& spec);
 
 /// How many steps the optimizer has done, by its state, which may be null: "common_step" or "step" of a group or of a
 /// parameter.

@@ -168,12 +168,7 @@ std::vector<plan::ParameterSpec> checked_specs(const Opened& opened, const plan:
   return plan::model_parameters(shape, 1, 0);
 }
 
-/// Whether a run of `optimizer` keeps state of `kind` of a parameter.
-bool keeps_state(const config::OptimizerConfig& optimizer, const std::string& kind, const plan::ParameterSpec& spec) {
-  const config::StateNames kept = config::optimizer_info(optimizer.name).state(optimizer, spec.is_layer_matrix());
-  return std::ranges::find(kept, kind) != kept.end();
-}
-
+/// Those of which a run of `optimizer` keeps state of `kind`.
 std::vector<plan::ParameterSpec> with_state(const config::OptimizerConfig& optimizer, const std::string& kind,
                                             std::vector<plan::ParameterSpec> specs) {
   std::erase_if(specs, [&](const plan::ParameterSpec& spec) { return !keeps_state(optimizer, kind, spec); });

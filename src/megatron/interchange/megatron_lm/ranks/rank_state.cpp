@@ -13,6 +13,7 @@
 #include "megatron/base/text/printable.h"
 #include "megatron/checkpoint/files/dtypes.h"
 #include "megatron/checkpoint/files/safetensors.h"
+#include "megatron/config/optimizers.h"
 
 namespace megatron::interchange {
 namespace fs = std::filesystem;
@@ -21,7 +22,7 @@ namespace {
 using Kind = PickleNode::Kind;
 
 constexpr std::int64_t kParameterAlignment = 64, kCompared = 4096;
-constexpr const char* kWords = "embedding.word_embeddings.weight";
+constexpr const char *kWords = "embedding.word_embeddings.weight", *kOutput = "output_layer.weight";
 
 [[noreturn]] void refuse(const std::string& where, const std::string& rule, const std::string& got) {
   throw ConfigError(rule_got_fix(concat(where, ": the optimizer's state must have ", rule, "."), got));
@@ -32,7 +33,15 @@ struct Parameter {
   std::string prefix, name;  ///< of its part, and our name within it; a name that is empty: a copy of the tied matrix
   std::string weight;        ///< the name in RankFiles of a tensor with its shape and values
   bool decays = false;
+  bool is_matrix = false;  ///< as Megatron-LM's Muon sees it
 };
+
+/// Of which parameters an optimizer is.
+enum class OptimizerPart : std::uint8_t { All, Matrices, Others };
+
+bool is_of(OptimizerPart part, const Parameter& parameter) {
+  return part == OptimizerPart::All || (part == OptimizerPart::Matrices) == parameter.is_matrix;
+}
 
 /// Those of one part in the module's order.
 std::vector<Parameter> parameters_of(const RankFiles& files, int tp, const RankFiles::ModelChunk& part) {
@@ -44,6 +53,7 @@ std::vector<Parameter> parameters_of(const RankFiles& files, int tp, const RankF
     const std::vector<std::int64_t>* const shape = files.shape(parameter.weight);
     if (shape == nullptr) refuse(files.name(), concat("a \"", kWords, "\" on the first stage"), "none");
     parameter.decays = shape->size() > 1 && !parameter.name.ends_with(".bias");
+    parameter.is_matrix = shape->size() > 1 && !name.empty() && name != kWords && name != kOutput;
     parameters.push_back(std::move(parameter));
   }
   return parameters;
@@ -83,24 +93,22 @@ double number_in(const Pickle& values, const PickleNode& dict, const char* name,
 /// One rank's state.
 class RankReader {
  public:
-  RankReader(RankFiles& files, int tp, int pp, const std::vector<std::string>& kinds)
-      : files_(files), file_(files.file(tp, pp)), values_(file_.values()), kinds_(kinds) {
+  RankReader(RankFiles& files, int tp, int pp, const config::OptimizerConfig& optimizer)
+      : files_(files),
+        file_(files.file(tp, pp)),
+        values_(file_.values()),
+        optimizer_(optimizer),
+        kinds_(config::state_names(optimizer)) {
     for (const RankFiles::ModelChunk& part : files.parts(tp, pp)) chunks_.push_back(parameters_of(files, tp, part));
   }
 
   RankState read(const fs::path& folder) {
     const PickleNode* outer = values_.find(file_.root(), "optimizer");
     if (outer == nullptr || outer->kind == Kind::None) return {};
+    if (outer->kind == Kind::List && optimizer_.name == "muon") return read_muon(*outer);
     if (outer->kind != Kind::Dict) refuse(file_.name(), "one optimizer", "several, or none that is known");
-    const PickleNode* const nested = values_.find(*outer, "optimizer");
-    const PickleNode& inner = nested == nullptr ? *outer : *nested;
     if (fs::exists(folder / kDistributed)) return read_buffers(files_.keep(folder / kDistributed));
-    const auto groups = groups_of(inner);
-    RankState state{.masters = read_masters(*outer, groups), .kinds = {}};
-    const auto entries = entries_of(values_, values_.find(inner, "state"));
-    for (const std::string& kind : kinds_)
-      if (read_kind(groups, entries, kind)) state.kinds.push_back(kind);
-    return state;
+    return read_optimizer(*outer, OptimizerPart::All);
   }
 
  private:
@@ -111,8 +119,31 @@ class RankReader {
     std::vector<const Parameter*> parameters;
   };
 
+  /// Muon's and Adam's.
+  RankState read_muon(const PickleNode& list) {
+    if (list.items.size() != 2) refuse(file_.name(), "two optimizers, Muon's and Adam's", concat(list.items.size()));
+    RankState state = read_optimizer(values_[list.items[0]], OptimizerPart::Matrices);
+    RankState others = read_optimizer(values_[list.items[1]], OptimizerPart::Others);
+    if (state.masters != others.masters) refuse(file_.name(), "masters of all parameters", "those of one optimizer");
+    if (state.kinds.empty() != others.kinds.empty())
+      refuse(file_.name(), "the state of both optimizers", "that of one of them");
+    state.kinds.insert(state.kinds.end(), others.kinds.begin(), others.kinds.end());
+    return state;
+  }
+
+  RankState read_optimizer(const PickleNode& outer, OptimizerPart part) {
+    const PickleNode* const nested = values_.find(outer, "optimizer");
+    const PickleNode& inner = nested == nullptr ? outer : *nested;
+    const auto groups = groups_of(inner, part);
+    RankState state{.masters = read_masters(outer, groups), .kinds = {}};
+    const auto entries = entries_of(values_, values_.find(inner, "state"));
+    for (const std::string& kind : kinds_)
+      if (read_kind(groups, entries, kind)) state.kinds.push_back(kind);
+    return state;
+  }
+
   /// The optimizer's groups in its order, and the parameters of each.
-  std::vector<Group> groups_of(const PickleNode& optimizer) const {
+  std::vector<Group> groups_of(const PickleNode& optimizer, OptimizerPart part) const {
     const PickleNode* const list = values_.find(optimizer, "param_groups");
     if (list == nullptr || list->kind != Kind::List) refuse(file_.name(), "its \"param_groups\"", "none");
     std::vector<Group> groups;
@@ -133,7 +164,7 @@ class RankReader {
         refuse(file_.name(), "groups by weight decay alone", "several that are alike in it");
       for (const auto& chunk : chunks_)
         for (const Parameter& parameter : chunk)
-          if (parameter.decays == decays) group.parameters.push_back(&parameter);
+          if (parameter.decays == decays && is_of(part, parameter)) group.parameters.push_back(&parameter);
       if (group.parameters.size() != group.numbers.size())
         refuse(file_.name(), concat("a group of ", group.parameters.size(), " parameters, as the model has them"),
                concat(group.numbers.size()));
@@ -141,7 +172,8 @@ class RankReader {
       groups.push_back(std::move(group));
     }
     std::size_t all = 0;
-    for (const auto& chunk : chunks_) all += chunk.size();
+    for (const auto& chunk : chunks_)
+      for (const Parameter& parameter : chunk) all += is_of(part, parameter) ? 1 : 0;
     if (covered != all) refuse(file_.name(), "groups of all parameters", concat(covered, " of ", all));
     return groups;
   }
@@ -182,11 +214,17 @@ class RankReader {
     return true;
   }
 
+  bool has_kind(const Parameter& parameter, const std::string& kind) const {
+    const config::StateNames kinds = config::optimizer_info(optimizer_.name).state(optimizer_, parameter.is_matrix);
+    return std::ranges::find(kinds, kind) != kinds.end();
+  }
+
   bool read_kind(const std::vector<Group>& groups, const std::map<std::int64_t, const PickleNode*>& entries,
                  const std::string& kind) {
     std::size_t found = 0, all = 0;
     for (const Group& group : groups)
       for (std::size_t i = 0; i < group.numbers.size(); ++i) {
+        if (!has_kind(*group.parameters[i], kind)) continue;
         ++all;
         const auto entry = entries.find(group.numbers[i]);
         const PickleNode* const node = entry == entries.end() ? nullptr : values_.find(*entry->second, kind);
@@ -195,7 +233,7 @@ class RankReader {
         ++found;
       }
     if (found != 0 && found != all)
-      refuse(file_.name(), concat("\"", kind, "\" of all parameters"), concat(found, " of ", all));
+      refuse(file_.name(), concat("\"", kind, "\" of all its parameters"), concat(found, " of ", all));
     return found != 0;
   }
 
@@ -283,7 +321,8 @@ class RankReader {
   RankFiles& files_;
   const TorchFile& file_;
   const Pickle& values_;
-  const std::vector<std::string>& kinds_;
+  const config::OptimizerConfig& optimizer_;
+  const config::StateNames kinds_;
   std::vector<std::vector<Parameter>> chunks_;
 };
 
@@ -291,10 +330,10 @@ class RankReader {
 
 std::string state_infix(const std::string& kind) { return kind + "/"; }
 
-RankState add_state(RankFiles& files, const RankGrid& grid, const std::vector<std::string>& kinds) {
+RankState add_state(RankFiles& files, const RankGrid& grid, const config::OptimizerConfig& optimizer) {
   std::optional<RankState> all;
   for (const auto& [rank, folder] : grid.folders) {
-    RankState state = RankReader(files, rank.first, rank.second, kinds).read(folder);
+    RankState state = RankReader(files, rank.first, rank.second, optimizer).read(folder);
     if (all && (all->masters != state.masters || all->kinds != state.kinds))
       refuse(files.name(), "the same kinds on all ranks", concat("others in ", folder.filename().string()));
     all = std::move(state);
