@@ -234,6 +234,18 @@ TEST(StepCost, ComputesAttentionOfSharedSequencesInThePiecesOfTheirWay) {
   EXPECT_NEAR(attention(4, "p2p"), met * unit * slower(8) * slower(8) / 4, 1e-9 * one);
 }
 
+TEST(StepCost, ComputesAttentionInOneKernelAtItsOwnRates) {
+  Hardware hardware = products_alone();
+  const config::RunConfig config = small(1, 1);
+  const double plain = cost_of(config, hardware).parts.attention;  // at the peak: 2 products forward, 5 backward
+  hardware.compute.attention_forward_efficiency = 0.5;
+  EXPECT_NEAR(cost_of(config, hardware).parts.attention, plain * (2 / 0.5 + 5) / 7, 1e-9 * plain);
+  hardware.compute.attention_backward_efficiency = 0.25;
+  EXPECT_NEAR(cost_of(config, hardware).parts.attention, plain * (2 / 0.5 + 5 / 0.25) / 7, 1e-9 * plain);
+  hardware.compute.product_half_size = 1000;  // of products alone
+  EXPECT_NEAR(cost_of(config, hardware).parts.attention, plain * (2 / 0.5 + 5 / 0.25) / 7, 1e-9 * plain);
+}
+
 TEST(StepCost, HasFourAllReducesALayerAndTwoMore) {
   Hardware hardware = products_alone();
   hardware.node.bandwidth_gb_s = 1;

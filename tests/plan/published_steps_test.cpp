@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 
+#include "megatron/config/options.h"
 #include "megatron/plan/cost/cost_model.h"
 #include "megatron/plan/rules.h"
 #include "tests/plan/load_hardware.h"
@@ -98,6 +99,54 @@ TEST(PublishedSteps, OfTenSizesAreWithinTenPercent) {
       }
     EXPECT_NEAR(fastest / published_s, 1, 0.10) << model.name;
   }
+}
+
+// This program's own steps on one H200, an H100 with faster memory
+// (bench/results/gpu-bundle_2026-11-26_nvidia-h200.md): bf16, no dropout; nothing is fitted to them but attention's two
+// rates, which were measured apart.
+TEST(MeasuredSteps, OfThisProgramOnAnH200AreWithinFivePercent) {
+  Hardware hardware = load_hardware(tests_folder() + "/../configs/hardware/dgx-h100.toml");
+  hardware.memory.bandwidth_gb_s = 4800;
+  const auto step_ms = [&](const char* recipe, std::int64_t batch) {
+    config::RunConfig run;
+    config::load_toml(run, concat(tests_folder(), "/../configs/", recipe, ".toml"));
+    run.model.hidden_dropout = run.model.attention_dropout = 0;
+    run.schedule = {};
+    run.parallel.world_size = 1;
+    run.train.dtype = "bf16";
+    run.train.micro_batch_size = run.train.global_batch_size = batch;
+    return 1e3 * step_cost(resolve(run), hardware).step_s;
+  };
+  EXPECT_NEAR(step_ms("gpt_1.3b", 4) / 137.58, 1, 0.05);
+  EXPECT_NEAR(step_ms("gpt2_124m", 16) / 34.43, 1, 0.05);
+}
+
+// torchtitan's benchmarks/llama3_h100_202412_torchtitan.md, tables 1 and 3: Llama 3.1 8B in bf16, fully sharded and
+// compiled, tokens a second and GPU. H100s of 500 W whose memory moves 2.4 TB/s; attention is FlashAttention-2's, of
+// which Shah et al. (2024) give 333 and 318 of 989.4 TFLOP/s. What products reach at that power is fitted to the run on
+// one node; every other product of a layer is computed again there, which is about what the MLPs' first ones are.
+TEST(PublishedSteps, OfATorchtitanRunOnSixteenNodesIsWithinTenPercentAfterAFitOnOne) {
+  Hardware hardware = load_hardware(tests_folder() + "/../configs/hardware/dgx-h100.toml");
+  hardware.memory.bandwidth_gb_s = 2400;
+  hardware.compute.attention_forward_efficiency = 333 / 989.4;
+  hardware.compute.attention_backward_efficiency = 318 / 989.4;
+  hardware.compute.product_efficiency = 0.523;
+  const auto tokens_per_s = [&](int ranks) {
+    config::RunConfig run;
+    config::load_toml(run, tests_folder() + "/../configs/llama3_8b.toml");
+    run.parallel.tp = run.parallel.pp = 1;
+    run.parallel.sp = false;
+    run.parallel.world_size = ranks;
+    run.optimizer.use_distributed_optimizer = true;
+    run.optimizer.data_parallel_sharding_strategy = "optim_grads_params";
+    run.train.micro_batch_size = 2;
+    run.train.global_batch_size = 2 * ranks;
+    run.train.recompute = "selective";
+    run.train.recompute_modules = {"mlp"};
+    return 2 * 8192 / step_cost(resolve(run), hardware).step_s;
+  };
+  EXPECT_NEAR(tokens_per_s(8) / 6667, 1, 0.02);
+  EXPECT_NEAR(tokens_per_s(128) / 6514, 1, 0.10);
 }
 
 }  // namespace

@@ -118,6 +118,8 @@ TEST(ScalingStudy, FitsFourConstantsAndTakesTheOthersFromWhatIsPublishedOrCounte
       {"compute.fp64_tflops", 16.4 / 2},
       {"compute.fp8_tflops", 0},   // a V100 has none
       {"compute.bf16_tflops", 0},  // no V100 offers it
+      {"compute.attention_forward_efficiency", 0},  // not one kernel
+      {"compute.attention_backward_efficiency", 0},
       {"memory.bandwidth_gb_s", 900},
       {"memory.efficiency", 790.0 / 900},
       {"node.bandwidth_gb_s", 300.0 / 2},

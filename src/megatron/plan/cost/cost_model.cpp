@@ -102,11 +102,7 @@ class Pieces {
       add(passes.backward_weight, linears_.weight_gradient(p));
       add(passes.of_step, linears_.of_step(p));
     }
-    // dP = dY V^T, dV = P^T dY, dQ = dS K, dK = dS^T Q; scores that were not kept once more.
-    for (const AttentionCore& core : work.cores) {
-      back.attention += seen(core) * (seconds(core.scores) + 3 * seconds(core.context)) + passes_over(core, false);
-      if (software.score_forward_passes == 0) back.attention += seen(core) * seconds(core.scores);
-    }
+    back.attention += attention_backward(work);
     back.elementwise += elementwise(work, software.stream_backward_passes, software.query_backward_passes,
                                     software.inner_backward_passes) +
                         memory_s(hardware_, moved.backward);
@@ -273,10 +269,24 @@ class Pieces {
                     passes * computed_square() * core.scores.count * core.scores.m * core.scores.n * element_);
   }
 
+  /// The products of attention, `scores` with features inside and `contexts` with keys.
+  double products_of(const AttentionCore& core, double scores, double contexts, double fused_efficiency) const {
+    if (fused_efficiency == 0) return seen(core) * (scores * seconds(core.scores) + contexts * seconds(core.context));
+    return seen(core) * (scores * core.scores.flops() + contexts * core.context.flops()) /
+           (fused_efficiency * peak_flops(hardware_, run_.config.train.dtype));
+  }
   double attention_forward(const LayerWork& work) const {
     double sum = 0;
     for (const AttentionCore& core : work.cores)
-      sum += seen(core) * (seconds(core.scores) + seconds(core.context)) + passes_over(core, true);
+      sum += products_of(core, 1, 1, hardware_.compute.attention_forward_efficiency) + passes_over(core, true);
+    return sum;
+  }
+  /// dP = dY V^T, dV = P^T dY, dQ = dS K, dK = dS^T Q; scores that were not kept once more.
+  double attention_backward(const LayerWork& work) const {
+    const double scores = hardware_.software.score_forward_passes == 0 ? 2 : 1;
+    double sum = 0;
+    for (const AttentionCore& core : work.cores)
+      sum += products_of(core, scores, 3, hardware_.compute.attention_backward_efficiency) + passes_over(core, false);
     return sum;
   }
 

@@ -74,6 +74,10 @@ Hardware parse_hardware(const std::string& text, const std::string& name) {
   if (best == 0) ranges.range("compute.bf16_tflops", 0, 1e-6, 1e6, "100");
   ranges.share("compute.product_efficiency", compute.product_efficiency);
   ranges.range("compute.product_half_size", compute.product_half_size, 0, 1e6, "300");
+  for (const auto& [key, value] :
+       {std::pair("compute.attention_forward_efficiency", compute.attention_forward_efficiency),
+        std::pair("compute.attention_backward_efficiency", compute.attention_backward_efficiency)})
+    if (value != 0) ranges.share(key, value);
   ranges.range("memory.capacity_gb", hardware.memory.capacity_gb, 1e-3, 1e6, "80");
   ranges.range("memory.bandwidth_gb_s", hardware.memory.bandwidth_gb_s, 1e-3, 1e6, "1000");
   ranges.share("memory.efficiency", hardware.memory.efficiency);

@@ -10,6 +10,7 @@ struct ComputeRates {
   double fp64_tflops = 0, fp32_tflops = 0, bf16_tflops = 0, fp16_tflops = 0, fp8_tflops = 0;
   double product_efficiency = 1;
   double product_half_size = 0;
+  double attention_forward_efficiency = 0, attention_backward_efficiency = 0;
 
   void visit(auto& v) {
     v("fp64_tflops", fp64_tflops, "Peak of matrix products, 10^12 operations per second; 0: not offered.");
@@ -21,6 +22,9 @@ struct ComputeRates {
     v("product_efficiency", product_efficiency, "Share of the peak that a product of very large matrices reaches.");
     v("product_half_size", product_half_size,
       "Size of one of a product's three dimensions, the others being large, at which half of that is reached.");
+    v("attention_forward_efficiency", attention_forward_efficiency,
+      "Share of the peak that attention in one kernel reaches, masked scores not counted; 0: its products as others.");
+    v("attention_backward_efficiency", attention_backward_efficiency, "The same of its backward pass, 5 products.");
   }
 };
 
