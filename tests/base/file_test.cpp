@@ -150,12 +150,52 @@ TEST_P(AtomicFileTest, ReplacesTheOldFile) {
 }
 
 TEST_P(AtomicFileTest, LeavesNothingWhereItsNameIsAFolders) {
-  fs::create_directory(folder_ / "out");
+  EXPECT_THROW(AtomicFile(folder_, GetParam()), ConfigError);
   {
     AtomicFile file(folder_ / "out", GetParam());
+    fs::create_directory(folder_ / "out");  // meanwhile
     EXPECT_THROW(file.commit(), std::runtime_error);
   }
   EXPECT_EQ(files_in_folder(), 1u);
+}
+
+TEST_P(AtomicFileTest, ReplacesNoPipeOrDevice) {
+  const fs::path pipe = folder_ / "pipe", link = folder_ / "link";
+  ASSERT_EQ(mkfifo(pipe.c_str(), 0666), 0);
+  fs::create_symlink(pipe, link);
+  for (const fs::path& path : {pipe, link, fs::path("/dev/null")}) {
+    try {
+      AtomicFile file(path, GetParam());
+      ADD_FAILURE() << path;
+    } catch (const ConfigError& error) {
+      EXPECT_THAT(error.what(), HasSubstr("regular file"));
+    }
+  }
+  EXPECT_TRUE(fs::is_fifo(pipe));
+  EXPECT_TRUE(fs::is_symlink(link));
+}
+
+TEST_P(AtomicFileTest, WritesWhatALinkLeadsTo) {
+  fs::create_directory(folder_ / "there");
+  const fs::path target = folder_ / "there" / "out", link = folder_ / "link";
+  fs::create_symlink("there/out", link);
+  fs::create_symlink("link", folder_ / "again");
+  for (const char* text : {"new", "newer"}) {  // the target is not there at first
+    AtomicFile file(folder_ / "again", GetParam());
+    file.write(text);
+    file.commit();
+    EXPECT_EQ(read_file(target), text);
+    EXPECT_TRUE(fs::is_symlink(link));
+  }
+}
+
+TEST_P(AtomicFileTest, KeepsTheModeOfWhatItReplaces) {
+  const fs::path path = folder_ / "out";
+  write_file(path, "old");
+  fs::permissions(path, fs::perms::owner_read | fs::perms::owner_write);
+  AtomicFile file(path, GetParam());
+  file.commit();
+  EXPECT_EQ(fs::status(path).permissions(), fs::perms::owner_read | fs::perms::owner_write);
 }
 
 TEST_P(AtomicFileTest, CanBeReadBeforeItIsCommitted) {

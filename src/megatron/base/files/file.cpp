@@ -58,6 +58,18 @@ std::filesystem::path folder_of(const std::filesystem::path& path) {
   return path.has_parent_path() ? path.parent_path() : ".";
 }
 
+/// What `path` leads to where it is a link, be it there or not.
+std::filesystem::path end_of_links(std::filesystem::path path) {
+  constexpr int kMost = 40;  // as the system follows
+  std::error_code error;
+  for (int i = 0; i < kMost && std::filesystem::is_symlink(path, error); ++i) {
+    const std::filesystem::path target = std::filesystem::read_symlink(path, error);
+    if (error) break;
+    path = folder_of(path) / target;  // the target alone where it is absolute
+  }
+  return path;
+}
+
 void write_all(int descriptor, std::span<const std::byte> bytes, std::uint64_t offset,
                const std::filesystem::path& path) {
   while (!bytes.empty()) {
@@ -133,8 +145,11 @@ std::span<const std::byte> MappedFile::range(std::uint64_t offset, std::uint64_t
   return {data_ + offset, count * item_size};
 }
 
-AtomicFile::AtomicFile(std::filesystem::path path, Until until) : path_(std::move(path)) {
+AtomicFile::AtomicFile(std::filesystem::path path, Until until) : path_(end_of_links(std::move(path))) {
+  check_replaceable(path_);
   if (until == Until::Named || !open_unnamed()) open_named();
+  if (struct stat replaced{}; stat(path_.c_str(), &replaced) == 0 && fchmod(descriptor_, replaced.st_mode & 07777) != 0)
+    fail(path_, "cannot be given the mode of the one it replaces");
   buffer_.reserve(kBufferSize);
 }
 
@@ -224,6 +239,16 @@ std::string read_file(const std::filesystem::path& path, std::uint64_t limit) {
   }
   text.resize(done);
   return text;
+}
+
+void check_replaceable(const std::filesystem::path& path) {
+  std::error_code none;
+  const std::filesystem::file_type type = std::filesystem::status(path, none).type();
+  if (type == std::filesystem::file_type::directory)
+    throw ConfigError(rule_got_fix("an output must be a file.", path.string() + ", a folder", "name a file in it"));
+  if (std::filesystem::exists(std::filesystem::file_status(type)) && type != std::filesystem::file_type::regular)
+    throw ConfigError(rule_got_fix("an output must be a regular file, which is there whole or not at all.",
+                                   path.string() + ", a device, a pipe or a socket", "name a file"));
 }
 
 void write_file(const std::filesystem::path& path, std::string_view text) {

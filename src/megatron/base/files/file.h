@@ -56,7 +56,8 @@ class AtomicFile {
  public:
   enum class Until : std::uint8_t { Unnamed, Named };  ///< what it is before commit(); Unnamed: where that can be
 
-  /// Throws ConfigError where the folder does not exist or may not be written.
+  /// A link's target is written. Throws ConfigError where the folder does not exist or may not be written, or `path` is
+  /// there and no regular file; what is replaced keeps its mode.
   explicit AtomicFile(std::filesystem::path path, Until until = Until::Unnamed);
   ~AtomicFile();
   AtomicFile(const AtomicFile&) = delete;
@@ -93,6 +94,10 @@ class AtomicFile {
 
 /// The whole file. Throws ConfigError where it cannot be opened or is larger than `limit` bytes.
 std::string read_file(const std::filesystem::path& path, std::uint64_t limit = std::uint64_t{1} << 32);
+
+/// Throws ConfigError where `path` is there and no regular file: a folder, a device or a pipe, which an AtomicFile
+/// would replace.
+void check_replaceable(const std::filesystem::path& path);
 
 /// Writes a whole file through an AtomicFile.
 void write_file(const std::filesystem::path& path, std::string_view text);

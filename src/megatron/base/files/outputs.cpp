@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "megatron/base/error.h"
+#include "megatron/base/files/file.h"
 #include "megatron/base/text/printable.h"
 
 namespace megatron {
@@ -39,8 +40,7 @@ void check_outputs(const std::vector<std::string>& outputs, const std::vector<st
     if (output == "-")
       throw ConfigError(rule_got_fix("an output must be a file, which is there whole or not at all.",
                                      "-, standard output", "name a file"));
-    if (std::error_code none; fs::is_directory(output, none))
-      throw ConfigError(rule_got_fix("an output must be a file.", output + ", a folder", "name a file in it"));
+    check_replaceable(output);
     const OutputPath place(output);
     for (std::size_t i = 0; i < places.size(); ++i)
       if (place == places[i])
