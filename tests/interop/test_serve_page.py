@@ -25,7 +25,7 @@ class Browser:
         self.answers, to_write = os.pipe()
         self.process = subprocess.Popen(
             ["bash", "-c", f'exec "$@" 3<&{to_read} 4>&{to_write}', "bash", CHROMIUM, "--headless=new", "--no-sandbox",
-             "--disable-gpu", "--remote-debugging-pipe", "--window-size=1200,800",
+             "--disable-gpu", "--disable-dev-shm-usage", "--remote-debugging-pipe", "--window-size=1200,800",
              f"--user-data-dir={self.profile.name}", "about:blank"],
             pass_fds=(to_read, to_write), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         os.close(to_read)

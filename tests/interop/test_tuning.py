@@ -1,5 +1,5 @@
 """Adapters and preferences against peft and transformers, step by step, and PEFT's folders both ways. Needs torch,
-transformers, peft."""
+transformers, peft, trl."""
 import copy
 import json
 import pathlib
@@ -11,7 +11,7 @@ from peers import peers
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "testing"))
 from program import RunFolder, run  # noqa: E402
 
-torch, transformers, peft, MISSING = peers("torch", "transformers", "peft")
+torch, transformers, peft, trl, datasets, MISSING = peers("torch", "transformers", "peft", "trl", "datasets")
 if not MISSING:
     transformers.logging.set_verbosity_error()
 
@@ -266,7 +266,7 @@ class Preferences(Tuned):
         return log_p[0, begin - 1:].sum()
 
     def their_losses(self, smoothing):
-        """The sigmoid loss of trl's DPOTrainer.dpo_loss, written out; with it what that logs, in `figures`."""
+        """The sigmoid loss, written out; with it what trl's DPOTrainer logs, in `figures`. trl smooths no labels of it."""
         self.figures = []
         model = self.model()
         reference = copy.deepcopy(model)
@@ -287,6 +287,25 @@ class Preferences(Tuned):
                     torch.nn.functional.logsigmoid(rejected - chosen) * smoothing).mean()
 
         return self.steps(model, loss_of)
+
+    def losses_of_trl(self):
+        """What trl's own DPOTrainer logs: each step takes all pairs, so their order is nothing."""
+        end = "<|endoftext|>"
+        tokenizer = copy.deepcopy(self.tokenizer)
+        tokenizer.eos_token = tokenizer.pad_token = end
+        data = datasets.Dataset.from_list([dict(prompt=p, chosen=c, rejected=r) for p, c, r in self.PAIRS])
+        arguments = trl.DPOConfig(
+            output_dir=str(self.place.path / "trl"), beta=self.BETA, max_steps=STEPS,
+            per_device_train_batch_size=len(self.PAIRS), learning_rate=ADAM["lr"], weight_decay=0.0, max_grad_norm=0.0,
+            adam_beta1=ADAM["betas"][0], adam_beta2=ADAM["betas"][1], adam_epsilon=ADAM["eps"], bf16=False,
+            lr_scheduler_type="constant", logging_steps=1, logging_first_step=True, save_strategy="no", report_to=[],
+            gradient_checkpointing=False, use_cpu=True, disable_tqdm=True)
+        trainer = trl.DPOTrainer(model=self.model(), args=arguments, train_dataset=data, processing_class=tokenizer)
+        trainer.train()
+        return [line["loss"] for line in trainer.state.log_history if "loss" in line]
+
+    def test_losses_are_those_of_trls_trainer(self):
+        self.check_losses(self.prefer("trainer"), self.losses_of_trl())
 
     def check_figures(self, name):
         """What the run has logged is what trl's DPOTrainer.get_batch_loss_metrics logs."""
