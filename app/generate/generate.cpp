@@ -157,10 +157,10 @@ std::optional<int> answer_of_pair(const GenerateFlags& flags) {
                  {"speculative-method", changed(&F::speculative_method)},
                  {"num-speculative-tokens", changed(&F::num_speculative_tokens)}},
                 "a GPT");
-  const bool draws = changed(&F::top_k) || changed(&F::top_p) || changed(&F::seed);
+  const bool draws = changed(&F::top_k) || changed(&F::top_p) || changed(&F::min_p) || changed(&F::seed);
   if (draws && !changed(&F::temperature))
     throw ConfigError(rule_got_fix("generate: a T5 draws tokens where --temperature is given.",
-                                   "--top-k, --top-p or --seed without it", "--temperature 1"));
+                                   "--top-k, --top-p, --min-p or --seed without it", "--temperature 1"));
   const run::TrainedModel model = run::open_trained_model(flags, "generate", interchange::Writes::TextsOrAnswers);
   return answer(model, prompts_of(flags),
                 {.max_new_tokens = flags.max_new_tokens,

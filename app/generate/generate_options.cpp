@@ -22,7 +22,8 @@ void need_prompts(const std::vector<std::string>& prompts) {
 generate::SamplingOptions sampling_of(const GenerateFlags& flags, double usual_temperature) {
   return {.temperature = flags.temperature == kUsualTemperature ? usual_temperature : flags.temperature,
           .top_k = flags.top_k,
-          .top_p = flags.top_p};
+          .top_p = flags.top_p,
+          .min_p = flags.min_p};
 }
 
 GenerateFlags generate_flags(const Args& args) {

@@ -25,7 +25,7 @@ struct GenerateFlags : run::ModelFlags {
   std::int64_t max_new_tokens = 64;
   double temperature = kUsualTemperature;
   int top_k = 0;
-  double top_p = 1;
+  double top_p = 1, min_p = 0;
   std::uint64_t seed = 1234;
   std::int64_t num_beams = 1;
   double length_penalty = 1;
@@ -51,6 +51,7 @@ struct GenerateFlags : run::ModelFlags {
     v("temperature", temperature, "Sampling temperature; 0: greedy; -1: 1, for a T5 0.", config::Common());
     v("top_k", top_k, "Sample from the k most likely tokens; 0: from all.", config::Common());
     v("top_p", top_p, "Nucleus sampling threshold.", config::Common());
+    v("min_p", min_p, "Sample from tokens at least this share as likely as the likeliest; 0: from all.");
     v("seed", seed, "Seed of the sampling.", config::Common());
     v("num_beams", num_beams, "T5: number of beams.");
     v("length_penalty", length_penalty,

@@ -176,6 +176,8 @@ void Conversation::answer(const std::string& line) {
   task.sampling.temperature = flags_.temperature;
   task.sampling.top_k = flags_.top_k;
   task.sampling.top_p = flags_.top_p;
+  task.sampling.min_p = flags_.min_p;
+  task.sampling.repetition_penalty = flags_.repetition_penalty;
   const auto printed = std::make_shared<Printed>(model_, task.prompt);
   task.listener = printed;
   task.arrived = serve::Clock::now();

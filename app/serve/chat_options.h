@@ -12,7 +12,7 @@ namespace megatron::app {
 struct ChatFlags : run::ModelFlags {
   std::string system;
   std::int64_t max_new_tokens = 512;
-  double temperature = 1, top_p = 1;
+  double temperature = 1, top_p = 1, min_p = 0, repetition_penalty = 1;
   int top_k = 0;
   std::uint64_t seed = 1234;
 
@@ -24,6 +24,9 @@ struct ChatFlags : run::ModelFlags {
     v("temperature", temperature, "Sampling temperature; 0: greedy.", config::Common());
     v("top_k", top_k, "Sample from the k most likely tokens; 0: from all.", config::Common());
     v("top_p", top_p, "Nucleus sampling threshold.", config::Common());
+    v("min_p", min_p, "Sample from tokens at least this share as likely as the likeliest; 0: from all.");
+    v("repetition_penalty", repetition_penalty,
+      "Logits of tokens that were there before are divided by this, negative ones multiplied; 1: none.");
     v("seed", seed, "Seed of the sampling.", config::Common());
   }
 };

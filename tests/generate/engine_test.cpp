@@ -392,6 +392,17 @@ TEST(NextToken, MindsBiasesPenaltiesAndMasks) {
   EXPECT_EQ(next({{0, 3}}).id, 1);
   task.sampling.presence_penalty = 1;
   EXPECT_EQ(next({{0, 1}}).id, 1);
+  task.sampling.frequency_penalty = task.sampling.presence_penalty = 0;
+  task.sampling.repetition_penalty = 1.02;  // 3 / 1.02 is still the largest
+  EXPECT_EQ(next({{0, 5}}).id, 0);
+  task.sampling.repetition_penalty = 1.04;
+  EXPECT_EQ(next().id, 0);
+  EXPECT_EQ(next({{0, 1}}).id, 1);
+  task.prompt = {0, 0};  // the prompt's count, and once
+  EXPECT_EQ(next().id, 1);
+  EXPECT_EQ(next({{1, 1}}).id, 0);
+  task.prompt = {};
+  task.sampling.repetition_penalty = 1;
   struct Mask : serve::TokenMask {
     const std::vector<bool>& allowed() override { return only; }
     void take(std::int64_t) override {}

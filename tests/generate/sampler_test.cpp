@@ -61,6 +61,18 @@ TEST(Sample, TopPKeepsTheFewestThatReachTheShare) {
   EXPECT_EQ(shares({.top_k = 3, .top_p = 0.5}).size(), 2u);  // 4/9 of the three is below, 7/9 above
 }
 
+TEST(Sample, MinPKeepsTokensByTheLikeliest) {
+  EXPECT_EQ(shares({.min_p = 0.24}).size(), 4u);  // of 0.4: the others are 0.25, 0.5 and 0.75 of it
+  EXPECT_EQ(shares({.min_p = 0.26}).size(), 3u);
+  EXPECT_EQ(shares({.min_p = 0.51}).size(), 2u);
+  EXPECT_EQ(shares({.min_p = 1}).size(), 1u);
+  EXPECT_NEAR(shares({.min_p = 0.6}).at(1), 0.4 / 0.7, 0.0015);
+  EXPECT_EQ(shares({.top_k = 3, .min_p = 0.51}).size(), 2u);
+  EXPECT_EQ(shares({.top_k = 1, .min_p = 0.1}).size(), 1u);
+  EXPECT_EQ(shares({.top_p = 0.95, .min_p = 0.26}).size(), 3u);
+  EXPECT_NEAR(shares({.top_p = 0.8, .min_p = 0.6}).at(3), 0.3 / 0.7, 0.0015);
+}
+
 TEST(Sample, TopPOfManyTokensKeepsWhatSortingAllOfThemWouldKeep) {
   std::vector<double> logits(5000);
   for (std::size_t i = 0; i < logits.size(); ++i) logits[i] = std::sin(static_cast<double>(i * i)) * 2;
@@ -115,11 +127,11 @@ TEST(Draws, AreEvenAndDependOnSeedPromptCopyAndPosition) {
 
 TEST(Check, NamesEveryBrokenRule) {
   try {
-    check({.temperature = -1, .top_k = -2, .top_p = std::nan("")});
+    check({.temperature = -1, .top_k = -2, .top_p = std::nan(""), .min_p = 1.5});
     FAIL() << "accepted";
   } catch (const ConfigError& e) {
     EXPECT_THAT(e.what(), ::testing::AllOf(::testing::HasSubstr("temperature"), ::testing::HasSubstr("top-k"),
-                                           ::testing::HasSubstr("top-p")));
+                                           ::testing::HasSubstr("top-p"), ::testing::HasSubstr("min-p")));
   }
   EXPECT_NO_THROW(check({.temperature = 0, .top_k = 0, .top_p = 1}));
 }

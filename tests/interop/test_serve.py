@@ -160,6 +160,17 @@ class Openings(unittest.TestCase):
                 self.assertEqual(served["usage"]["prompt_tokens"], len(ids["input_ids"][0]))
                 texts.add(ours["text"])
         self.assertGreater(len(texts), 2)
+        for penalty in (1.2, 5):
+            with self.subTest(penalty=penalty):
+                ids = tokenizer("the old man", return_tensors="pt")
+                want = theirs.generate(**ids, max_new_tokens=12, do_sample=False, repetition_penalty=float(penalty))
+                served = server.post("/v1/completions", {"prompt": "the old man", "temperature": 0, "max_tokens": 12,
+                                                         "repetition_penalty": penalty})
+                new = want[0, ids["input_ids"].shape[1]:]
+                self.assertEqual(served["choices"][0]["text"], tokenizer.decode(new, skip_special_tokens=True))
+                texts.add(served["choices"][0]["text"])
+        self.assertGreater(len(texts), 4)
+
 
 TEXTS = ["A cat sits on the mat.", "a", "The stock market fell sharply, by 3.5 %, in Zürich!", "A cat sits on the mat."]
 

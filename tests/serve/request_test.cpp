@@ -96,6 +96,8 @@ TEST(CompletionRequest, RefusesWhatItDoesNotHaveOrThatIsOutOfRange) {
            {R"("temperature": 2.1)", "temperature"},
            {R"("temperature": "hot")", "temperature"},
            {R"("top_p": 0)", "top_p"},
+           {R"("min_p": 1.1)", "min_p"},
+           {R"("repetition_penalty": 0)", "repetition_penalty"},
            {R"("top_p": 1e400)", ""},
            {R"("max_tokens": -1)", "max_tokens"},
            {R"("max_tokens": 1.5)", "max_tokens"},

@@ -40,7 +40,10 @@ std::int64_t sample(std::span<const double> logits, const SamplingOptions& optio
   if (options.top_k == 0 && options.top_p == 1) {  // in the order of the ids: nothing has to be sorted
     std::vector<double> cumulative(logits.size());
     double sum = 0;
-    for (std::size_t id = 0; id < logits.size(); ++id) cumulative[id] = sum += weight(static_cast<std::int64_t>(id));
+    for (std::size_t id = 0; id < logits.size(); ++id) {
+      const double each = weight(static_cast<std::int64_t>(id));
+      cumulative[id] = sum += each >= options.min_p ? each : 0;  // the likeliest's is 1
+    }
     return std::upper_bound(cumulative.begin(), cumulative.end() - 1, uniform * sum) - cumulative.begin();
   }
   const std::size_t allowed =
@@ -58,7 +61,9 @@ std::int64_t sample(std::span<const double> logits, const SamplingOptions& optio
     const double share = options.top_p * (options.top_k == 0 ? all : sum);
     if (count < allowed && sum < share) continue;
     const auto reach = std::lower_bound(cumulative.begin(), cumulative.end(), share);
-    const auto kept = std::min(reach, cumulative.end() - 1);
+    std::size_t likely = count;
+    while (weight(order[likely - 1]) < options.min_p) --likely;
+    const auto kept = std::min(reach, cumulative.begin() + static_cast<std::ptrdiff_t>(likely) - 1);
     const auto drawn = std::upper_bound(cumulative.begin(), kept, uniform * *kept);
     return order[static_cast<std::size_t>(drawn - cumulative.begin())];
   }

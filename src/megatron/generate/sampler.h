@@ -12,7 +12,8 @@ namespace megatron::generate {
 /// Throws std::runtime_error "logits are not finite at position …" where one of them is NaN or infinite.
 void require_finite(std::span<const double> logits, std::int64_t position);
 
-/// The token drawn from softmax(logits / temperature), restricted to top_k and then to top_p, by `uniform` in [0, 1).
+/// The token drawn from softmax(logits / temperature), restricted to top_k, then to top_p, then to min_p, by
+/// `uniform` in [0, 1).
 /// Equally likely tokens are ordered by id, so that equal logits give equal tokens on every rank. The logits are finite
 /// (require_finite).
 std::int64_t sample(std::span<const double> logits, const SamplingOptions& options, double uniform);

@@ -35,7 +35,7 @@ std::span<const double> row_of(const at::Tensor& logits, std::int64_t row) {
 }
 
 bool penalized(const serve::Sampling& sampling) {
-  return sampling.presence_penalty != 0 || sampling.frequency_penalty != 0;
+  return sampling.presence_penalty != 0 || sampling.frequency_penalty != 0 || sampling.repetition_penalty != 1;
 }
 
 /// Whether the sampler is to see other numbers than the model's.
@@ -43,11 +43,27 @@ bool changes_logits(const TextTask& task) {
   return task.mask != nullptr || !task.sampling.logit_bias.empty() || penalized(task.sampling);
 }
 
+/// Makes tokens of the prompt and of what was written less likely (Keskar et al. 2019, equation 2).
+void penalize_repetition(std::vector<double>& logits, const TextTask& task,
+                         const std::map<std::int64_t, std::int64_t>& counts) {
+  std::vector<bool> done(logits.size());
+  const auto once = [&](std::int64_t id) {
+    const auto at = static_cast<std::size_t>(id);
+    if (at >= logits.size() || done[at]) return;
+    done[at] = true;
+    const double penalty = task.sampling.repetition_penalty;
+    logits[at] = logits[at] > 0 ? logits[at] / penalty : logits[at] * penalty;
+  };
+  for (const std::int64_t id : task.prompt) once(id);
+  for (const auto& [id, count] : counts) once(id);
+}
+
 void change(std::vector<double>& logits, const TextTask& task, const std::map<std::int64_t, std::int64_t>& counts) {
   const auto at = [&](std::int64_t id) -> double& { return logits[static_cast<std::size_t>(id)]; };
   const auto size = static_cast<std::int64_t>(logits.size());
   for (const auto& [id, bias] : task.sampling.logit_bias)
     if (id < size) at(id) += bias;
+  if (task.sampling.repetition_penalty != 1) penalize_repetition(logits, task, counts);
   for (const auto& [id, count] : counts)
     if (id < size)
       at(id) -= task.sampling.presence_penalty + task.sampling.frequency_penalty * static_cast<double>(count);
@@ -74,8 +90,10 @@ ScoredToken scored(std::span<const double> logits, std::int64_t token, std::int6
 ScoredToken next_token(std::span<const double> logits, const TextTask& task, const Draws& draws, std::int64_t position,
                        const std::map<std::int64_t, std::int64_t>& counts) {
   require_finite(logits, position);
-  const SamplingOptions options{
-      .temperature = task.sampling.temperature, .top_k = task.sampling.top_k, .top_p = task.sampling.top_p};
+  const SamplingOptions options{.temperature = task.sampling.temperature,
+                                .top_k = task.sampling.top_k,
+                                .top_p = task.sampling.top_p,
+                                .min_p = task.sampling.min_p};
   std::vector<double> changed;
   std::span<const double> seen = logits;
   if (changes_logits(task)) {

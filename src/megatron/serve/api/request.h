@@ -32,7 +32,9 @@ using Prompt = std::variant<std::string, std::vector<std::int64_t>>;
 struct Sampling {
   double temperature = 1, top_p = 1;
   int top_k = 0;  ///< 0: all, for which a request may say -1 too; vLLM's field
+  double min_p = 0;
   double presence_penalty = 0, frequency_penalty = 0;
+  double repetition_penalty = 1;  ///< Keskar et al. 2019, of the prompt's tokens too; transformers' and vLLM's field
   std::optional<std::uint64_t> seed = {};
   std::map<std::int64_t, double> logit_bias = {};
 };
