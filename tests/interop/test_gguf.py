@@ -368,6 +368,32 @@ class Gguf(unittest.TestCase):
             for key, rows in wanted.items():
                 self.assertEqual(got[key].numpy().tobytes(), rows.tobytes(), f"{name}: {key}")
 
+    def test_writes_blocks_of_256_that_the_package_reads(self):
+        config = transformers.LlamaConfig(vocab_size=416, hidden_size=256, intermediate_size=544, num_hidden_layers=1,
+                                          num_attention_heads=4, num_key_value_heads=2, bos_token_id=0, eos_token_id=1)
+        folder = self.path / "narrow"
+        transformers.LlamaForCausalLM(config).save_pretrained(folder)
+        learned_tokenizer(folder, "llama-bpe")
+        wanted = safetensors.load_file(folder / "model.safetensors")
+        file, reader = self.export(folder, "--dtype", "q4_k")
+        back = self.folder_of(file, "narrow back", "--dtype", "fp32")
+        kinds = {}
+        for tensor in reader.tensors:
+            if len(tensor.shape) == 1:
+                continue
+            name = self.hugging_face_name(tensor.name)
+            rows = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+            part = tensor.name.split(".")[2] if tensor.name.startswith("blk.") else tensor.name
+            if part in ("attn_q", "attn_k"):
+                rows = unpermute(rows, {"attn_q": 4, "attn_k": 2}[part])
+            self.assertEqual(back[name].numpy().tobytes(), np.ascontiguousarray(rows).tobytes(), tensor.name)
+            whole = wanted[name].float().numpy()
+            kinds[part], off = tensor.tensor_type.name, np.sqrt(((rows - whole) ** 2).mean() / (whole ** 2).mean())
+            self.assertLess(off, 0.01 if kinds[part] == "Q8_0" else 0.09, tensor.name)
+        self.assertEqual(kinds, {"token_embd.weight": "Q8_0", "output.weight": "Q8_0", "ffn_down": "Q4_1",
+                                 **dict.fromkeys(("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up"),
+                                                 "Q4_K")})
+
     def test_a_file_generates_and_imports_as_its_folder_does(self):
         folder, _ = self.model("llama")
         file, _ = self.export(folder, "--dtype", "fp32")

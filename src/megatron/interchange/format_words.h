@@ -24,7 +24,8 @@ inline constexpr const char* kHuggingFaceModels = &(""
 #include "megatron/interchange/hugging_face/families.def"
                                                     )[2];
 
-inline constexpr std::array kGgufDtypes = {kBlockTypes[0].first, kBlockTypes[1].first, kBlockTypes[2].first};
+inline constexpr std::array kGgufDtypes = {kBlockTypes[0].first, kBlockTypes[1].first, kBlockTypes[2].first,
+                                           kBlocksOf256.first};
 
 inline constexpr FormatWords kNativeWords{.name = "megatron-cpp"};
 inline constexpr FormatWords kHuggingFaceWords{

@@ -62,6 +62,8 @@ std::uint32_t file_type(Type type) {
       return 3;
     case Type::Q8_0:
       return 7;
+    case Type::Q4_K:
+      return 14;
     default:
       return 32;
   }
@@ -414,7 +416,7 @@ struct Tensor {
 };
 
 /// The tensors in the order of the forward pass. Vectors are float32, matrices of the vocabulary Q8_0 where others are
-/// in fewer bits (plan/parameters/blocks.h), and what has no rows of whole blocks float16.
+/// in fewer bits (plan/parameters/blocks.h), and what has no rows of whole blocks float16, or of Q4_K first Q4_1.
 std::vector<Tensor> tensors_of(const MappedSource& theirs, const config::ModelConfig& model, Type type) {
   const bool llama = architecture_of(model) == "llama";
   std::vector<Tensor> tensors;
@@ -423,13 +425,14 @@ std::vector<Tensor> tensors_of(const MappedSource& theirs, const config::ModelCo
     if (shape == nullptr) return;  // biases, a tied output
     const bool words = name == "token_embd.weight" || name == "output.weight";
     const Type wanted = words && in_blocks(type) ? Type::Q8_0 : type;
-    const bool fits = shape->back() % gguf_block(type).numbers == 0;
+    const auto fits = [&](Type blocks) { return shape->back() % gguf_block(blocks).numbers == 0; };
     tensors.push_back({.name = name,
                        .source = source,
                        .shape = *shape,
-                       .type = shape->size() == 1 ? Type::F32
-                               : fits             ? wanted
-                                                  : Type::F16,
+                       .type = shape->size() == 1                         ? Type::F32
+                               : fits(wanted)                             ? wanted
+                               : wanted == Type::Q4_K && fits(Type::Q4_1) ? Type::Q4_1
+                                                                          : Type::F16,
                        .head = head});
   };
   if (llama && model.rope_scaling_factor != 1) {
@@ -454,17 +457,22 @@ std::vector<Tensor> tensors_of(const MappedSource& theirs, const config::ModelCo
 }
 
 std::string quantized(std::span<const float> x, const Tensor& tensor) {
-  const auto size = static_cast<std::size_t>(gguf_block(tensor.type).bytes);
+  const GgufBlock blocks = gguf_block(tensor.type);
+  const auto numbers = static_cast<std::size_t>(blocks.numbers), size = static_cast<std::size_t>(blocks.bytes);
   std::string bytes;
-  bytes.reserve(x.size() / kBlock * size);
-  for (std::size_t begin = 0; begin < x.size(); begin += kBlock) {
+  bytes.reserve(x.size() / numbers * size);
+  const auto append = [&](const auto& block) { bytes.append(reinterpret_cast<const char*>(block.data()), size); };
+  for (std::size_t begin = 0; begin < x.size(); begin += numbers) {
     bool finite = true;
-    const auto block = kernels::quantize_block(tensor.type, x.subspan(begin).first<kBlock>(), finite);
+    const std::span<const float> rest = x.subspan(begin);
+    if (tensor.type == Type::Q4_K)
+      append(q4_k_block(rest.first<256>(), finite));
+    else
+      append(kernels::quantize_block(tensor.type, rest.first<kBlock>(), finite));
     if (!finite)
       throw ConfigError(rule_got_fix(
           concat("export: weights in blocks must be finite, also as scales in half precision: ", tensor.name),
           "inf, nan or beyond it", "--dtype fp32, which keeps them"));
-    bytes.append(reinterpret_cast<const char*>(block.data()), size);
   }
   return bytes;
 }
@@ -504,6 +512,7 @@ void pad(AtomicFile& file) { file.write(std::string(padded(file.size()) - file.s
 Type type_of(const std::string& dtype, const checkpoint::WeightSource& weights) {
   for (const auto& [name, type] : kBlockTypes)
     if (dtype == name) return type;
+  if (dtype == kBlocksOf256.first) return kBlocksOf256.second;
   const std::string stored = weights.dtype("embedding.word_embeddings.weight");
   if (dtype == "float16" || (dtype.empty() && stored == "F16")) return Type::F16;
   if (dtype == "bfloat16" || (dtype.empty() && stored == "BF16")) return Type::BF16;

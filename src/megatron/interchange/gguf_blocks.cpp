@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstring>
+#include <limits>
 #include <span>
 
 namespace megatron::interchange {
@@ -93,7 +95,116 @@ void read_block(const std::byte* block, GgufType type, Numbers& to) {
   }
 }
 
+constexpr std::size_t kPiece = 32, kPieces = 8;
+constexpr float kMostLevel = 15, kMostOf6Bits = 63;
+
+/// Of a piece: x is about scale * level - least, both no less than 0.
+struct PieceScale {
+  float scale = 0, least = 0;
+};
+
+/// The level, 0 to 15, that stands for the number nearest to x.
+int level_of(float x, const PieceScale& piece) {
+  if (piece.scale == 0) return 0;
+  return static_cast<int>(std::clamp(std::round((x + piece.least) / piece.scale), 0.0F, kMostLevel));
+}
+
+/// Numbers count by their magnitude and the root of the piece's mean square: small ones are not to vanish beside large.
+PieceScale best_scale(std::span<const float, kPiece> x) {
+  float low = 0, high = x[0];  // the least value of a file is no number above 0
+  double squares = 0;
+  for (const float value : x) {
+    low = std::min(low, value);
+    high = std::max(high, value);
+    squares += static_cast<double>(value) * value;
+  }
+  if (high <= low) return {0, -low};
+  const double mean = std::sqrt(squares / static_cast<double>(kPiece));
+  PieceScale best{(high - low) / kMostLevel, -low};
+  double least_error = std::numeric_limits<double>::infinity();
+  constexpr int kRoundings = 21, kRounds = 2;
+  PieceScale tried;
+  for (int round = 0; round < kRoundings * kRounds; ++round) {
+    if (round % kRounds == 0)
+      tried = {(high - low) / (kMostLevel - 1 + 0.1F * static_cast<float>(round / kRounds)), -low};
+    double w = 0, wl = 0, wll = 0, wx = 0, wlx = 0;
+    std::array<double, kPiece> levels, weights;
+    for (std::size_t i = 0; i < kPiece; ++i) {
+      levels[i] = level_of(x[i], tried);
+      weights[i] = mean + std::fabs(x[i]);
+      w += weights[i];
+      wl += weights[i] * levels[i];
+      wll += weights[i] * levels[i] * levels[i];
+      wx += weights[i] * x[i];
+      wlx += weights[i] * levels[i] * x[i];
+    }
+    const double determinant = w * wll - wl * wl;
+    if (determinant <= 0) continue;  // one level alone
+    double scale = (w * wlx - wl * wx) / determinant, least = (wl * wlx - wll * wx) / determinant;
+    if (least < 0) {
+      least = 0;
+      scale = wlx / wll;
+    }
+    double error = 0;
+    for (std::size_t i = 0; i < kPiece; ++i) {
+      const double off = scale * levels[i] - least - x[i];
+      error += weights[i] * off * off;
+    }
+    if (scale <= 0) continue;
+    tried = {static_cast<float>(scale), static_cast<float>(least)};
+    if (error >= least_error) continue;
+    least_error = error;
+    best = tried;
+  }
+  return best;
+}
+
+float put_half(std::byte* at, float value, bool& finite) {
+  const c10::Half half(value);
+  finite = finite && std::isfinite(static_cast<float>(half));
+  std::memcpy(at, &half.x, sizeof half.x);
+  return static_cast<float>(half);
+}
+
+unsigned of_6_bits(float x, float scale) {
+  return scale == 0 ? 0 : static_cast<unsigned>(std::clamp(std::round(x / scale), 0.0F, kMostOf6Bits));
+}
+
 }  // namespace
+
+std::array<std::byte, 144> q4_k_block(std::span<const float, 256> x, bool& finite) {
+  std::array<std::byte, 144> block = {};
+  if (!std::ranges::all_of(x, [](float value) { return std::isfinite(value); })) {
+    finite = false;
+    return block;
+  }
+  std::array<PieceScale, kPieces> pieces;
+  PieceScale largest;
+  for (std::size_t j = 0; j < kPieces; ++j) {
+    pieces[j] = best_scale(std::span<const float, kPiece>(x.data() + j * kPiece, kPiece));
+    largest = {std::max(largest.scale, pieces[j].scale), std::max(largest.least, pieces[j].least)};
+  }
+  const float scale = put_half(block.data(), largest.scale / kMostOf6Bits, finite);
+  const float least_scale = put_half(block.data() + 2, largest.least / kMostOf6Bits, finite);
+  for (std::size_t j = 0; j < kPieces; ++j) {
+    const unsigned scale_bits = of_6_bits(pieces[j].scale, scale), least_bits = of_6_bits(pieces[j].least, least_scale);
+    std::byte* const packed = block.data() + 4 + j % 4;
+    if (j < 4) {
+      packed[0] |= static_cast<std::byte>(scale_bits);
+      packed[4] |= static_cast<std::byte>(least_bits);
+    } else {
+      packed[0] |= static_cast<std::byte>((scale_bits & 48) << 2);
+      packed[4] |= static_cast<std::byte>((least_bits & 48) << 2);
+      packed[8] = static_cast<std::byte>((scale_bits & 15) | ((least_bits & 15) << 4));
+    }
+    const PieceScale own{scale * static_cast<float>(scale_bits), least_scale * static_cast<float>(least_bits)};
+    for (std::size_t i = 0; i < kPiece; ++i) {
+      const int level = level_of(x[j * kPiece + i], own);
+      block[16 + j / 2 * kPiece + i] |= static_cast<std::byte>(j % 2 == 0 ? level : level << 4);
+    }
+  }
+  return block;
+}
 
 void read_blocks(const std::byte* row, GgufType type, std::int64_t begin, std::int64_t count, float* to) {
   const auto [numbers, bytes] = gguf_block(type);
