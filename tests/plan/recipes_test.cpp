@@ -56,6 +56,15 @@ TEST(Recipes, AreOfTheSizesInTheirNames) {
                                                                      {"falcon_7b", {6921, 6923}},
                                                                      {"gpt_oss_20b", {20914.7, 20914.8}},
                                                                      {"deepseek_v2_lite", {15706.4, 15706.6}},
+                                                                     {"qwen2.5_0.5b", {494, 495}},
+                                                                     {"qwen3_0.6b", {596, 597}},
+                                                                     {"mistral_7b", {7241, 7242}},
+                                                                     {"mixtral_8x7b", {46702, 46703}},
+                                                                     {"qwen3_30b_a3b", {30532, 30533}},
+                                                                     {"starcoder2_3b", {3030, 3031}},
+                                                                     {"olmo3_7b", {7298, 7299}},
+                                                                     {"gemma_2b", {2506, 2507}},
+                                                                     {"deepseek_v3", {682636, 682637}},
                                                                      {"pythia_160m", {162, 163}},
                                                                      {"bert_tiny", {2.6, 2.8}},
                                                                      {"bert_336m", {336, 338}},
@@ -75,6 +84,28 @@ TEST(Recipes, AreOfTheSizesInTheirNames) {
     EXPECT_LE(count, range.second) << name;
   }
   EXPECT_EQ(runs.size(), millions.size()) << "a recipe without a line in this test";
+}
+
+/// What each publisher's weights hold, without depths of prediction and rows that pad the vocabulary.
+constexpr std::pair<const char*, std::int64_t> kPublished[] = {
+    {"deepseek_v2_lite", 15706484224}, {"deepseek_v3", 671026419200}, {"falcon_7b", 6921720704},
+    {"gemma_2b", 2506172416},          {"gemma2_2b", 2614341888},     {"gemma3_270m", 268098176},
+    {"gpt_oss_20b", 20914757184},      {"llama2_7b", 6738415616},     {"llama3_8b", 8030261248},
+    {"llama3.2_1b", 1235814400},       {"mistral_7b", 7241732096},    {"mixtral_8x7b", 46702792704},
+    {"olmo2_1b", 1484916736},          {"olmo3_7b", 7298011136},      {"phi4_mini", 3836021760},
+    {"qwen2.5_0.5b", 494032768},       {"qwen3_0.6b", 596049920},     {"qwen3_30b_a3b", 30532122624},
+    {"smollm2_1.7b", 1711376384},      {"smollm2_135m", 134515008},   {"smollm3_3b", 3075098624},
+    {"starcoder2_3b", 3030371328}};
+
+TEST(Recipes, OfPublishedModelsHaveTheirParameters) {
+  for (const auto& [name, parameters] : kPublished) {
+    config::RunConfig config;
+    config::load_toml(config, concat(tests_folder() + "/../configs/", name, ".toml"));
+    config.parallel = {};
+    config.model.make_vocab_size_divisible_by = 1;
+    config.model.mtp_num_layers = 0;
+    EXPECT_EQ(parameter_count(resolve(config).shape), parameters) << name;
+  }
 }
 
 TEST(Recipes, OfThePaperTrainAsItDid) {
