@@ -66,6 +66,10 @@ def families():
         "falcon_groups_one_norm": ("Falcon", dict(FALCON, new_decoder_architecture=True, num_kv_heads=2,
                                                   num_ln_in_parallel_attn=1, activation="gelu_pytorch_tanh")),
         "starcoder2": ("Starcoder2", dict(GROUPED, sliding_window=9)),
+        "llama": ("Llama", dict(GROUPED, tie_word_embeddings=True)),
+        "mistral": ("Mistral", dict(GROUPED, sliding_window=9)),
+        "qwen2": ("Qwen2", dict(GROUPED, tie_word_embeddings=True)),
+        "qwen3": ("Qwen3", dict(GROUPED, head_dim=12)),
         "llama_attention_bias": ("Llama", dict(GROUPED, attention_bias=True)),
         "llama_mlp_bias": ("Llama", dict(GROUPED, mlp_bias=True,
                                          rope_parameters=dict(rope_type="linear", rope_theta=1e4, factor=4.0))),
@@ -293,6 +297,18 @@ class Families(FamilyFolders):
 
     def test_starcoder2(self):
         self.check("starcoder2")
+
+    def test_llama(self):
+        self.check("llama")
+
+    def test_mistral(self):
+        self.check("mistral")
+
+    def test_qwen2(self):
+        self.check("qwen2")
+
+    def test_qwen3(self):
+        self.check("qwen3")
 
     def test_llama_attention_bias(self):
         self.check("llama_attention_bias")
