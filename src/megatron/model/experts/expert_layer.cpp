@@ -275,10 +275,12 @@ ExpertLayer::Inner ExpertLayer::inner(const Rows& x, std::int64_t batch, const R
                                       parallel::Value activations) const {
   Inner inner;
   route(inner, x.routed, batch, site);
-  inner.u = first(inner.routes->to_experts(x.routed), experts_, inner.routes->offsets(), activations, inner.y);
-  if (shared_.fc1.empty()) return inner;
-  if (shared_gate_) inner.gate = at::sigmoid(wide_product(x.all, shared_gate_)).squeeze(1);
-  inner.shared_u = first(x.all, shared_, {0, x.all.size(0)}, activations, inner.shared_y);
+  Coming rows = inner.routes->to_experts(x.routed);
+  if (!shared_.fc1.empty()) {
+    if (shared_gate_) inner.gate = at::sigmoid(wide_product(x.all, shared_gate_)).squeeze(1);
+    inner.shared_u = first(x.all, shared_, {0, x.all.size(0)}, activations, inner.shared_y);
+  }
+  inner.u = first(rows.take(), experts_, inner.routes->offsets(), activations, inner.y);
   return inner;
 }
 
@@ -290,17 +292,19 @@ struct ExpertLayer::WeightWork {
   Routes routes;
   at::Tensor du, y, shared_du, shared_y;  ///< y times what the rows count
 
-  void write(const Rows& x, const Rows& dout, const at::Tensor& dz) const {
-    write_gradients(layer.experts_.fc1, du, routes.to_experts(x.routed), routes.offsets());
-    write_gradients(layer.experts_.fc2, dz, y, routes.offsets());
-    if (layer.shared_.fc1.empty()) return;
-    const Offsets all{0, x.all.size(0)};
-    write_gradients(layer.shared_.fc1, shared_du, x.all, all);
-    write_gradients(layer.shared_.fc2, dout.all, shared_y, all);
+  void write(const Rows& x, const Rows& dout, Coming dz) const {
+    Coming rows = routes.to_experts(x.routed);
+    if (!layer.shared_.fc1.empty()) {
+      const Offsets all{0, x.all.size(0)};
+      write_gradients(layer.shared_.fc1, shared_du, x.all, all);
+      write_gradients(layer.shared_.fc2, dout.all, shared_y, all);
+    }
+    write_gradients(layer.experts_.fc2, dz.take(), y, routes.offsets());
+    write_gradients(layer.experts_.fc1, du, rows.take(), routes.offsets());
   }
   void operator()() const {
     const Rows dout = layer.rows_of(dout_part), x = layer.rows_of(x_fn());
-    write(x, dout, routes.to_experts(dout.routed));
+    write(x, dout, routes.to_experts(dout.routed));  // on its way
   }
 };
 
@@ -317,8 +321,13 @@ class ExpertLayer::Backward {
     kept_.reset();
     count(inner);
     const Routes& routes = *inner.routes;
-    const auto dz = routes.to_experts(dout.routed);
-    const auto weights = routes.copies_to_experts(layer_.of_places(layer_.own(inner.weights)));
+    Coming dz_comes = routes.to_experts(dout.routed),
+           weights_come = routes.copies_to_experts(layer_.of_places(layer_.own(inner.weights)));
+    const bool has_shared = !layer_.shared_.fc1.empty();
+    const Offsets all = has_shared ? Offsets{0, x.all.size(0)} : Offsets();
+    kernels::WeightedGradient shared;
+    if (has_shared) shared = gradient_of(inner.shared_u, layer_.shared_, dout.all, inner.gate, all);
+    const auto dz = dz_comes.take(), weights = weights_come.take();
     auto through = gradient_of(inner.u, layer_.experts_, dz, weights, routes.offsets());
     inner.u.reset();
     if (!layer_.experts_.bias1.empty()) {
@@ -327,18 +336,17 @@ class ExpertLayer::Backward {
       write_bias_gradients(layer_.experts_.bias1, through.du, {}, routes.offsets());
       write_bias_gradients(layer_.experts_.bias2, dz, weights, routes.offsets());
     }
-    const auto dx = routes.combined(
-        kernels::grouped_input_gradient(through.du, groups_of(layer_.experts_.fc1, routes.offsets())), {});
-    const auto dlogits = router_backward(inner, routes.copies_back(through.weights));
+    Coming dx_comes = routes.combined(
+               kernels::grouped_input_gradient(through.du, groups_of(layer_.experts_.fc1, routes.offsets())), {}),
+           dplaces_come = routes.copies_back(through.weights);
+    at::Tensor dx_shared;
+    if (has_shared) dx_shared = kernels::grouped_input_gradient(shared.du, groups_of(layer_.shared_.fc1, all));
+    const auto dx = dx_comes.take();
+    const auto dlogits = router_backward(inner, dplaces_come.take());
     add_wide(dx, dlogits, layer_.router_, x.routed, layer_.jitter(x.routed, batch_, site_));
     if (layer_.router_bias_) write_bias_gradients({layer_.router_bias_}, dlogits, {}, {0, dlogits.size(0)});
     if (layer_.bias_) leave_alone(layer_.bias_);
-    kernels::WeightedGradient shared;
-    at::Tensor dx_shared;
-    if (!layer_.shared_.fc1.empty()) {
-      const Offsets all{0, x.all.size(0)};
-      shared = gradient_of(inner.shared_u, layer_.shared_, dout.all, inner.gate, all);
-      dx_shared = kernels::grouped_input_gradient(shared.du, groups_of(layer_.shared_.fc1, all));
+    if (has_shared) {
       if (!layer_.sends_part()) dx_shared = dx.add_(dx_shared);  // of the same rows
       if (layer_.shared_gate_)
         add_wide(dx_shared, (shared.weights * inner.gate * (1 - inner.gate)).unsqueeze(1), layer_.shared_gate_, x.all);
@@ -347,7 +355,7 @@ class ExpertLayer::Backward {
     if (layer_.router_->deferring())
       layer_.router_->contribute(work);
     else
-      work.write(x, dout, dz);
+      work.write(x, dout, Coming([dz] { return dz; }));
     return {layer_.sends_part() ? layer_.joined(dx, dx_shared, batch_) : layer_.summed(dx, batch_)};
   }
 
@@ -442,7 +450,7 @@ at::Tensor ExpertLayer::forward(const at::Tensor& x, parallel::RecomputeFunction
     kept = inner(rows, x.size(1), site, value);
     if (value == parallel::Value::Unread) return at::empty(x.sizes(), x.options());
     const Routes& routes = *kept->routes;
-    const auto sum = routes.combined(
+    Coming sum_comes = routes.combined(
         kernels::grouped_linear(std::exchange(kept->y, {}), groups_of(experts_.fc2, routes.offsets(), biases_of_sum())),
         of_places(own(kept->weights)));
     at::Tensor shared;
@@ -450,8 +458,9 @@ at::Tensor ExpertLayer::forward(const at::Tensor& x, parallel::RecomputeFunction
       const auto z =
           kernels::grouped_linear(std::exchange(kept->shared_y, {}), groups_of(shared_.fc2, {0, rows.all.size(0)}));
       shared = kept->gate.defined() ? z * kept->gate.unsqueeze(1).to(z.scalar_type()) : z;
-      if (!sends_part()) sum.add_(shared);
     }
+    const auto sum = sum_comes.take();
+    if (shared.defined() && !sends_part()) sum.add_(shared);
     return sends_part() ? joined(sum, shared, x.size(1)) : summed(sum, x.size(1));
   });
   if (options_.recompute) kept.reset();

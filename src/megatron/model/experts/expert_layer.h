@@ -50,7 +50,7 @@ struct RouterCounts {
 ///
 /// Communication over tp: that of an MLP (parallel/linear.h). Over ep: an all-gather of counts and two all-to-alls
 /// forward, of rows and results; backward five, of gradients of results and back, of weights and back, and of rows,
-/// which are not kept but sent again.
+/// which are not kept but sent again. While those travel, the shared expert computes.
 ///
 /// With Options::slices the experts are split by features over so many ranks of `ep`, whatever tp is, and a token's
 /// copy goes to all slices of its expert. With sequence_parallel each tensor-parallel rank sends the tokens of its own

@@ -168,35 +168,56 @@ Routes::Routes(const at::Tensor& experts, std::int64_t count, comm::Group group)
   given_ = on(order, given);
 }
 
-at::Tensor Routes::exchanged(const at::Tensor& sent) const {
-  return group_.size() == 1 ? sent : group_.all_to_all(sent).index_select(0, taken_);
+namespace {
+
+/// The rows that come from all ranks of `group` for `sent`.
+Coming all_to_all(const comm::Group& group, const at::Tensor& sent) {
+  const auto come = at::empty_like(sent);
+  return Coming([sent, come, work = group.all_to_all_async(come, sent)] {
+    work->wait();
+    return come;
+  });
 }
 
-at::Tensor Routes::to_experts(const at::Tensor& tokens) const {
+}  // namespace
+
+Coming Routes::exchanged(const at::Tensor& sent) const {
+  if (group_.size() == 1) return Coming([sent] { return sent; });
+  return Coming(
+      [come = all_to_all(group_, sent), taken = taken_]() mutable { return come.take().index_select(0, taken); });
+}
+
+Coming Routes::to_experts(const at::Tensor& tokens) const {
   return exchanged(tokens.index_select(0, sent_.floor_divide(top_k_)));
 }
 
-at::Tensor Routes::copies_to_experts(const at::Tensor& numbers) const {
+Coming Routes::copies_to_experts(const at::Tensor& numbers) const {
   return exchanged(numbers.reshape({-1}).index_select(0, sent_));
 }
 
 /// What comes back for the rows that were sent.
-at::Tensor Routes::come_back(const at::Tensor& rows) const {
+Coming Routes::come_back(const at::Tensor& rows) const {
   // Where nothing was sent a row of zeros, which nobody reads, for who looks up rows that are not there.
-  if (group_.size() == 1) return rows.size(0) > 0 ? rows : at::zeros({1, rows.size(1)}, rows.options());
+  if (group_.size() == 1)
+    return Coming([rows] { return rows.size(0) > 0 ? rows : at::zeros({1, rows.size(1)}, rows.options()); });
   const auto padded = at::cat({rows, at::zeros({1, rows.size(1)}, rows.options())});
-  return group_.all_to_all(padded.index_select(0, given_));
+  return all_to_all(group_, padded.index_select(0, given_));
 }
 
-at::Tensor Routes::combined(const at::Tensor& rows, const at::Tensor& weights) const {
-  return kernels::combined_rows(come_back(rows), returned_, weights);
+Coming Routes::combined(const at::Tensor& rows, const at::Tensor& weights) const {
+  return Coming([come = come_back(rows), returned = returned_, weights]() mutable {
+    return kernels::combined_rows(come.take(), returned, weights);
+  });
 }
 
-at::Tensor Routes::copies_back(const at::Tensor& numbers) const {
-  const auto come = come_back(numbers.unsqueeze(1)).squeeze(1);
-  return come.index_select(0, returned_.clamp_min(0).view({-1}))
-      .view(returned_.sizes())
-      .masked_fill(returned_.lt(0), 0);
+Coming Routes::copies_back(const at::Tensor& numbers) const {
+  return Coming([come = come_back(numbers.unsqueeze(1)), returned = returned_]() mutable {
+    return come.take()
+        .squeeze(1)
+        .index_select(0, returned.clamp_min(0).view({-1}))
+        .view(returned.sizes())
+        .masked_fill(returned.lt(0), 0);
+  });
 }
 
 }  // namespace megatron::model

@@ -2,6 +2,8 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
+#include <utility>
 #include <vector>
 
 #include "megatron/comm/group.h"
@@ -37,6 +39,21 @@ struct RouterLosses {
 RouterLosses router_losses(const at::Tensor& logits_sbe, const at::Tensor& experts_sbk, const plan::Router& router,
                            const comm::Group& sequence = {});
 
+/// A tensor on its way from other ranks.
+class Coming {
+ public:
+  template <class Wait>
+  explicit Coming(Wait wait) : wait_(std::move(wait)) {}
+  /// Waits for it and gives it. Once: nothing of it is kept.
+  at::Tensor take() {
+    const auto wait = std::exchange(wait_, {});
+    return wait();
+  }
+
+ private:
+  std::function<at::Tensor()> wait_;
+};
+
 /// Sends each token's copies to the ranks and rows of its experts, and what these give back. Rows of one expert follow
 /// one another, by the rank that they come from, then by token. Which tokens an expert sees is the same in every
 /// layout; their order is not, so that sums over them differ by rounding.
@@ -51,17 +68,17 @@ class Routes {
   /// Copies of this rank's tokens that each of all experts gets.
   const std::vector<std::int64_t>& loads() const { return loads_; }
   /// rows [n, c] of tokens [T, c]. Collective over the group, as what follows: one all-to-all.
-  at::Tensor to_experts(const at::Tensor& tokens) const;
+  Coming to_experts(const at::Tensor& tokens) const;
   /// [n] of a number for each copy, [T, k].
-  at::Tensor copies_to_experts(const at::Tensor& numbers) const;
+  Coming copies_to_experts(const at::Tensor& numbers) const;
   /// [T, c] of rows [n, c]: the sum over a token's copies of their rows, each times `weights` [T, k] (undefined: 1).
-  at::Tensor combined(const at::Tensor& rows, const at::Tensor& weights) const;
+  Coming combined(const at::Tensor& rows, const at::Tensor& weights) const;
   /// [T, k] of numbers [n]; 0 of copies that went nowhere.
-  at::Tensor copies_back(const at::Tensor& numbers) const;
+  Coming copies_back(const at::Tensor& numbers) const;
 
  private:
-  at::Tensor exchanged(const at::Tensor& sent) const;
-  at::Tensor come_back(const at::Tensor& rows) const;
+  Coming exchanged(const at::Tensor& sent) const;
+  Coming come_back(const at::Tensor& rows) const;
 
   comm::Group group_;
   std::int64_t top_k_ = 0;
