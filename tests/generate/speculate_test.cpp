@@ -22,14 +22,17 @@ using DraftedTexts = std::vector<std::vector<std::int64_t>>;
 constexpr std::int64_t kDraftDepths = 3;
 const DraftedTexts kDraftedPrompts = {{3, 14, 15, 9, 2}, {6}, {5, 3, 5}, {6}, {8, 9, 7, 9, 3, 2, 3, 8, 4, 6, 2, 3}};
 
-/// `latents`: with DeepSeek's attention.
-model::TransformerOptions drafting_model(bool latents = false) {
+/// With Llama's positions, GPT-2's, or DeepSeek's attention.
+enum class Drafting : std::uint8_t { Rotary, Learned, Latents };
+
+model::TransformerOptions drafting_model(Drafting kind = Drafting::Rotary) {
   model::TransformerOptions options = small_model();
   options.shape.mtp_depths = kDraftDepths;
   options.shape.max_positions = 24;
-  options.shape.learned_positions = false;
+  options.shape.learned_positions = kind == Drafting::Learned;
+  if (kind == Drafting::Learned) return options;
   options.rope = {.rotary_dim = 4, .base = 50};
-  if (!latents) return options;
+  if (kind == Drafting::Rotary) return options;
   options.shape.latents = plan::Latents{.q_rank = 6, .kv_rank = 8, .nope = 4, .rope = 2, .value = 6};
   options.shape.num_groups = 4;
   options.shape.head_size = options.shape.latents->head_size();
@@ -47,8 +50,8 @@ struct DraftedResult {
 
 /// `tokens`: drafted at a time; below 0: none, by generate().
 DraftedResult written_by(const Tensors& weights, const GenerateOptions& options, std::int64_t tokens, int t = 1,
-                         int stages = 1, bool latents = false) {
-  const model::TransformerOptions model = drafting_model(latents);
+                         int stages = 1, Drafting kind = Drafting::Rotary) {
+  const model::TransformerOptions model = drafting_model(kind);
   DraftedResult result;
   const auto layers = stages == 1 ? std::vector<std::int64_t>{2} : std::vector<std::int64_t>{2, 0};
   const auto parts = plan::parts_of_layers(layers);
@@ -79,14 +82,14 @@ DraftedResult written_by(const Tensors& weights, const GenerateOptions& options,
 
 /// Of the longest prompt and the 12 tokens that have room behind it, in float64.
 TEST(Speculate, SaysWhatItsTextsTake) {
-  const auto bytes = [](bool latents, int tp) {
-    return largest_text_bytes(kDraftedPrompts, {.max_new_tokens = 100}, drafting_model(latents).shape, 8, tp);
+  const auto bytes = [](Drafting kind, int tp) {
+    return largest_text_bytes(kDraftedPrompts, {.max_new_tokens = 100}, drafting_model(kind).shape, 8, tp);
   };
   const plan::ModelShape shape = drafting_model().shape;
   const std::int64_t layers = shape.num_layers, h = shape.hidden, keys = shape.groups() * shape.head();
   const std::int64_t logits = (1 + kDraftDepths) * shape.padded_vocab * 12;
-  EXPECT_EQ(bytes(false, 1), 24 * 8 * (layers * 2 * keys + kDraftDepths * (2 * keys + h)) + logits);
-  EXPECT_EQ(bytes(true, 2), 24 * 8 * 2 * (layers * (8 + 2) + kDraftDepths * (8 + 2 + h)) + logits);
+  EXPECT_EQ(bytes(Drafting::Rotary, 1), 24 * 8 * (layers * 2 * keys + kDraftDepths * (2 * keys + h)) + logits);
+  EXPECT_EQ(bytes(Drafting::Latents, 2), 24 * 8 * 2 * (layers * (8 + 2) + kDraftDepths * (8 + 2 + h)) + logits);
 }
 
 TEST(Speculate, GivesTheTextsOfPlainDecodingWhateverIsDrafted) {
@@ -123,12 +126,14 @@ TEST(Speculate, DoesSoOnRanksThatShareLayersAndOnStages) {
   }
 }
 
-TEST(Speculate, DoesSoFromCachedLatents) {
-  const Tensors weights = random_weights(drafting_model(true).shape, 4);
-  const GenerateOptions options{.max_new_tokens = 15, .sampling = {.temperature = 0.5}};
-  const DraftedResult plain = written_by(weights, options, -1, 1, 1, true);
-  for (const auto& [t, stages] : {std::pair{1, 1}, {2, 1}, {1, 2}})
-    EXPECT_EQ(written_by(weights, options, kDraftDepths, t, stages, true).texts, plain.texts);
+TEST(Speculate, DoesSoFromCachedLatentsAndWithLearnedPositions) {
+  for (const auto& [kind, temperature] : {std::pair{Drafting::Latents, 0.5}, {Drafting::Learned, 0.0}}) {
+    const Tensors weights = random_weights(drafting_model(kind).shape, 4);
+    const GenerateOptions options{.max_new_tokens = 15, .sampling = {.temperature = temperature}};
+    const DraftedResult plain = written_by(weights, options, -1, 1, 1, kind);
+    for (const auto& [t, stages] : {std::pair{1, 1}, {2, 1}, {1, 2}})
+      EXPECT_EQ(written_by(weights, options, kDraftDepths, t, stages, kind).texts, plain.texts);
+  }
 }
 
 /// Of logits that are all equal the first token is the likeliest: every depth drafts what the model draws.
@@ -144,8 +149,8 @@ TEST(Speculate, AcceptsEveryDraftOfDepthsThatAgreeWithTheModel) {
 }
 
 /// A depth that has read a text in pieces, drafts between them, drafts as one that reads it at once.
-class DrafterOf : public ::testing::TestWithParam<bool> {};
-INSTANTIATE_TEST_SUITE_P(Latents, DrafterOf, ::testing::Bool());
+class DrafterOf : public ::testing::TestWithParam<Drafting> {};
+INSTANTIATE_TEST_SUITE_P(Kinds, DrafterOf, ::testing::Values(Drafting::Rotary, Drafting::Learned, Drafting::Latents));
 
 TEST_P(DrafterOf, DraftsWhatTheTextSaysWhateverWasDraftedBefore) {
   const model::TransformerOptions model = drafting_model(GetParam());

@@ -36,6 +36,18 @@ TransformerOptions predicting_model(std::int64_t depths, bool tied = false, bool
   return options;
 }
 
+/// GPT-2's layers with them, whose learned positions a depth looks up too.
+TransformerOptions predicting_gpt(std::int64_t depths, bool tied = true, bool sequence_parallel = false) {
+  TransformerOptions options = predicting_model(depths, tied, sequence_parallel);
+  const plan::ModelShape llama = options.shape;
+  options.shape = megatron::testing::small().shape;
+  options.shape.mtp_depths = llama.mtp_depths;
+  options.shape.tied_output = tied;
+  options.activation = kernels::Activation::GeluTanh;
+  options.rope = {};
+  return options;
+}
+
 Batch ahead_samples(bool documents) {
   Batch batch = random_batch(10, 2, kAheadPositions);
   if (!documents) return batch;
@@ -99,6 +111,27 @@ TEST_P(MultiToken, SoDoThoseOfASplitSequenceAndOfOtherKindsOfLayers) {
   expect_dense_depths(parallel, ahead_samples(false), GetParam());
 }
 
+TEST_P(MultiToken, SoDoThoseOfLearnedPositions) {
+  for (const bool split : {false, true})
+    for (const bool documents : {false, true}) {
+      TransformerOptions options = predicting_gpt(2, split, split);
+      expect_dense_depths(options, ahead_samples(documents), GetParam());
+      options.shape.position_offset = 2;
+      options.shape.embedding_scale = 3;
+      expect_dense_depths(options, ahead_samples(documents), GetParam());
+    }
+}
+
+TEST_P(MultiToken, SoDoThoseOfNormsInOtherPlaces) {
+  TransformerOptions original = predicting_gpt(2);
+  original.shape.residual_after_norm = true;
+  expect_dense_depths(original, ahead_samples(false), GetParam());
+  TransformerOptions one_layer = predicting_gpt(2);  // the depths' are not the first, though like it
+  one_layer.shape.embedding_norm = true;
+  one_layer.shape.num_layers = 1;
+  expect_dense_depths(one_layer, ahead_samples(false), GetParam());
+}
+
 TEST_P(MultiToken, RecomputedGradientsAreTheSameToTheBit) {
   for (const bool distribute : {false, true}) {
     const TransformerOptions kept = predicting_model(2);
@@ -121,24 +154,27 @@ TEST_P(MultiToken, RecomputedGradientsAreTheSameToTheBit) {
 }
 
 TEST_P(MultiToken, StagesGiveTheGradientsOfTheWhole) {
-  for (const bool tied : {false, true}) {
-    TransformerOptions options = predicting_model(2, tied);
-    options.shape.num_layers = 3;
-    const Tensors weights = random_weights(options.shape, 9);
-    const Batch batch = ahead_samples(true);
-    comm::run_ranks(GetParam(), [&](const comm::Group& tp) {
-      const StagedModel whole(options, plan::parts_of_layers({3}), tp, weights),
-          staged(options, plan::parts_of_layers({2, 1, 0}), tp, weights);
-      EXPECT_EQ(whole.step(batch).sum.item<double>(), staged.step(batch).sum.item<double>());
-      Tensors sums;  // the embedding's is on two stages
-      for (const auto& store : staged.stores)
-        for (const auto& p : store.all()) {
-          at::Tensor& sum = sums[p->spec.name];
-          sum = sum.defined() ? sum + p->grad : p->grad;
-        }
-      for (const auto& p : whole.stores[0].all())
-        EXPECT_NEAR_TENSOR(sums.at(p->spec.name), p->grad, 1e-12) << p->spec.name;
-    });
+  for (const bool learned : {false, true}) {
+    TransformerOptions options = learned ? predicting_gpt(2, false) : predicting_model(2);
+    for (const bool tied : {false, true}) {
+      options.shape.tied_output = tied;
+      options.shape.num_layers = 3;
+      const Tensors weights = random_weights(options.shape, 9);
+      const Batch batch = ahead_samples(true);
+      comm::run_ranks(GetParam(), [&](const comm::Group& tp) {
+        const StagedModel whole(options, plan::parts_of_layers({3}), tp, weights),
+            staged(options, plan::parts_of_layers({2, 1, 0}), tp, weights);
+        EXPECT_EQ(whole.step(batch).sum.item<double>(), staged.step(batch).sum.item<double>());
+        Tensors sums;  // the embeddings' are on two stages
+        for (const auto& store : staged.stores)
+          for (const auto& p : store.all()) {
+            at::Tensor& sum = sums[p->spec.name];
+            sum = sum.defined() ? sum + p->grad : p->grad;
+          }
+        for (const auto& p : whole.stores[0].all())
+          EXPECT_NEAR_TENSOR(sums.at(p->spec.name), p->grad, 1e-12) << p->spec.name;
+      });
+    }
   }
 }
 
@@ -155,6 +191,7 @@ TEST(MultiTokenBatch, IsThatOfTheTokensFurtherOnWithinADocument) {
         EXPECT_EQ(each->tokens_bs[b][i].item<double>(), expected(batch.tokens_bs)) << b << " " << i;
         EXPECT_EQ(each->labels_bs[b][i].item<double>(), expected(batch.labels_bs)) << b << " " << i;
         EXPECT_EQ(each->loss_mask_bs[b][i].item<double>(), expected(batch.loss_mask_bs)) << b << " " << i;
+        EXPECT_EQ(each->position_ids_bs[b][i].item<double>(), expected(batch.position_ids_bs)) << b << " " << i;
       }
   batch.loss_mask_bs = at::Tensor();
   EXPECT_EQ(batch_ahead(batch, kAheadPositions, at::kDouble).loss_mask_bs.sum().item<double>(), 0);

@@ -53,6 +53,32 @@ inline std::vector<Layout> multi_token_layouts() {
   }
   all.push_back({.tp = 2, .dp = 2, .sharded = true, .muon = true, .with = two});
   for (Layout& layout : all) layout.llama = 2;
+  // GPT-2's layers: the learned positions are on both ends of the pipeline, as the words are.
+  all.push_back({.micro_batch = 2, .with = two, .documents = true});
+  all.push_back({.tp = 2, .pp = 2, .sp = true, .schedule = "zb-h1", .with = two});
+  all.push_back({.pp = 2, .vpp = 2, .schedule = "zb-v", .recompute = "full", .with = one});
+  all.push_back({.pp = 4, .stages = "E|tt|tt|L", .untied = true, .with = two, .documents = true});
+  for (const int zero : {1, 2, 3})
+    all.push_back({.tp = 2,
+                   .pp = 2,
+                   .dp = 2,
+                   .sp = true,
+                   .untied = zero == 1,
+                   .sharded = true,
+                   .pooled = zero == 2,
+                   .full = zero == 3,
+                   .with = two});
+  all.push_back({.tp = 2, .pp = 2, .with = two + " model.apply_residual_connection_post_layernorm=true"});
+  all.push_back({.tp = 2, .pp = 2, .sp = true, .with = two + " model.embedding_layernorm=true"});
+  // Ranks that share sequences have of each what its other ranks' tokens say ahead.
+  const std::string length = " data.seq_length=24 model.max_position_embeddings=28 optimizer.clip_grad=0.2";
+  for (const char* exchange : {"allgather", "p2p", "a2a"}) {
+    all.push_back({.cp = 2, .micro_batch = 2, .with = two + length, .exchange = exchange, .documents = true});
+    all.push_back(
+        {.tp = 2, .pp = 2, .cp = 2, .sp = true, .recompute = "full", .with = two + length, .exchange = exchange});
+  }
+  all.push_back(
+      {.cp = 2, .dp = 2, .micro_batch = 2, .sharded = true, .llama = 2, .experts = 2, .ep = 4, .with = two + length});
   for (const int kind : {1, 2, 3, 4}) {
     std::vector<Layout> some;
     some.push_back({.tp = 2, .pp = 2, .micro_batch = 2, .sp = true, .with = two});

@@ -66,11 +66,6 @@ TEST(Latents, AreRefusedWhereTheyDoNotFit) {
          c.model.rope_scaling_type = "longrope";
          c.model.rope_scaling_factor = 4;
        }},
-      {"mtp_num_layers excludes model.embedding_layernorm",
-       [](RunConfig& c) {
-         c.model.mtp_num_layers = 1;
-         c.model.embedding_layernorm = true;
-       }},
       {"mscale must be from 0", [](RunConfig& c) { c.model.mscale = -1; }}};
   for (const auto& [rule, change] : all) EXPECT_THAT(refusal_of(latent_run(), change), HasSubstr(rule));
   EXPECT_EQ(

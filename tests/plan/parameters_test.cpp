@@ -414,6 +414,28 @@ TEST(ModelParameters, CountTheUsesOfATiedEmbeddingOnEachRank) {
   EXPECT_EQ(uses({parts[0], parts[2]}), (Uses{{2, false}}));
 }
 
+/// Depths of prediction look learned positions up on the stage with the output, once each.
+TEST(ModelParameters, CountTheUsesOfPositionsByDepthsOfPrediction) {
+  ModelShape shape = small_shape();
+  shape.mtp_depths = 3;
+  const auto parts = parts_of_layers({1, 0, 1});
+  const auto positions = [&](const std::vector<StagePart>& of) {
+    const auto specs = model_parameters(shape, 1, 0, of);
+    const auto found = std::ranges::find(specs, "embedding.position_embeddings.weight", &ParameterSpec::name);
+    return found == specs.end() ? std::pair(0, false) : std::pair(found->gradient_uses, found->shared_copy);
+  };
+  EXPECT_EQ(positions({parts[0]}), std::pair(1, false));
+  EXPECT_EQ(positions({parts[1]}), std::pair(0, false));
+  EXPECT_EQ(positions({parts[2]}), std::pair(3, true));
+  EXPECT_EQ(positions({parts[0], parts[2]}), std::pair(4, false));
+  const auto copies = shared_copies(shape, parts, schedule::Placement::looped(3, 1));
+  ASSERT_EQ(copies.size(), 2u);
+  EXPECT_EQ(copies[1].name, "embedding.position_embeddings.weight");
+  EXPECT_EQ(copies[1].pipeline_ranks, (std::vector<int>{0, 2}));
+  shape.mtp_depths = 0;
+  EXPECT_EQ(shared_copies(shape, parts, schedule::Placement::looped(3, 1)).size(), 1u);
+}
+
 TEST(ModelParameters, AreAppliedToPartsOfTheSequenceWhereReplicated) {
   for (const ParameterSpec& spec : model_parameters(small_shape(), 2, 0))
     EXPECT_EQ(spec.sequence_partial, spec.split_dim < 0) << spec.name;

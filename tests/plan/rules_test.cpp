@@ -228,7 +228,6 @@ TEST(Resolve, NamesTheOptionOfEveryViolation) {
       {"model.rope_high_freq_factor", [](RunConfig& c) { c.model.rope_high_freq_factor = 1; }},
       {"model.rope_original_positions", [](RunConfig& c) { c.model.rope_original_positions = 0; }},
       {"model.mtp_num_layers must be from", [](RunConfig& c) { c.model.mtp_num_layers = -1; }},
-      {"model.mtp_num_layers needs model.position", [](RunConfig& c) { c.model.mtp_num_layers = 1; }},
       {"model.mtp_loss_scaling_factor", [](RunConfig& c) { c.model.mtp_loss_scaling_factor = -1; }},
       {"model.init_method_std", [](RunConfig& c) { c.model.init_method_std = -1; }},
       {"model.hidden_dropout", [](RunConfig& c) { c.model.hidden_dropout = 1; }},

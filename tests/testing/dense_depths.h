@@ -31,7 +31,7 @@ class DenseDepths : public DenseModel {
     auto x = states(batch, true);
     router_losses_ = at::Tensor();  // the model's own
     for (std::int64_t k = 1; k <= o_.shape.mtp_depths; ++k) {
-      auto tokens = at::zeros_like(batch.tokens_bs), labels = at::zeros_like(tokens);
+      auto tokens = at::zeros_like(batch.tokens_bs), labels = at::zeros_like(tokens), places = at::zeros_like(tokens);
       auto counts = at::zeros({rows, s}, at::kDouble);
       for (std::int64_t b = 0; b < rows; ++b)
         for (std::int64_t i = 0; i + k < s; ++i) {
@@ -39,11 +39,14 @@ class DenseDepths : public DenseModel {
           if (first.defined() && first[b][i].item<int>() != first[b][i + k].item<int>()) continue;
           tokens[b][i] = batch.tokens_bs[b][i + k];
           labels[b][i] = batch.labels_bs[b][i + k];
+          places[b][i] = positions_of(batch)[b][i + k];
           counts[b][i] = batch.loss_mask_bs.defined() ? batch.loss_mask_bs[b][i + k].item<double>() : 1.0;
         }
       const std::string number = std::to_string(k - 1), p = "mtp.layers." + number + ".";
-      const auto words = at::embedding(w("embedding.word_embeddings.weight"), tokens) * first_scale() *
-                         mask("depth " + number + "/embedding", batch, s, true);
+      auto words = at::embedding(w("embedding.word_embeddings.weight"), tokens);
+      if (o_.shape.learned_positions)
+        words = words + at::embedding(w("embedding.position_embeddings.weight"), places + o_.shape.position_offset);
+      words = words * first_scale() * mask("depth " + number + "/embedding", batch, s, true);
       x = at::linear(at::cat({norm(words, p + "enorm"), norm(x, p + "hnorm")}, -1), w(p + "eh_proj.weight"));
       x = norm(block(x, o_.shape.num_layers + k - 1, batch, true), p + "final_layernorm");
       const auto log_p = at::log_softmax(logits_of(x), -1);

@@ -44,7 +44,7 @@ StageModules::StageModules(const TransformerOptions& options, const plan::StageP
   if (part.embedding || plan::begins_decoder(shape, part) || depths_here > 0)
     words.emplace(parameters.get(plan::kWordEmbedding), shape.vocab, "token id", tp,
                   VocabParallelEmbedding::Options{split});
-  if (part.embedding && shape.learned_positions)
+  if ((part.embedding || depths_here > 0) && shape.learned_positions)
     positions.emplace(parameters.get(kPositionEmbedding), position_offset_ + shape.max_positions, "position id", tp,
                       VocabParallelEmbedding::Options{split});
   if (part.embedding && shape.token_types > 0)

@@ -25,7 +25,8 @@ struct HostIds {
 /// What one pipeline stage of a model is made of: the layers of `part`, as `options` say, on their parameters. Training
 /// (transformer_stage.h) and decoding (decode.h) run the same modules.
 struct StageModules {
-  /// Of the first stage; the words of the one too in which a T5's decoder begins; the last two where they are learned.
+  /// Of the first stage; the words of the one too in which a T5's decoder begins; words and positions of one with
+  /// depths; the last two where they are learned.
   std::optional<parallel::VocabParallelEmbedding> words, positions, types;
   kernels::RopeTable rope;         ///< of rotary positions, else undefined tensors
   kernels::RopeTable local_rope;   ///< of the layers that have positions of their own
@@ -36,8 +37,8 @@ struct StageModules {
   std::optional<Norm> encoder_norm;
   std::optional<BertHeads> heads;                       ///< of the last stage of a BERT
   std::optional<parallel::VocabParallelOutput> output;  ///< of the last stage
-  std::vector<PredictionModules> depths;  ///< of multi-token prediction: of the last stage, which has the words too
-  std::optional<TaskHead> task_head;      ///< instead of these two, where the shape says so
+  std::vector<PredictionModules> depths;                ///< of multi-token prediction: of the last stage
+  std::optional<TaskHead> task_head;                    ///< instead of these two, where the shape says so
 
   StageModules(const TransformerOptions& options, const plan::StagePart& part,
                const parallel::ParameterStore& parameters, const comm::Group& tp);
@@ -50,8 +51,8 @@ struct StageModules {
   /// Throws ConfigError where positions are not the model's: `position_ids` int64 or, where undefined, 0 … count - 1.
   void check_positions(const at::Tensor& position_ids, std::int64_t count) const;
 
-  /// tokens, positions [s, b] int64 -> [s, b, h] before dropout. Of the first stage. `types_sb`: of a model with token
-  /// types; undefined: all 0. Ids are checked in `host`, where it has them. Collective over tp.
+  /// tokens, positions [s, b] int64 -> [s, b, h] before dropout. Of a stage with `words`. `types_sb`: of a model with
+  /// token types; undefined: all 0. Ids are checked in `host`, where it has them. Collective over tp.
   at::Tensor embed(const at::Tensor& tokens_sb, const at::Tensor& positions_sb, const at::Tensor& types_sb = {},
                    const HostIds& host = {}) const;
 

@@ -63,8 +63,9 @@ struct TransformerStage::Impl {
 
   /// What is the same in all passes over the microbatch.
   Pass pass_of(const Batch& batch, bool training) const;
-  /// The embedding of the microbatch, after its dropout, of that name.
-  at::Tensor embed(const Batch& batch, const Pass& pass, const std::string& name = "embedding") const;
+  /// The embedding of the microbatch, before its dropout and after it.
+  at::Tensor looked_up(const Batch& batch) const;
+  at::Tensor embed(const Batch& batch, const Pass& pass) const;
   /// The same of what a T5's decoder reads.
   at::Tensor embed_decoder(const Batch& batch, const Pass& pass) const;
   /// What follows the norm behind the last layer of a stack: of a T5 after dropout.
@@ -283,14 +284,18 @@ RouterSite TransformerStage::Impl::router_site(const Batch& batch) const {
           .loss_scale = batch.auxiliary_scale};
 }
 
-at::Tensor TransformerStage::Impl::embed(const Batch& batch, const Pass& pass, const std::string& name) const {
+at::Tensor TransformerStage::Impl::looked_up(const Batch& batch) const {
   const auto tokens_sb = batch.tokens_bs.t().contiguous();
   const auto positions_sb = batch.position_ids_bs.defined()
                                 ? batch.position_ids_bs.t().contiguous()
                                 : counted_positions(tokens_sb.size(0), tokens_sb.size(1), tokens_sb.device());
   const auto types_sb = batch.token_types_bs.defined() ? batch.token_types_bs.t().contiguous() : at::Tensor();
-  const auto x = modules.embed(tokens_sb, positions_sb, types_sb, host_ids(batch));
-  return drops_after_norm(pass) ? x : dropout(x, stream_site(pass, name, x));
+  return modules.embed(tokens_sb, positions_sb, types_sb, host_ids(batch));
+}
+
+at::Tensor TransformerStage::Impl::embed(const Batch& batch, const Pass& pass) const {
+  const auto x = looked_up(batch);
+  return drops_after_norm(pass) ? x : dropout(x, stream_site(pass, "embedding", x));
 }
 
 at::Tensor TransformerStage::Impl::embed_decoder(const Batch& batch, const Pass& pass) const {
@@ -328,9 +333,15 @@ TransformerStage::Impl::Predictions TransformerStage::Impl::predictions(const at
                                                                         const Pass& pass) const {
   Predictions all;
   std::vector<at::Tensor> embeddings;  // all of them first: their matrix is read once
+  const bool shared = options.sequence.ranks.size() > 1;
+  const Batch* given = &batch;
   for (std::size_t k = 0; k < modules.depths.size(); ++k) {
-    all.batches.push_back(batch_ahead(batch, static_cast<std::int64_t>(k) + 1, precise.dtype().toScalarType()));
-    embeddings.push_back(embed(all.batches[k], pass, concat("depth ", k, "/embedding")));
+    if (shared) given = given->ahead.get();
+    if (given == nullptr) throw std::logic_error("ranks that share sequences need what they have of the tokens ahead");
+    all.batches.push_back(
+        shared ? *given : batch_ahead(batch, static_cast<std::int64_t>(k) + 1, precise.dtype().toScalarType()));
+    const at::Tensor x = looked_up(all.batches[k]);
+    embeddings.push_back(dropout(x, stream_site(pass, concat("depth ", k, "/embedding"), x)));
   }
   for (std::size_t k = 0; k < modules.depths.size(); ++k)
     all.states.push_back(depth_states(k, k == 0 ? states : all.states[k - 1], std::exchange(embeddings[k], {}), pass));

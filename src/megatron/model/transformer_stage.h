@@ -49,6 +49,9 @@ struct Batch {
   /// Where the tensors above are on another device: the same on the CPU, where ids are checked and what counts is
   /// counted without waiting for the device. Null: they are looked at where they are.
   std::shared_ptr<const Batch> host = {};
+  /// Of ranks that share sequences: what they have of the same samples one token further on (batch_ahead()), whose own
+  /// is two further on, as far as depths of prediction read. Null: tokens ahead are looked up in the batch.
+  std::shared_ptr<const Batch> ahead = {};
 };
 
 /// The loss before any averaging: summed over tokens with mask, and their number. Averaging happens once, over the

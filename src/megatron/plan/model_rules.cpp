@@ -259,16 +259,6 @@ void check_multi_token(const config::ModelConfig& model, Rules& rules) {
       model.architecture, kOff);
   rules.require(model.head == "tokens", "model.mtp_num_layers needs model.head tokens, which are what is predicted.",
                 model.head, kOff);
-  rules.require(model.position_embedding_type == "rope" || model.position_embedding_type == "none",
-                "model.mtp_num_layers needs model.position_embedding_type rope or none: a table of positions would be "
-                "read on two stages.",
-                model.position_embedding_type, "--position-embedding-type rope");
-  rules.require(!model.apply_residual_connection_post_layernorm,
-                "model.mtp_num_layers excludes model.apply_residual_connection_post_layernorm.",
-                "apply_residual_connection_post_layernorm true",
-                "--model.apply_residual_connection_post_layernorm false");
-  rules.require(!model.embedding_layernorm, "model.mtp_num_layers excludes model.embedding_layernorm.",
-                "embedding_layernorm true", "--model.embedding_layernorm false (the default)");
 }
 
 void check_mup(const config::ModelConfig& model, Rules& rules) {

@@ -46,7 +46,8 @@ json groups_of(const ResolvedRun& run) {
                  {"data", data},
                  {"model", grid.groups({Axis::Tp, Axis::Pp})},
                  {"embedding", embedding_groups(run)},
-                 {"position_embedding", grid.position_embedding_groups(run.placement)}};
+                 {"position_embedding", run.shape.mtp_depths > 0 ? grid.embedding_groups(run.placement)
+                                                                 : grid.position_embedding_groups(run.placement)}};
   if (grid.sequence_shares() > 1) {
     groups["sequence"] = roles.groups([](const RankRoles& r, int rank) { return r.sequence(rank); });
     groups["gradients"] = roles.groups([](const RankRoles& r, int rank) { return r.gradients(rank); });

@@ -26,9 +26,6 @@ void check_sequence_shares(const config::RunConfig& config, Rules& rules) {
                                    {"distill.teacher", !config.distill.teacher.empty()}})
     rules.require(!on, concat(option, " needs whole sequences on each rank."), concat("cp ", cp),
                   "--cp 1 (the default)");
-  rules.require(model.mtp_num_layers == 0,
-                "model.mtp_num_layers reads tokens ahead, which parallel.cp leaves on other ranks.",
-                concat("cp ", cp, ", mtp_num_layers ", model.mtp_num_layers), "--cp 1 (the default)");
   rules.require(model.moe_expert_capacity_factor == 0,
                 "model.moe_expert_capacity_factor counts the copies of whole sequences, which parallel.cp divides.",
                 concat("cp ", cp, ", moe_expert_capacity_factor ", model.moe_expert_capacity_factor),

@@ -27,13 +27,19 @@ namespace {
 // The microbatches of one program: each is made once and released when the rank's last stage has had it.
 class Microbatches {
  public:
-  /// `share`: which tokens of each sample this rank has.
+  /// `share`: which tokens of each sample this rank has; `depths`: of prediction, which read tokens ahead; `precise`:
+  /// the dtype of their masks.
   Microbatches(const MicrobatchSource& source, std::size_t num_microbatches, std::size_t num_stages,
-               const plan::SequenceShare& share)
-      : source_(source), batches_(num_microbatches), uses_left_(num_microbatches, num_stages), share_(share) {}
+               const plan::SequenceShare& share, std::int64_t depths, at::ScalarType precise)
+      : source_(source),
+        batches_(num_microbatches),
+        uses_left_(num_microbatches, num_stages),
+        share_(share),
+        depths_(depths),
+        precise_(precise) {}
 
   const model::Batch& look_at(std::size_t m) {
-    if (!batches_[m]) batches_[m] = sequence_part(source_(m), share_);
+    if (!batches_[m]) batches_[m] = sequence_part(source_(m), share_, depths_, precise_);
     return *batches_[m];
   }
   model::Batch take(std::size_t m) {
@@ -46,6 +52,8 @@ class Microbatches {
   std::vector<std::optional<model::Batch>> batches_;
   std::vector<std::size_t> uses_left_;
   const plan::SequenceShare share_;
+  const std::int64_t depths_;
+  const at::ScalarType precise_;
 };
 
 // Shape of what goes from stage to stage on one tensor-parallel rank.
@@ -267,7 +275,8 @@ PassResult Pipeline::execute(const schedule::Program& program, bool training, co
                              const LossScale& scale) {
   const int rank = context_.pipeline().rank();
   Microbatches batches(microbatch, static_cast<std::size_t>(program.num_microbatches), stages_.size(),
-                       {context_.sequence().size(), context_.sequence().rank()});
+                       {context_.sequence().size(), context_.sequence().rank()}, training ? run_.shape.mtp_depths : 0,
+                       parameters_.dtype() == at::kDouble ? at::kDouble : at::kFloat);
   std::vector<PipelineStage> stages;
   std::vector<pipeline::Stage*> pointers;
   stages.reserve(stages_.size());

@@ -98,7 +98,9 @@ at::Tensor Drafter::Impl::run(std::size_t k, std::int64_t known, const std::vect
   const std::int64_t begin = caches[k].length, s = known - begin;
   modules.check_positions(at::arange(begin, known), s);
   const auto tokens_s1 = at::tensor(ahead, at::kLong).to(tensor.device()).unsqueeze(1);
-  const auto x = depth.input(states[k].narrow(0, begin, s), modules.embed(tokens_s1, {}));
+  const auto ahead_of_rows = static_cast<std::int64_t>(k) + 1;
+  const auto places = at::arange(begin + ahead_of_rows, known + ahead_of_rows, tokens_s1.options()).unsqueeze(1);
+  const auto x = depth.input(states[k].narrow(0, begin, s), modules.embed(tokens_s1, places));
   return depth.block
       .forward(normalized(x, depth.block.input_norm()), attention(depth.block, caches[k]), {}, &depth.final_norm)
       .y;

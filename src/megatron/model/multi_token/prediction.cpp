@@ -1,6 +1,7 @@
 #include "megatron/model/multi_token/prediction.h"
 
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/ones_like.h>
 #include <ATen/ops/zeros_like.h>
@@ -65,7 +66,9 @@ at::Tensor PredictionModules::input(const at::Tensor& states, const at::Tensor& 
 Batch batch_ahead(const Batch& batch, std::int64_t places, at::ScalarType precise) {
   Batch ahead = batch;
   if (!ahead.loss_mask_bs.defined()) ahead.loss_mask_bs = at::ones_like(ahead.labels_bs, precise);
-  for (at::Tensor* x : {&ahead.tokens_bs, &ahead.labels_bs, &ahead.loss_mask_bs})
+  if (!ahead.position_ids_bs.defined())
+    ahead.position_ids_bs = at::arange(ahead.tokens_bs.size(1), ahead.tokens_bs.options()).expand_as(ahead.tokens_bs);
+  for (at::Tensor* x : {&ahead.tokens_bs, &ahead.labels_bs, &ahead.loss_mask_bs, &ahead.position_ids_bs})
     *x = from_ahead(*x, places, batch.first_key_bs);
   if (batch.host) ahead.host = std::make_shared<const Batch>(batch_ahead(*batch.host, places, precise));
   return ahead;

@@ -32,9 +32,9 @@ struct PredictionModules {
   at::Tensor input(const at::Tensor& states, const at::Tensor& embeddings) const;
 };
 
-/// The batch with the tokens, labels and mask from `places` further on in each sequence: 0 where that is past the
-/// sequence's end or, with first_key_bs, in another document (Megatron-Core's roll_tensor, as often). It has a mask, of
-/// dtype `precise` where the batch has none. Positions stay, which neither rotary ones nor none look up.
+/// The batch with the tokens, labels, mask and positions from `places` further on in each sequence: 0 where that is
+/// past the sequence's end or, with first_key_bs, in another document (Megatron-Core's roll_tensor, as often). It has a
+/// mask, of dtype `precise` where the batch has none, and positions. Of whole sequences.
 Batch batch_ahead(const Batch& batch, std::int64_t places, at::ScalarType precise);
 
 }  // namespace megatron::model

@@ -388,13 +388,15 @@ void set_messages(schedule::Costs& costs, const ResolvedRun& run, const Hardware
                                  pieces.stream_bytes());
 }
 
-/// The sum of the tied embedding's two copies.
+/// The sums of the two copies of what the first and the last stage share.
 double tied_embedding_s(const ResolvedRun& run, const Hardware& hardware) {
   const int first = run.placement.rank_of(0), last = run.placement.rank_of(run.placement.num_stages() - 1);
   if ((!run.shape.tied_output && run.shape.mtp_depths == 0) || first == last) return 0;
   Span span = span_of(run.grid, run.grid.peers(0, Axis::Pp), hardware.ranks_per_node);
   span.ranks = 2;
-  const double elements = as_double(run.shape.padded_vocab * run.shape.hidden) / run.grid.size(Axis::Tp);
+  double elements = as_double(run.shape.padded_vocab * run.shape.hidden) / run.grid.size(Axis::Tp);
+  if (run.shape.learned_positions && run.shape.mtp_depths > 0)
+    elements += as_double((run.shape.position_offset + run.shape.max_positions) * run.shape.hidden);
   return all_reduce_s(hardware, span, elements * as_double(element_bytes_of(run.config).gradient));
 }
 

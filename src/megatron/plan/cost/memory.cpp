@@ -342,7 +342,7 @@ std::int64_t packed_weight_bytes(const config::TrainConfig& train, const std::ve
   std::int64_t elements = 0;
   for (const ParameterSpec& spec : specs) {
     // Embeddings alone are looked up.
-    const bool multiplied = spec.name == kWordEmbedding ? spec.in_forward : spec.depth > 0 || spec.in_forward;
+    const bool multiplied = spec.in_forward || (spec.depth > 0 && !spec.name.starts_with("embedding."));
     if (!multiplied || spec.shape.size() < 2) continue;
     const std::vector<std::int64_t> shape = spec.local_shape();
     elements += (shape[0] + kBlock - 1) / kBlock * kBlock * ((shape[1] + kBlock - 1) / kBlock * kBlock);

@@ -244,10 +244,13 @@ std::int64_t layers_of_stack(const ModelShape& shape, const StagePart& part, boo
   return encoder ? before : part.num_layers - before;
 }
 
+ParameterSpec& add_positions(const ModelShape& shape, SpecBuilder& build) {
+  return build.add(kPositionEmbedding, {shape.position_offset + shape.max_positions, shape.hidden}, -1, Init::Normal,
+                   shape.words_std());
+}
+
 void add_other_embeddings(const ModelShape& shape, SpecBuilder& build) {
-  if (shape.learned_positions)
-    build.add(kPositionEmbedding, {shape.position_offset + shape.max_positions, shape.hidden}, -1, Init::Normal,
-              shape.words_std());
+  if (shape.learned_positions) add_positions(shape, build);
   if (shape.token_types > 0)
     build.add("embedding.tokentype_embeddings.weight", {shape.token_types, shape.hidden}, -1, Init::Normal,
               shape.words_std());
@@ -273,11 +276,17 @@ class Shared {
     words->in_forward = words->in_forward || in_forward;
   }
 
-  /// The learned positions, by a decoder behind the encoder of the same rank (rules.cpp).
-  void use_positions_again() {
+  /// The learned positions, besides the first stage: by a decoder behind the encoder of the same rank (rules.cpp), and
+  /// by depths of prediction, `uses` of each microbatch.
+  void use_positions_again(std::int64_t uses = 1) {
+    if (!shape_.learned_positions) return;
     ParameterSpec* positions = build_.find(kPositionEmbedding);
-    if (positions == nullptr) return;
-    ++positions->gradient_uses;
+    if (positions == nullptr) {
+      positions = &add_positions(shape_, build_);
+      positions->shared_copy = true;
+      positions->gradient_uses = 0;
+    }
+    positions->gradient_uses += static_cast<int>(uses);
     positions->across_layers = true;
   }
 
@@ -337,6 +346,7 @@ LayerSpec ModelShape::layer(std::int64_t number) const {
   if (number >= num_layers && number < num_layers + mtp_depths) {
     LayerSpec like_last = layer(num_layers - 1);
     like_last.prefix = layer_prefix(number);
+    like_last.first_after_norm = false;  // it reads no embeddings that are yet to be normalized
     return like_last;
   }
   if (!layers.empty()) return layers.at(static_cast<std::size_t>(number));
@@ -464,6 +474,7 @@ std::vector<ParameterSpec> model_parameters(const ModelShape& shape, int tp, int
     if (shape.mtp_depths > 0) {
       shared.use_words(/*in_forward=*/false, shape.mtp_depths);
       build.find(kWordEmbedding)->across_layers = true;  // written at once, also where layers' gradients are put off
+      shared.use_positions_again(shape.mtp_depths);
     }
     for (std::int64_t k = 0; k < shape.mtp_depths; ++k) {
       build.at_depth(depth_of_prediction(shape, k));
@@ -493,6 +504,11 @@ std::vector<SharedCopies> shared_copies(const ModelShape& shape, const std::vect
   for (const StagePart& part : parts)
     if (part.embedding || begins_decoder(shape, part) || (part.output && (shape.tied_output || shape.mtp_depths > 0)))
       hold(all.front(), part);
+  if (shape.learned_positions && shape.mtp_depths > 0) {
+    all.push_back({kPositionEmbedding, {}});
+    for (const StagePart& part : parts)
+      if (part.embedding || part.output) hold(all.back(), part);
+  }
   if (shape.position_buckets > 0) {
     for (const bool encoder : {true, false}) {
       all.push_back({ModelShape::position_table(encoder), {}});

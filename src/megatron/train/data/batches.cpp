@@ -10,6 +10,7 @@
 
 #include "megatron/base/error.h"
 #include "megatron/base/philox.h"
+#include "megatron/model/multi_token/prediction.h"
 
 namespace megatron::train {
 namespace {
@@ -194,6 +195,18 @@ model::Batch sequence_part(model::Batch batch, const plan::SequenceShare& share)
     if (tensor->defined()) *tensor = columns(*tensor, pieces);
   if (batch.host) batch.host = std::make_shared<const model::Batch>(sequence_part(*batch.host, share));
   return batch;
+}
+
+model::Batch sequence_part(const model::Batch& batch, const plan::SequenceShare& share, std::int64_t depths,
+                           at::ScalarType precise) {
+  model::Batch part = sequence_part(batch, share);
+  if (share.ranks == 1) return part;
+  for (std::int64_t places = depths; places > 0; --places) {
+    model::Batch ahead = sequence_part(model::batch_ahead(batch, places, precise), share);
+    ahead.ahead = std::move(part.ahead);
+    part.ahead = std::make_shared<const model::Batch>(std::move(ahead));
+  }
+  return part;
 }
 
 /// From pinned memory, so that the host does not wait: the copy is in the order of the device's stream.
