@@ -7,7 +7,9 @@
 #include <fstream>
 #include <functional>
 #include <optional>
+#include <string>
 #include <system_error>
+#include <utility>
 
 #include "megatron/base/machine/machine_memory.h"
 #include "megatron/base/machine/out_of_memory.h"
@@ -87,6 +89,57 @@ TEST(OutOfMemory, SaysWhatForAndHowMuch) {
   };
   EXPECT_THAT(message(of_c10), HasSubstr("no 400000000000 bytes more"));
   EXPECT_THAT(message(of_c10), Not(HasSubstr("frame")));
+}
+
+/// As c10's CUDA allocator (libtorch 2.11) writes it; `before` is what it says between total and allocated memory.
+std::runtime_error of_cuda(const std::string& wanted, const std::string& before = "") {
+  return std::runtime_error("CUDA out of memory. Tried to allocate " + wanted +
+                            ". GPU 1 has a total capacity of 79.25 GiB of which 512.00 MiB is free. " + before +
+                            "Of the allocated memory 77.50 GiB is allocated by PyTorch, and 20.25 MiB is reserved by "
+                            "PyTorch but unallocated. If reserved but unallocated memory is large try setting "
+                            "PYTORCH_ALLOC_CONF=expandable_segments:True to avoid fragmentation.");
+}
+
+TEST(OutOfMemory, OfCudasAllocatorHasItsNumbers) {
+  constexpr std::uint64_t kMiB = 1 << 20, kGiB = 1 << 30;
+  for (const auto& [text, bytes] : {std::pair{"2.00 GiB", 2 * kGiB},
+                                    {"1.50 MiB", kMiB * 3 / 2},
+                                    {"20.00 KiB", std::uint64_t{20480}},
+                                    {"512 bytes", std::uint64_t{512}}})
+    for (const char* before : {"", "Including non-PyTorch memory, this process has 78.00 GiB memory in use. ",
+                               "Process 71 has 3.10 GiB memory in use. 60.00 GiB allowed; "}) {
+      const auto error = of_cuda(text, before);
+      EXPECT_TRUE(is_out_of_memory(error));
+      const Shortage shortage = shortage_of(error);
+      EXPECT_EQ(shortage.wanted, bytes) << text;
+      EXPECT_EQ(shortage.device, "GPU 1");
+      EXPECT_EQ(shortage.total, 79 * kGiB + kGiB / 4);
+      EXPECT_EQ(shortage.free, 512 * kMiB);
+      EXPECT_EQ(shortage.held, 77 * kGiB + kGiB / 2);
+    }
+  const std::string said = message([] { throw of_cuda("2.00 GiB"); });
+  EXPECT_THAT(said, HasSubstr("got:  no 2.15 GB more from GPU 1, of whose 85.1 GB are 537 MB free"));
+  EXPECT_THAT(said, HasSubstr("a GPU with more memory"));
+  EXPECT_THAT(said, Not(HasSubstr("ulimit")));
+}
+
+TEST(OutOfMemory, OfCudaWithoutNumbersNamesTheGpu) {
+  for (const char* text :
+       {"CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported",
+        "CUDA driver error: out of memory", "CUDA out of memory. Tried to allocate more than 1EB memory.",
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"}) {
+    EXPECT_THAT(message([&] { throw std::runtime_error(text); }), HasSubstr("got:  no more memory from the GPU\n"))
+        << text;
+    EXPECT_EQ(shortage_of(std::runtime_error(text)).wanted, 0u) << text;
+  }
+  EXPECT_FALSE(is_out_of_memory(std::runtime_error("CUDA error: device-side assert triggered")));
+}
+
+TEST(OutOfMemory, SaysWhatWasPlannedAndWhatWouldFit) {
+  const OutOfMemory error("the activations of a step", shortage_of(of_cuda("2.00 GiB")), "90 GB (parameters 90 GB)",
+                          "--tp 2 (45 GB)");
+  EXPECT_THAT(error.what(), HasSubstr("537 MB free; planned: 90 GB (parameters 90 GB)\n  fix:  --tp 2 (45 GB); "));
+  EXPECT_EQ(message_of(error), error.what());
 }
 
 TEST(OutOfMemory, LeavesOtherErrorsAndNarrowerNames) {
