@@ -6,7 +6,7 @@
 
 #include "megatron/base/error.h"
 #include "megatron/base/progress.h"
-#include "megatron/plan/cost/memory.h"
+#include "megatron/plan/cost/fit/memory_options.h"
 #include "megatron/plan/cost/rank_buffers.h"
 #include "megatron/plan/parameters/blocks.h"
 #include "megatron/plan/pipeline_plan.h"
@@ -14,6 +14,8 @@
 
 namespace megatron::plan {
 namespace {
+
+constexpr const char* kPlanShows = "megatron plan shows what a rank holds";
 
 /// Of each pipeline rank.
 std::vector<RankActivations> peak_activations(const ResolvedRun& run) {
@@ -63,6 +65,12 @@ std::int64_t bytes_in_blocks(const ResolvedRun& run, GgufType weights, int tp_ra
 
 }  // namespace
 
+MemoryPlan memory_of_rank(const ResolvedRun& run, int rank, std::string_view instruction_set) {
+  const Coord coord = run.grid.coord_of(rank);
+  const int tp_rank = coord[static_cast<std::size_t>(Axis::Tp)], pp_rank = coord[static_cast<std::size_t>(Axis::Pp)];
+  return memory_plan(run, tp_rank, pp_rank, peak_activations(run)[static_cast<std::size_t>(pp_rank)], instruction_set);
+}
+
 std::int64_t bytes_of_ranks(const ResolvedRun& run, LocalRanks ranks, Holding holding,
                             std::string_view instruction_set) {
   const bool trains = holding.what == Holding::What::Training;
@@ -87,26 +95,79 @@ std::int64_t bytes_of_ranks(const ResolvedRun& run, LocalRanks ranks, Holding ho
   return sum;
 }
 
+namespace {
+
+const char* what_is_held(Holding holding) {
+  return holding.what == Holding::What::Training ? "parameters, gradients, optimizer state and activations"
+                                                 : "the weights";
+}
+
+std::string and_besides(const Besides& besides) {
+  return besides.what.empty() ? "" : concat(", and ", besides.what, ",");
+}
+
+/// The fix: the options that fit, or `usual` where there are none.
+std::string fix_of(const ResolvedRun& run, const Room& room, const std::string& usual) {
+  const std::string options = options_text(options_that_fit(run, room));
+  return options.empty() ? usual : concat(options, "; ", kPlanShows);
+}
+
+/// What a rank holds that holds most.
+std::int64_t bytes_of_largest_rank(const ResolvedRun& run) { return largest_memory(run).total(); }
+
+}  // namespace
+
 void check_memory(const ResolvedRun& run, LocalRanks ranks, Holding holding, const MachineMemory& machine,
                   std::string_view instruction_set, const Besides& besides) {
   const auto held = static_cast<std::uint64_t>(bytes_of_ranks(run, ranks, holding, instruction_set));
-  const auto bytes = held + static_cast<std::uint64_t>(share_of(ranks, besides.bytes, run.grid.world_size()));
+  const std::int64_t more = share_of(ranks, besides.bytes, run.grid.world_size());
+  const auto bytes = held + static_cast<std::uint64_t>(more);
   if (bytes <= machine.bytes) return;
   const bool trains = holding.what == Holding::What::Training;
   std::string fix = "--dtype bf16 where the weights are wider, or a machine with more memory";
-  if (trains)
+  if (!besides.fix.empty() && (trains || held <= machine.bytes))
+    fix = besides.fix;
+  else if (trains)
+    fix = fix_of(
+        run,
+        {.held =
+             [&](const ResolvedRun& changed) {
+               return bytes_of_ranks(changed, ranks, holding, instruction_set) + more;
+             },
+         .bytes = machine.bytes},
+        concat(
+            "fewer --num-layers, a smaller --hidden-size, --vocab-size, --seq-length or --micro-batch-size, or ranks "
+            "on more machines; ",
+            kPlanShows));
+  throw ConfigError(rule_got_fix(concat("This machine's memory must hold ", what_is_held(holding), and_besides(besides),
+                                        " of its ", ranks.count > 1 ? concat(ranks.count, " ranks.") : "rank."),
+                                 concat(bytes_text(bytes), ", and ", machine.limit, ": ", bytes_text(machine.bytes)),
+                                 fix));
+}
+
+void check_gpu_memory(const ResolvedRun& run, int rank, Holding holding, const GpuMemory& gpu, const Besides& besides) {
+  const LocalRanks own{.first = rank, .count = 1};
+  const auto held = static_cast<std::uint64_t>(bytes_of_ranks(run, own, holding));
+  const std::int64_t more = share_of(own, besides.bytes, run.grid.world_size());
+  const auto bytes = held + static_cast<std::uint64_t>(more);
+  if (bytes <= gpu.free) return;
+  const bool trains = holding.what == Holding::What::Training;
+  std::string fix =
+      "--dtype bf16 where the weights are wider, --tp with a GPU for each rank, or a GPU with more memory";
+  if (!besides.fix.empty() && (trains || held <= gpu.free))
+    fix = besides.fix;
+  else if (trains)
     fix =
-        "fewer --num-layers, a smaller --hidden-size, --vocab-size, --seq-length or --micro-batch-size, or ranks on "
-        "more "
-        "machines; "
-        "megatron plan shows what a rank holds";
-  if (!besides.fix.empty() && (trains || held <= machine.bytes)) fix = besides.fix;
-  throw ConfigError(
-      rule_got_fix(concat("This machine's memory must hold ",
-                          trains ? "parameters, gradients, optimizer state and activations" : "the weights",
-                          besides.what.empty() ? "" : concat(", and ", besides.what, ","), " of its ",
-                          ranks.count > 1 ? concat(ranks.count, " ranks.") : "rank."),
-                   concat(bytes_text(bytes), ", and ", machine.limit, ": ", bytes_text(machine.bytes)), fix));
+        fix_of(run,
+               {.held = [&](const ResolvedRun& changed) { return bytes_of_largest_rank(changed) + more; },
+                .bytes = gpu.free,
+                .most_ranks = gpu.gpus},
+               concat("fewer --num-layers, a smaller --hidden-size, --vocab-size, --seq-length or --micro-batch-size, "
+                      "or ranks on more GPUs; ",
+                      kPlanShows));
+  throw ConfigError(rule_got_fix(
+      concat("A GPU's memory must hold ", what_is_held(holding), and_besides(besides), " of its rank."),
+      concat(bytes_text(bytes), ", and free are ", bytes_text(gpu.free), " of ", bytes_text(gpu.total)), fix));
 }
 
 }  // namespace megatron::plan

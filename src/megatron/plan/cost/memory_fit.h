@@ -6,6 +6,7 @@
 
 #include "megatron/base/files/gguf.h"
 #include "megatron/base/machine/machine_memory.h"
+#include "megatron/plan/cost/memory.h"
 #include "megatron/plan/rules.h"
 
 // Whether the ranks of one machine fit into its memory: arithmetic, before the first byte is taken.
@@ -38,14 +39,28 @@ struct LocalRanks {
   int first = 0, count = 1;
 };
 
+/// What `rank` holds in a training step. `instruction_set`: packs_weights().
+MemoryPlan memory_of_rank(const ResolvedRun& run, int rank, std::string_view instruction_set = {});
+
 /// Bytes that these ranks hold together. `instruction_set`: packs_weights().
 std::int64_t bytes_of_ranks(const ResolvedRun& run, LocalRanks ranks, Holding holding,
                             std::string_view instruction_set = {});
 
-/// Throws ConfigError where they are more than the machine has left. What is not counted (workspaces, the program
-/// itself) is small compared with what the excess of a plan too large by a factor: a run that just fits by this may
-/// still run out. `besides`: its fix is for what the weights leave no room for, or for all of Holding::Training.
+/// Throws ConfigError where they are more than the machine has left, with options that would fit (memory_options.h).
+/// What is not counted (workspaces, the program itself) is small compared with what the excess of a plan too large by a
+/// factor: a run that just fits by this may still run out. `besides`: its fix is for what the weights leave no room
+/// for, or for all of Holding::Training.
 void check_memory(const ResolvedRun& run, LocalRanks ranks, Holding holding, const MachineMemory& machine,
                   std::string_view instruction_set = {}, const Besides& besides = {});
+
+/// Memory of a rank's GPU before the rank has taken any.
+struct GpuMemory {
+  std::uint64_t free = 0, total = 0;  ///< bytes
+  int gpus = 0;                       ///< that this run could have where it may start more ranks; 0: no more
+};
+
+/// The same of one rank and its GPU. All GPUs are taken for alike in the options that would fit.
+void check_gpu_memory(const ResolvedRun& run, int rank, Holding holding, const GpuMemory& gpu,
+                      const Besides& besides = {});
 
 }  // namespace megatron::plan
