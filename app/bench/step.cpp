@@ -290,14 +290,15 @@ void print_table(const Json& json) {
 int bench_step(const Args& args) {
   const auto place = comm::place_from(comm::process_environment());
   const auto [options, run] = bench_step_command(args);
-  run::check_memory(run, place, plan::Holding::Training,
-                    {.fix = "a smaller --model, --micro-batch-size or --seq-length"});
+  const plan::Besides smaller{.fix = "a smaller --model, --micro-batch-size or --seq-length"};
+  run::check_memory(run, place, plan::Holding::Training, smaller);
   kernels::install_caching_allocator();
   if (run.config.train.kernels != "auto") kernels::force_instruction_set(run.config.train.kernels);
   kernels::set_matmul_precision(run.config.train.matmul_precision);
   std::optional<Measured> of_first_rank;
   const int code = run::run_on_ranks(run, place, [&](comm::Group world, at::Device device) {
     const bool first = world.rank() == 0;
+    run::check_gpu_memory(run, world, device, plan::Holding::Training, smaller);
     Measured measured = measure(run, options, world, device);
     if (first) of_first_rank = std::move(measured);
     world.barrier();

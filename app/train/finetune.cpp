@@ -270,9 +270,10 @@ int run_finetune(const Args& args) {
   return run::run_on_ranks(
       job.run, place,
       [&](const comm::Group& world, at::Device device) {
+        run::check_gpu_memory(job.run, world, device, plan::Holding::Training);
         comm::run_together(
             world, world.rank() == 0 ? std::function<void()>(begin) : [] {});
-        return run_seeds(job, world, device);
+        return run::with_planned_memory(job.run, world.rank(), device, [&] { return run_seeds(job, world, device); });
       },
       facts_of(job));
 }

@@ -235,8 +235,24 @@ class HostileFiles(unittest.TestCase):
         got, out, err = outcome(*words, limits=[(resource.RLIMIT_AS, 1 << 30)])
         self.assertEqual(got, 1, err)
         self.assertIn(b"Memory must hold ", err)
+        self.assertRegex(err, rb"; planned: [\d.]+ [MG]B \(parameters [\d.]+ [MG]B, gradients ")
         self.assertNotIn(b"bad_alloc", err)
         self.assertNotIn(b"frame #", err)
+
+    def test_memory_that_runs_out_is_answered_with_what_would_fit(self):
+        words = self.place.train_words("crowded", "--train-iters", 1, "--hidden-size", 512, "--num-layers", 4,
+                                       "--micro-batch-size", 512, "--global-batch-size", 512)
+        got, out, err = outcome(*words, limits=[(resource.RLIMIT_AS, 1 << 30)])
+        self.assertEqual(got, 1, err)
+        sizes = {}  # GB by words
+        for option, number, unit in re.findall(r"(--[^()]+) \(([\d.]+) ([MG])B\)", err.decode().split("  fix:  ")[1]):
+            sizes[option.strip()] = float(number) * {"M": 1e-3, "G": 1}[unit]
+        planned = re.search(r"; planned: ([\d.]+) GB", err.decode())
+        self.assertTrue(1 <= len(sizes) <= 3 and planned, err)
+        for option, size in sizes.items():
+            self.assertLess(size, float(planned[1]))
+            plan = json.loads(run("plan", words[1], *words[2:], *option.split(), "--json"))
+            self.assertTrue(plan, option)
 
     def cut_off_while_read(self, end, size):
         path = self.place.path

@@ -15,6 +15,7 @@
 #include <functional>
 #include <random>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "megatron/base/error.h"
@@ -243,22 +244,50 @@ TEST(ConfigureThread, FlushesDenormalsInItsOpenMpWorkers) {
 struct CountingAllocator final : c10::DeviceAllocator {
   c10::DataPtr allocate(std::size_t) override { return {}; }
   void copy_data(void*, const void*, std::size_t) const override {}
-  bool initialized() override { return true; }
+  bool initialized() override { return is_initialized; }
   void emptyCache(c10::MempoolId_t) override {}
   void recordStream(const c10::DataPtr&, c10::Stream) override {}
   c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex device) override {
     c10::CachingDeviceAllocator::DeviceStats stats;
     auto& all = stats.allocated_bytes[static_cast<std::size_t>(c10::CachingAllocator::StatType::AGGREGATE)];
     if (device == 1) all.increase(5'000'000'000), all.decrease(2'000'000'000);
+    stats.reserved_bytes[static_cast<std::size_t>(c10::CachingAllocator::StatType::AGGREGATE)].increase(4'000'000'000);
     return stats;
+  }
+  std::pair<std::size_t, std::size_t> getMemoryInfo(c10::DeviceIndex device) override {
+    if (device == 2) return c10::DeviceAllocator::getMemoryInfo(device);  // does not tell
+    return {6'000'000'000, 80'000'000'000};
   }
   void resetAccumulatedStats(c10::DeviceIndex) override {}
   void resetPeakStats(c10::DeviceIndex) override {}
+  bool is_initialized = true;
 };
 
-TEST(HeldMemory, OfADeviceIsWhatItsAllocatorCountsNotTheHosts) {
+CountingAllocator& installed_allocator() {
   static CountingAllocator allocator;
   c10::SetAllocator(c10::DeviceType::PrivateUse1, &allocator);
+  return allocator;
+}
+
+TEST(FreeMemory, OfADeviceIsWhatItTellsAndWhatItsAllocatorKeeps) {
+  CountingAllocator& allocator = installed_allocator();
+  const auto memory = free_memory({c10::DeviceType::PrivateUse1, 1});
+  ASSERT_TRUE(memory.has_value());
+  EXPECT_EQ(memory->bytes, 7'000'000'000) << "6 free, and of 4 reserved 3 are held";
+  EXPECT_EQ(memory->total_bytes, 80'000'000'000);
+  allocator.is_initialized = false;  // nothing was taken yet, and nothing is counted
+  EXPECT_EQ(free_memory({c10::DeviceType::PrivateUse1, 1})->bytes, 6'000'000'000);
+  allocator.is_initialized = true;
+}
+
+TEST(FreeMemory, IsNotKnownOfACpuNorOfADeviceThatDoesNotTell) {
+  installed_allocator();
+  EXPECT_FALSE(free_memory(at::kCPU).has_value());
+  EXPECT_FALSE(free_memory({c10::DeviceType::PrivateUse1, 2}).has_value());
+}
+
+TEST(HeldMemory, OfADeviceIsWhatItsAllocatorCountsNotTheHosts) {
+  installed_allocator();
   const HeldMemory held = held_memory({c10::DeviceType::PrivateUse1, 1});
   EXPECT_EQ(held.bytes, 3'000'000'000);
   EXPECT_EQ(held.peak_bytes, 5'000'000'000);

@@ -95,12 +95,20 @@ MemoryStats memory_stats() {
   return allocator != nullptr ? allocator->stats() : MemoryStats{};
 }
 
+namespace {
+
+c10::DeviceIndex number_of(at::Device device) {
+  return device.has_index() ? device.index() : c10::impl::VirtualGuardImpl(device.type()).getDevice().index();
+}
+
+constexpr auto kAllPools = static_cast<std::size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+
+}  // namespace
+
 HeldMemory held_memory(at::Device device) {
   if (!device.is_cpu()) {
-    const auto number =
-        device.has_index() ? device.index() : c10::impl::VirtualGuardImpl(device.type()).getDevice().index();
-    const auto stats = c10::getDeviceAllocator(device.type())->getDeviceStats(number);
-    const auto& held = stats.allocated_bytes[static_cast<std::size_t>(c10::CachingAllocator::StatType::AGGREGATE)];
+    const auto stats = c10::getDeviceAllocator(device.type())->getDeviceStats(number_of(device));
+    const auto& held = stats.allocated_bytes[kAllPools];
     return {held.current, held.peak};
   }
   rusage usage{};
@@ -109,6 +117,23 @@ HeldMemory held_memory(at::Device device) {
   std::ifstream("/proc/self/statm") >> total >> resident;
   const std::int64_t now = resident * ::sysconf(_SC_PAGESIZE);
   return {now, std::max(now, std::int64_t{usage.ru_maxrss} * 1024)};  // counted apart, and now and then less
+}
+
+std::optional<FreeMemory> free_memory(at::Device device) {
+  if (device.is_cpu()) return std::nullopt;
+  c10::DeviceAllocator* const allocator = c10::getDeviceAllocator(device.type());
+  const c10::DeviceIndex number = number_of(device);
+  try {
+    const auto [bytes, total] = allocator->getMemoryInfo(number);
+    FreeMemory memory{static_cast<std::int64_t>(bytes), static_cast<std::int64_t>(total)};
+    if (allocator->initialized()) {  // before that it has no numbers
+      const auto stats = allocator->getDeviceStats(number);
+      memory.bytes += stats.reserved_bytes[kAllPools].current - stats.allocated_bytes[kAllPools].current;
+    }
+    return memory;
+  } catch (const c10::NotImplementedError&) {
+    return std::nullopt;
+  }
 }
 
 void configure_thread(int num_threads) {

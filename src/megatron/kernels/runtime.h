@@ -2,6 +2,7 @@
 #include <c10/core/Device.h>
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -25,6 +26,13 @@ struct HeldMemory {
   std::int64_t bytes = 0, peak_bytes = 0;
 };
 HeldMemory held_memory(at::Device device);
+
+/// Bytes of `device` that this process can still take for tensors, with what its allocator keeps for them, and in all.
+/// Nothing for a CPU, and where the allocator does not tell. May begin the device's context in this process.
+struct FreeMemory {
+  std::int64_t bytes = 0, total_bytes = 0;
+};
+std::optional<FreeMemory> free_memory(at::Device device);
 
 /// For the calling thread: denormals to zero (in it and in its OpenMP workers) and `num_threads` OpenMP/BLAS threads.
 /// Each thread that computes calls it first: the first call has MKL choose its code, in one thread.

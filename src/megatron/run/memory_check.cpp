@@ -3,16 +3,59 @@
 #include <algorithm>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
+#include <string>
 #include <system_error>
 
 #include "megatron/base/error.h"
+#include "megatron/base/machine/machine_memory.h"
 #include "megatron/base/progress.h"
+#include "megatron/comm/agreement.h"
+#include "megatron/comm/cuda_plugin.h"
 #include "megatron/kernels/runtime.h"
 #include "megatron/plan/cost/checkpoint_size.h"
+#include "megatron/plan/cost/fit/memory_options.h"
+#include "megatron/plan/cost/memory.h"
 #include "megatron/supervise/memory_folder.h"
 #include "megatron/train/inputs.h"
 
 namespace megatron::run {
+namespace {
+
+/// The GPUs of which a process that no launcher has started may use more than its own; 0: it may not.
+int gpus_for_more_ranks() { return comm::place_from(comm::process_environment()) ? 0 : comm::num_cuda_devices(); }
+
+plan::Room machine_where_memory_ran_out(const plan::ResolvedRun& run, int rank, const Shortage& shortage) {
+  const auto place = comm::place_from(comm::process_environment());
+  // Ranks that are threads share the memory of their process.
+  const plan::LocalRanks ranks{.first = place ? rank : 0, .count = place ? 1 : run.grid.world_size()};
+  plan::Room room{.held = [ranks, processor = kernels::instruction_set()](const plan::ResolvedRun& changed) {
+    return plan::bytes_of_ranks(changed, ranks, plan::Holding::Training, processor);
+  }};
+  plan::RanOut out{.planned = room.held(run), .wanted = static_cast<std::int64_t>(shortage.wanted)};
+  if (const auto machine = machine_memory()) {
+    out.held = kernels::held_memory(at::kCPU).bytes;
+    out.free = static_cast<std::int64_t>(machine->bytes) / (place ? place->local_size : 1);
+    if (const auto limit = address_limit())
+      out.free = std::min(out.free, static_cast<std::int64_t>(std::min<std::uint64_t>(limit->free_bytes, 1ULL << 62)));
+  }
+  room.bytes = plan::room_where_memory_ran_out(out);
+  return room;
+}
+
+plan::Room gpu_where_memory_ran_out(const plan::ResolvedRun& run, int rank, const Shortage& shortage) {
+  plan::RanOut out{.planned = plan::memory_of_rank(run, rank).total(),
+                   .wanted = static_cast<std::int64_t>(shortage.wanted)};
+  if (shortage.total > 0) {
+    out.held = static_cast<std::int64_t>(shortage.held);
+    out.free = static_cast<std::int64_t>(shortage.free);
+  }
+  return {.held = [](const plan::ResolvedRun& changed) { return plan::largest_memory(changed).total(); },
+          .bytes = plan::room_where_memory_ran_out(out),
+          .most_ranks = gpus_for_more_ranks()};
+}
+
+}  // namespace
 
 void check_memory(const plan::ResolvedRun& run, const std::optional<comm::LaunchedRank>& place, plan::Holding holding,
                   const plan::Besides& besides) {
@@ -22,6 +65,36 @@ void check_memory(const plan::ResolvedRun& run, const std::optional<comm::Launch
   const plan::LocalRanks ranks{.first = place ? place->rank : 0,
                                .count = place ? place->local_size : run.grid.world_size()};
   plan::check_memory(run, ranks, holding, *machine, kernels::instruction_set(), besides);
+}
+
+void check_gpu_memory(const plan::ResolvedRun& run, const comm::Group& world, at::Device device, plan::Holding holding,
+                      const plan::Besides& besides) {
+  if (device.is_cpu()) return;
+  comm::run_together(world, [&] {
+    const auto memory = kernels::free_memory(device);
+    if (!memory) return;
+    plan::check_gpu_memory(run, world.rank(), holding,
+                           {.free = static_cast<std::uint64_t>(memory->bytes),
+                            .total = static_cast<std::uint64_t>(memory->total_bytes),
+                            .gpus = gpus_for_more_ranks()},
+                           besides);
+  });
+}
+
+OutOfMemory out_of_planned_memory(const plan::ResolvedRun& run, int rank, at::Device device,
+                                  const std::exception& error) {
+  const auto* const named = dynamic_cast<const OutOfMemory*>(&error);
+  const std::string holds = named != nullptr ? named->holds : "what a rank works on";
+  const Shortage shortage = named != nullptr ? named->shortage : shortage_of(error);
+  try {
+    const std::string processor = kernels::instruction_set();
+    const plan::Room room = device.is_cpu() ? machine_where_memory_ran_out(run, rank, shortage)
+                                            : gpu_where_memory_ran_out(run, rank, shortage);
+    return {holds, shortage, planned_text(plan::memory_of_rank(run, rank, processor)),
+            options_text(options_that_fit(run, room))};
+  } catch (const std::exception&) {  // there is no memory to plan in either
+    return {holds, shortage};
+  }
 }
 
 void check_memory_folder(const plan::ResolvedRun& run, const std::optional<comm::LaunchedRank>& place) {

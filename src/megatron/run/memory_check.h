@@ -1,6 +1,12 @@
 #pragma once
-#include <optional>
+#include <c10/core/Device.h>
 
+#include <exception>
+#include <optional>
+#include <utility>
+
+#include "megatron/base/machine/out_of_memory.h"
+#include "megatron/comm/group.h"
 #include "megatron/comm/processes/environment.h"
 #include "megatron/plan/cost/memory_fit.h"
 
@@ -8,9 +14,32 @@ namespace megatron::run {
 
 /// Throws ConfigError where what the ranks of this machine will hold on its processors does not fit into its memory.
 /// Looked at once a machine, by the process that starts the ranks or the first of them: no rank takes memory before
-/// all have met. Does nothing for ranks on GPUs, or where the system does not tell what it has.
+/// all have met. Does nothing for ranks on GPUs, which check_gpu_memory() is for, or where the system does not tell
+/// what it has.
 void check_memory(const plan::ResolvedRun& run, const std::optional<comm::LaunchedRank>& place, plan::Holding holding,
                   const plan::Besides& besides = {});
+
+/// The same of ranks on GPUs, once they have met and before they take memory: each looks at its own `device`, and what
+/// one finds wrong all throw, as comm::AgreedError. Collective over `world`. Does nothing on a CPU, or where the device
+/// does not tell what it has.
+void check_gpu_memory(const plan::ResolvedRun& run, const comm::Group& world, at::Device device, plan::Holding holding,
+                      const plan::Besides& besides = {});
+
+/// The error of memory that ran out in `rank`, which trains on `device`: with what it was planned to hold, and options
+/// by which it would fit.
+OutOfMemory out_of_planned_memory(const plan::ResolvedRun& run, int rank, at::Device device,
+                                  const std::exception& error);
+
+/// Does `work` of such a rank, whose errors of memory become those of out_of_planned_memory().
+template <class Work>
+decltype(auto) with_planned_memory(const plan::ResolvedRun& run, int rank, at::Device device, Work&& work) {
+  try {
+    return std::forward<Work>(work)();
+  } catch (const std::exception& error) {
+    if (dynamic_cast<const OutOfMemory*>(&error) == nullptr && !is_out_of_memory(error)) throw;
+    throw out_of_planned_memory(run, rank, device, error);
+  }
+}
 
 /// Throws ConfigError where the checkpoints that this machine's ranks keep in memory (checkpoint.memory_interval) do
 /// not fit into checkpoint.memory_folder in place of what the run has left there, or that is no folder. Looked at as

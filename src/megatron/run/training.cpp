@@ -238,7 +238,7 @@ int train(const TrainingJob& job, const TrainingOptions& options) {
   std::optional<train::RunFolders> folders;   // held until the run ends
   std::atomic<train::RunFolders*> held = nullptr;
   // What one rank finds wrong ends them all, before anything is written.
-  const auto prepare = [&](const comm::Group& world) {
+  const auto prepare = [&](const comm::Group& world, at::Device device) {
     const auto beat = train::beat_of(run.config);
     comm::run_together(
         world,
@@ -246,6 +246,7 @@ int train(const TrainingJob& job, const TrainingOptions& options) {
           if (meets) train::check_inputs(run, say);
         },
         beat);
+    check_gpu_memory(run, world, device, plan::Holding::Training);
     comm::run_together(
         world,
         [&] {
@@ -288,11 +289,13 @@ int train(const TrainingJob& job, const TrainingOptions& options) {
     try {
       RunMonitor::Watched watched(*monitor, ranks.rank());
       const comm::Group world = comm::observed(ranks, watched.activity());
-      const auto outcome =
-          train::train(run, eod, world, device, stop, [&] { prepare(world); }, options.forward_step, job_id,
-                       {.saves_requested = saves_requested, .activity = &watched.activity(), .require_folders = [&] {
-                          if (held != nullptr) held.load()->require_held();
-                        }});
+      const auto outcome = with_planned_memory(run, ranks.rank(), device, [&] {
+        return train::train(
+            run, eod, world, device, stop, [&] { prepare(world, device); }, options.forward_step, job_id,
+            {.saves_requested = saves_requested, .activity = &watched.activity(), .require_folders = [&] {
+               if (held != nullptr) held.load()->require_held();
+             }});
+      });
       watched.end(name_of(outcome));
       return code_of(outcome);
     } catch (const comm::AgreedError&) {
