@@ -22,6 +22,7 @@ ALLOWED = {
     "choose_float32_products": "tests of both on each machine, of which a run has one",
     "emulate_tiles": "tests of AMX's products on machines without AMX",
     "set_launch_order": "no result of a kernel may depend on the order of its threads, which tests change",
+    "load_cuda_from": "which operators a plugin serves is tested with one that needs no GPU",
     "copy_by": "a step on a device without numbers is answered by its test",
     "signature": "MinHash's definition is tested on places; the program needs the keys of their bands alone",
     "sequences_of": "by it the order of samples is compared with Megatron-Core's",

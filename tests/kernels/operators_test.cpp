@@ -339,13 +339,19 @@ TEST(GroupedBiasGradient, IsTheSumOverEachGroupsRows) {
 at::Tensor answer(at::TensorList parts) { return parts.front(); }
 
 TEST_F(OperatorTable, OfCudaIsThePluginsAndTheReferencesWhereThatIsNull) {
-  const Operators plugin{.max_abs = answer};
+  const Operators plugin{.linear_weight_gradient = reference_operators().linear_weight_gradient, .max_abs = answer};
   EXPECT_THROW(set_cuda_operators(plugin, sizeof(Operators) - 8), ConfigError);
   set_cuda_operators(plugin, sizeof(Operators));
   const Operators& table = on(at::Device(at::kCUDA, 0));
   EXPECT_EQ(table.max_abs, answer);
   EXPECT_EQ(table.layer_norm, reference_operators().layer_norm);
-  for (const OperatorInfo& info : operator_list()) EXPECT_EQ(info.on_cuda, std::string(info.name) == "max_abs");
+  for (const OperatorInfo& info : operator_list()) {
+    const std::string name = info.name;
+    std::vector<at::ScalarType> dtypes;
+    if (name == "max_abs") dtypes = {at::kFloat, at::kBFloat16, at::kHalf, at::kDouble};
+    if (name == "linear_weight_gradient") dtypes = {at::kBFloat16, at::kHalf};
+    EXPECT_EQ(info.on_cuda, dtypes) << name;
+  }
   static const Operators none;
   set_cuda_operators(none, sizeof(Operators));
 }

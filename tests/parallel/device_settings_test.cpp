@@ -1,8 +1,13 @@
 #include <ATen/Context.h>
 #include <gtest/gtest.h>
 
+#include <cstdio>
 #include <cstdlib>
+#include <filesystem>
+#include <string>
 
+#include "megatron/base/machine/gpu.h"
+#include "megatron/kernels/operators.h"
 #include "megatron/kernels/runtime.h"
 #include "megatron/parallel/cuda.h"
 
@@ -44,6 +49,23 @@ TEST_F(DeviceSettings, HighPrecisionIsTf32AndNothingElseIs) {
   kernels::set_matmul_precision("highest");
   EXPECT_FALSE(context.allowTF32CuBLAS());
   EXPECT_EQ(kernels::matmul_precision(at::kCUDA), "highest");
+}
+
+/// In a program of its own: which operators the library that tests/comm/fake_gpu/ is serves once it is loaded.
+[[noreturn]] void load_fake_plugin() {
+  load_cuda_from(std::filesystem::read_symlink("/proc/self/exe").parent_path() / "libfake_gpu_hooks.so");
+  std::string names;
+  for (const kernels::OperatorInfo& info : kernels::operator_list())
+    if (!info.on_cuda.empty()) names += std::string(info.name) + " " + std::to_string(info.on_cuda.size()) + " dtypes";
+  std::fputs(names.c_str(), stderr);
+  std::exit(names == "max_abs 4 dtypes" ? 0 : 1);
+}
+
+TEST(GpuPlugin, ItsOperatorsAreListedOnceItIsLoaded) {
+  if (gpu_present()) GTEST_SKIP() << "this machine has a GPU";
+  for (const kernels::OperatorInfo& info : kernels::operator_list()) EXPECT_TRUE(info.on_cuda.empty()) << info.name;
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_EXIT(load_fake_plugin(), testing::ExitedWithCode(0), "max_abs 4 dtypes");
 }
 
 }  // namespace

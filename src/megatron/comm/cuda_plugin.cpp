@@ -57,8 +57,8 @@ void load_cuda_plugin() {
   load_cuda_library(plugin_path());
 }
 
-void* cuda_plugin_entry(const char* name) {
-  void* const entry = dlsym(open_library(plugin_path()), name);
+void* cuda_plugin_entry(const char* name, const std::string& library) {
+  void* const entry = dlsym(open_library(library.empty() ? plugin_path() : library), name);
   if (entry == nullptr)
     throw ConfigError(rule_got_fix(kNeedsGpu, dlerror(), "build the plugin and the program from one source"));
   return entry;

@@ -9,8 +9,8 @@
 namespace megatron::comm {
 
 /// What the plugin, which is loaded if it was not, exports as `name`. Throws ConfigError as load_cuda_plugin(), and
-/// where there is no such name.
-void* cuda_plugin_entry(const char* name);
+/// where there is no such name. `library`: another path than cuda_plugin().
+void* cuda_plugin_entry(const char* name, const std::string& library = "");
 
 /// Loads the plugin (once; later calls cost nothing): that of cuda_plugin(). After it ATen runs on CUDA. Throws
 /// ConfigError with what to do when there is no plugin, a library that it needs is missing, or no GPU; std::logic_error

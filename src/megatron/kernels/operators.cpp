@@ -2,6 +2,7 @@
 
 #include <c10/core/GradMode.h>
 
+#include <string_view>
 #include <type_traits>
 
 #include "megatron/base/error.h"
@@ -31,10 +32,17 @@ bool is_own(OwnDtypes own, at::ScalarType dtype) {
   return false;
 }
 
+/// Kernels of CUDA take every dtype; products that the gradient's buffer adds up are those of 16-bit matrices.
+bool is_own_on_cuda(std::string_view name, at::ScalarType dtype) {
+  return name != "linear_weight_gradient" || dtype == at::kBFloat16 || dtype == at::kHalf;
+}
+
 OperatorInfo info_of(const char* name, OwnDtypes own, bool on_cuda) {
-  OperatorInfo info{.name = name, .on_cpu = {}, .on_cuda = on_cuda};
-  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kHalf, at::kDouble})
+  OperatorInfo info{.name = name, .on_cpu = {}};
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kHalf, at::kDouble}) {
     info.on_cpu.emplace_back(dtype, cpu::enabled() && is_own(own, dtype));
+    if (on_cuda && is_own_on_cuda(name, dtype)) info.on_cuda.push_back(dtype);
+  }
   return info;
 }
 

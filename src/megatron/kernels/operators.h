@@ -42,7 +42,7 @@ inline const Operators& on(const at::Tensor& x) { return on(x.device()); }
 struct OperatorInfo {
   const char* name;
   std::vector<std::pair<at::ScalarType, bool>> on_cpu;  ///< dtype, and whether by our own kernels
-  bool on_cuda = false;                                 ///< whether the plugin has one of its own
+  std::vector<at::ScalarType> on_cuda = {};             ///< those that the plugin computes by its own; none without it
 };
 std::vector<OperatorInfo> operator_list();
 

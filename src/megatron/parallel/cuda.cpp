@@ -11,16 +11,32 @@
 
 namespace megatron::parallel {
 
+namespace {
+
+/// `library`: "" for the plugin.
+void take_operators(const std::string& library) {
+  using Table = const kernels::Operators* (*)(std::size_t*);
+  std::size_t size = 0;
+  const auto* const table = reinterpret_cast<Table>(comm::cuda_plugin_entry("megatron_cuda_operators", library))(&size);
+  kernels::set_cuda_operators(*table, size);
+  using TokenTable = const kernels::TokenKernels* (*)(std::size_t*);
+  const auto* const token =
+      reinterpret_cast<TokenTable>(comm::cuda_plugin_entry("megatron_cuda_token_kernels", library))(&size);
+  kernels::set_cuda_token_kernels(*token, size);
+}
+
+}  // namespace
+
 void load_cuda() {
   configure_cuda();
   comm::load_cuda_plugin();
-  using Table = const kernels::Operators* (*)(std::size_t*);
-  std::size_t size = 0;
-  const auto* const table = reinterpret_cast<Table>(comm::cuda_plugin_entry("megatron_cuda_operators"))(&size);
-  kernels::set_cuda_operators(*table, size);
-  using TokenTable = const kernels::TokenKernels* (*)(std::size_t*);
-  const auto* const token = reinterpret_cast<TokenTable>(comm::cuda_plugin_entry("megatron_cuda_token_kernels"))(&size);
-  kernels::set_cuda_token_kernels(*token, size);
+  take_operators("");
+}
+
+void load_cuda_from(const std::string& path) {
+  configure_cuda();
+  comm::load_cuda_library(path);
+  take_operators(path);
 }
 
 void configure_cuda() {

@@ -1,10 +1,13 @@
 #pragma once
+#include <string>
 
 namespace megatron::parallel {
 
 /// Loads the CUDA plugin (comm/cuda_plugin.h) and takes its operators (kernels/operators.h). Once, before ranks start;
 /// later calls cost nothing. Throws ConfigError as comm::load_cuda_plugin(), and where the plugin is of another source.
 void load_cuda();
+/// The same with the library at `path`, whether or not there is a GPU.
+void load_cuda_from(const std::string& path);
 
 /// Makes ATen's products and reductions on CUDA the same in every run, and of 16-bit matrices those that sum in
 /// float32: no sum is rounded to bf16 or fp16 between parts of a product. load_cuda() calls it.

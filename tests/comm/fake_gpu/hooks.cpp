@@ -1,9 +1,13 @@
 #include <ATen/detail/CUDAHooksInterface.h>
 
+#include <cstddef>
 #include <cstdlib>
 
+#include "megatron/kernels/operators.h"
+#include "megatron/kernels/token/token.h"
+
 // A library that tells ATen of CUDA as libtorch_cuda does, without any: for the order in which programs load it. With
-// FAKE_GPU_NONE it is one whose driver finds no GPU.
+// FAKE_GPU_NONE it is one whose driver finds no GPU. And tables as the plugin has them, of one operator.
 namespace at {
 
 class CUDAHooks final : public CUDAHooksInterface {
@@ -18,3 +22,19 @@ class CUDAHooks final : public CUDAHooksInterface {
 REGISTER_CUDA_HOOKS(CUDAHooks)
 
 }  // namespace at
+
+namespace megatron::kernels {
+
+extern "C" __attribute__((visibility("default"))) const Operators* megatron_cuda_operators(std::size_t* size) {
+  static const Operators table{.max_abs = [](at::TensorList parts) { return parts.front(); }};
+  *size = sizeof table;
+  return &table;
+}
+
+extern "C" __attribute__((visibility("default"))) const TokenKernels* megatron_cuda_token_kernels(std::size_t* size) {
+  static const TokenKernels table{};
+  *size = sizeof table;
+  return &table;
+}
+
+}  // namespace megatron::kernels
