@@ -357,10 +357,10 @@ TEST(MegatronArgs, DecayTheNormsOfQueriesAndKeysWhereAsked) {
   }
 }
 
-TEST(MegatronArgs, ProfileRanksOnTheCpuAlone) {
+TEST(MegatronArgs, ProfileRanksOnGpusToo) {
   const auto words = shell_words(std::string(kSmall) + "--profile", "test");
-  EXPECT_FALSE(translate_megatron_arguments("pretrain_gpt", words, {.device = "cuda"}).config.log.profile);
-  EXPECT_TRUE(translate_megatron_arguments("pretrain_gpt", words, {.device = "cpu"}).config.log.profile);
+  for (const char* device : {"cpu", "cuda"})
+    EXPECT_TRUE(translate_megatron_arguments("pretrain_gpt", words, {.device = device}).config.log.profile) << device;
 }
 
 TEST(MegatronArgs, ScaleMuonAsThere) {

@@ -180,7 +180,7 @@ const std::vector<Recipe>& recipes() {
            "--distributed-backend mpi",
            "--parallel.backend nccl",
            "--device gpu",
-           "--device cuda --log.trace t.json",
+           "--device cuda --log.trace t.txt",
            "--parallel.backend local --launch processes",
            "--threads-per-rank -1",
            "--parallel.timeout_s 0",

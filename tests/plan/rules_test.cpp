@@ -535,6 +535,16 @@ TEST(Resolve, TakesTimeoutsThatAClockCanCount) {
   }
 }
 
+TEST(Resolve, MeasuresTimelinesOnEveryDevice) {
+  for (const char* device : {"cpu", "cuda"}) {
+    RunConfig config = valid();
+    config.parallel.device = device;
+    config.log.trace = "trace.json";
+    config.log.profile = true;
+    EXPECT_EQ(broken_rules(config), "") << device;
+  }
+}
+
 TEST(Resolve, AsksForDataWhereTheJobReadsIt) {
   EXPECT_THAT(error_of(valid(), {.needs_data = true}), HasSubstr("data.data_path"));
   EXPECT_THAT(error_of(valid(), {.needs_data = true}), HasSubstr("data.tokenizer"));

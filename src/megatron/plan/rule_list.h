@@ -136,9 +136,8 @@ void check_recomputation(const config::TrainConfig& train, int pp, std::int64_t 
 void check_sequence_shares(const config::RunConfig& config, Rules& rules);
 /// The rules of the section guard.
 void check_guard(const config::GuardConfig& guard, Rules& rules);
-/// The rules of the sections checkpoint and log on `device`, and of the ranks that log names.
-void check_saving(const config::CheckpointConfig& checkpoint, const config::LogConfig& log, const std::string& device,
-                  Rules& rules);
+/// The rules of the sections checkpoint and log, and of the ranks that log names.
+void check_saving(const config::CheckpointConfig& checkpoint, const config::LogConfig& log, Rules& rules);
 void check_named_ranks(const config::LogConfig& log, int world_size, Rules& rules);
 
 }  // namespace megatron::plan

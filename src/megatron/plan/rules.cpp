@@ -480,7 +480,7 @@ ResolvedRun resolve_as_given(config::RunConfig config, const Facts& facts) {
   rules.require(config.guard.rerun_interval == 0 || config.parallel.device != "cuda" || config.train.deterministic_mode,
                 "guard.rerun_interval compares bits, which are the same in every run with train.deterministic_mode.",
                 concat("guard.rerun_interval ", config.guard.rerun_interval), "--deterministic-mode");
-  check_saving(config.checkpoint, config.log, config.parallel.device, rules);
+  check_saving(config.checkpoint, config.log, rules);
   check_tuning(config, rules);
   check_fp8(config, rules);
   RankGrid grid;

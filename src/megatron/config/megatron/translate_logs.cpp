@@ -40,8 +40,7 @@ void translate_logs(Translation& c) {
   log.timing_level = c.args.integer("timing-log-level");
   log.timing_option = c.args.text("timing-log-option");
   log.timing_barrier = log.timing_level > 0 && !c.args.has("no-barrier-with-level-1-timing");
-  log.profile = c.args.has("profile") && c.launch.device == "cpu";
-  if (!log.profile) c.ignore("profile", "measures ranks on the CPU");
+  log.profile = c.args.has("profile");
   log.profile_step_start = c.args.integer("profile-step-start");
   log.profile_step_end = c.args.integer("profile-step-end");
   if (c.args.has("profile-ranks")) {

@@ -22,8 +22,7 @@ void check_guard(const config::GuardConfig& guard, Rules& rules) {
   rules.attempt([&] { faults_of(guard.inject_faults); });
 }
 
-void check_saving(const config::CheckpointConfig& checkpoint, const config::LogConfig& log, const std::string& device,
-                  Rules& rules) {
+void check_saving(const config::CheckpointConfig& checkpoint, const config::LogConfig& log, Rules& rules) {
   rules.at_least("checkpoint.save_interval", checkpoint.save_interval, -1);
   rules.at_least("checkpoint.keep_last", checkpoint.keep_last, 0);
   rules.at_least("checkpoint.keep_every", checkpoint.keep_every, 0);
@@ -46,11 +45,6 @@ void check_saving(const config::CheckpointConfig& checkpoint, const config::LogC
   rules.require(log.trace.empty() || log.trace.ends_with(".json"),
                 "log.trace must be a file that ends in .json: its picture has the same name with .svg.",
                 "'" + log.trace + "'", "--log.trace trace.json");
-  // Operations on a GPU are only started when their turn is over: their times would be those of launches.
-  rules.require(log.trace.empty() || device == "cpu", "log.trace measures ranks on the CPU.",
-                "parallel.device " + device, "leave --log.trace out, or --device cpu");
-  rules.require(!log.profile || device == "cpu", "log.profile measures ranks on the CPU.", "parallel.device " + device,
-                "leave --profile out, or --device cpu");
   rules.at_least("log.profile_step_start", log.profile_step_start, 0);
   rules.require(!log.profile || log.profile_step_start < log.profile_step_end,
                 "log.profile_step_end must be greater than log.profile_step_start.",
