@@ -155,6 +155,35 @@ TEST(ChatTemplate, NamesTheTurnWhoseAnswerCannotBeTold) {
   EXPECT_THAT(error_of(parsed(kChatMl), {{"assistant", "Hi"}}), HasSubstr("message 1, which does not begin where"));
 }
 
+TEST(ChatTemplate, WritesToolsAndTheirCallsAsTransformersDoes) {
+  using nlohmann::ordered_json;
+  const auto folder = std::filesystem::path(unpacked_folder()) / "golden/chat";
+  const auto golden_texts = ordered_json::parse(read_file(folder / "rendered.json", 1 << 20));
+  const ordered_json& talk = golden_texts["conversations"]["tools"];
+  std::vector<ChatMessage> messages;
+  for (const ordered_json& one : talk["messages"]) {
+    ChatMessage message{one["role"], one["content"]};
+    for (const ordered_json& call : one.value("tool_calls", ordered_json::array()))
+      message.tool_calls.push_back({call["id"], call["function"]["name"], call["function"]["arguments"].dump()});
+    message.tool_call_id = one.value("tool_call_id", "");
+    message.name = one.value("name", "");
+    messages.push_back(message);
+  }
+  int texts = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(folder / "published")) {
+    const ChatTemplate chat = parsed(read_file(entry.path(), 1 << 18));
+    const ordered_json& truth = golden_texts["published"][entry.path().stem().string()]["tools"];
+    if (chat.mentions("strftime_now")) continue;  // it was another day
+    if (!truth.contains("text")) {
+      EXPECT_THROW(chat.prompt(messages, &talk["tools"]), ConfigError) << entry.path();
+      continue;
+    }
+    EXPECT_EQ(chat.prompt(messages, &talk["tools"]), truth["text"].get<std::string>()) << entry.path();
+    ++texts;
+  }
+  EXPECT_GE(texts, 30);
+}
+
 TEST(ChatTemplate, DescribesAllThatDecidesWhatIsWritten) {
   EXPECT_NE(parsed(kChatMl).description(), parsed(kLlama3).description());
   EXPECT_NE(parsed(kChatMl).description(), ChatTemplate(kChatMl, {{"bos_token", "<b>"}}, "test").description());

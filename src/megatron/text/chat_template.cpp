@@ -8,6 +8,7 @@
 #include "megatron/base/error.h"
 #include "megatron/base/files/file.h"
 #include "megatron/base/files/gguf.h"
+#include "megatron/base/text/ordered_json.h"
 #include "megatron/base/text/printable.h"
 #include "megatron/text/chat/python/methods.h"
 #include "megatron/text/files/gguf_tokenizer.h"
@@ -50,6 +51,19 @@ std::size_t answer_size(std::string_view text, std::string_view content) {
   const std::string_view shown = python_strip(text, false, true), said = python_strip(content, false, true);
   const bool is_marked = !shown.empty() && (said.empty() || !shown.ends_with(said));
   return is_marked ? shown.size() : text.size();
+}
+
+/// As transformers' users give it: an empty field is left out.
+nlohmann::ordered_json as_templates_see(const ChatMessage& message) {
+  nlohmann::ordered_json object = {{"role", message.role}, {"content", message.content}};
+  for (const ChatToolCall& call : message.tool_calls)
+    object["tool_calls"].push_back(
+        {{"id", call.id},
+         {"type", "function"},
+         {"function", {{"name", call.name}, {"arguments", parse_ordered_json(call.arguments)}}}});
+  if (!message.tool_call_id.empty()) object["tool_call_id"] = message.tool_call_id;
+  if (!message.name.empty()) object["name"] = message.name;
+  return object;
 }
 
 Jinja parsed(const std::string& jinja, const std::string& name) {
@@ -97,14 +111,17 @@ ChatTemplate::ChatTemplate(const std::string& jinja, Tokens tokens, std::string 
   ::localtime_r(&now, &now_);
 }
 
-JinjaText ChatTemplate::rendered(std::span<const ChatMessage> messages, bool open) const {
+JinjaText ChatTemplate::rendered(std::span<const ChatMessage> messages, bool open,
+                                 const nlohmann::ordered_json* tools) const {
   nlohmann::ordered_json context = {{"tools", nullptr}, {"documents", nullptr}, {"add_generation_prompt", open}};
+  if (tools != nullptr) context["tools"] = *tools;
   auto& list = context["messages"] = nlohmann::ordered_json::array();
   for (const ChatMessage& message : messages) {
-    if (message.role != "system" && message.role != "user" && message.role != "assistant")
+    const bool answers_call = message.role == "tool" && !message.tool_call_id.empty();
+    if (message.role != "system" && message.role != "user" && message.role != "assistant" && !answers_call)
       throw ConfigError(
           rule_got_fix("a role is system, user or assistant.", in_quotes(message.role), "\"role\": \"user\""));
-    list.push_back({{"role", message.role}, {"content", message.content}});
+    list.push_back(as_templates_see(message));
   }
   for (const auto& [key, token] : tokens_) context[key] = token;
   try {
@@ -117,10 +134,14 @@ JinjaText ChatTemplate::rendered(std::span<const ChatMessage> messages, bool ope
   }
 }
 
-std::string ChatTemplate::prompt(std::span<const ChatMessage> messages) const {
+std::string ChatTemplate::prompt(std::span<const ChatMessage> messages, const nlohmann::ordered_json* tools) const {
   if (messages.empty())
     throw ConfigError(rule_got_fix("a conversation must have messages.", "none", "a message at least"));
-  return rendered(messages, /*open=*/true).text;
+  return rendered(messages, /*open=*/true, tools).text;
+}
+
+std::string ChatTemplate::closed(std::span<const ChatMessage> messages, const nlohmann::ordered_json* tools) const {
+  return rendered(messages, /*open=*/false, tools).text;
 }
 
 RenderedChat ChatTemplate::render(std::span<const ChatMessage> messages) const {
