@@ -225,13 +225,16 @@ TEST(GrammarAutomaton, GivesUpWhereWhatMayFollowDoublesWithEachByte) {
   }
 }
 
-TEST(TokenTrie, LeavesSpecialTokensOutOfTexts) {
+TEST(TokenTrie, TellsSpecialTokensFromTexts) {
   text::Vocabulary vocabulary;
   for (int byte = 0; byte < 256; ++byte) vocabulary.tokens.emplace_back(1, static_cast<char>(byte));
   vocabulary.tokens.emplace_back("<|end|>");
   vocabulary.specials = {{.content = "<|end|>", .id = 256}};
   const TokenTrie trie(text::Tokenizer(vocabulary), 300);
-  EXPECT_EQ(trie.bytes(256), "");
+  EXPECT_EQ(trie.bytes(256), "\xFF<|end|>");
+  EXPECT_EQ(trie.bytes(0xFF), "");  // which would look like the mark
+  EXPECT_EQ(trie.spelled("<|end|>"), "\xFF<|end|>");
+  EXPECT_EQ(trie.spelled("<|end"), "<|end");
   EXPECT_EQ(trie.bytes('a'), "a");
   EXPECT_EQ(trie.bytes(0xC3), "\xC3");
   EXPECT_EQ(trie.bytes(0x82), "\x82");  // the middle of a character

@@ -146,13 +146,147 @@ TEST(ChatRequest, RefusesWhatNoTemplateIsAskedFor) {
     return refusal(R"({"messages": [{"role": "user", "content": "a"}], )" + rest + "}", true);
   };
   EXPECT_THAT(with(R"("top_logprobs": 1)"), HasSubstr("needs logprobs"));
-  EXPECT_THAT(with(R"("tools": [{"type": "function"}])"), HasSubstr("not supported"));
+  EXPECT_THAT(with(R"("functions": [{"name": "f"}])"), HasSubstr("not supported by this server: use 'tools'"));
+  EXPECT_THAT(with(R"("function_call": "auto")"), HasSubstr("not supported by this server: use 'tools'"));
   EXPECT_EQ(with(R"("tools": [], "tool_choice": "none", "store": false)"), "accepted");
   for (const char* messages : {"[]", "{}", R"([{"role": "robot", "content": "a"}])", R"([{"role": "user"}])",
                                R"([{"role": "user", "content": 5}])", R"(["a"])",
                                R"([{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}])",
                                R"([{"role": "user", "content": "a", "tool_calls": [1]}])"})
     EXPECT_THAT(refusal(R"({"messages": )" + std::string(messages) + "}", true), HasSubstr("messages")) << messages;
+}
+
+/// A chat's request with other fields.
+std::string chat_with(const std::string& rest) {
+  return R"({"messages": [{"role": "user", "content": "a"}], )" + rest + "}";
+}
+
+TEST(ChatRequest, ReadsTools) {
+  const std::string tools = R"("tools": [{"type": "function", "function": {"name": "get-it_1", "strict": true,
+    "description": "d", "parameters": {"type": "object", "properties": {"z": {}, "a": {}}}}},
+    {"function": {"name": "now"}, "type": "function"}])";
+  const ToolUse use = parse_chat(chat_with(tools)).tools;
+  EXPECT_EQ(use.choice, ToolChoice::Auto);
+  EXPECT_TRUE(use.parallel);
+  ASSERT_EQ(use.tools.size(), 2);
+  EXPECT_EQ(use.tools[0].name, "get-it_1");
+  EXPECT_TRUE(use.tools[0].strict);
+  EXPECT_EQ(use.tools[0].parameters.dump(), R"({"type":"object","properties":{"z":{},"a":{}}})");
+  EXPECT_FALSE(use.tools[1].strict);
+  EXPECT_TRUE(use.tools[1].parameters.is_null());
+  // As it is written, but for what is the server's.
+  EXPECT_EQ(use.definitions.dump(),
+            R"([{"type":"function","function":{"name":"get-it_1","description":"d","parameters":)"
+            R"({"type":"object","properties":{"z":{},"a":{}}}}},{"function":{"name":"now"},"type":"function"}])");
+  const auto choice = [&](const std::string& said) { return parse_chat(chat_with(tools + ", " + said)).tools; };
+  EXPECT_EQ(choice(R"("tool_choice": "required")").choice, ToolChoice::Required);
+  EXPECT_EQ(choice(R"("tool_choice": "auto", "parallel_tool_calls": false)").parallel, false);
+  const ToolUse one = choice(R"("tool_choice": {"type": "function", "function": {"name": "now"}})");
+  EXPECT_EQ(one.choice, ToolChoice::Function);
+  EXPECT_EQ(one.function, 1);
+  const ToolUse none = choice(R"("tool_choice": "none")");
+  EXPECT_EQ(none.choice, ToolChoice::None);
+  EXPECT_TRUE(none.tools.empty() && none.definitions.is_null());
+  EXPECT_EQ(parse_chat(chat_with(R"("tools": [], "tool_choice": "auto")")).tools.choice, ToolChoice::None);
+}
+
+TEST(ChatRequest, NamesThePathOfWhatIsWrongWithTools) {
+  const auto function = [](const std::string& of) {
+    return R"("tools": [{"type": "function", "function": )" + of + "}]";
+  };
+  std::string many = R"("tools": [)", keys = R"({"name": "f", "parameters": {"properties": {"k": {})";
+  for (int i = 0; i < 129; ++i)
+    many += (i > 0 ? "," : "") + (R"({"type": "function", "function": {"name": "f)" + std::to_string(i)) + "\"}}";
+  for (int i = 0; i < 1000; ++i) keys += ", \"k" + std::to_string(i) + "\": {}";
+  const std::string good = function(R"({"name": "f"})") + ", ";
+  for (const auto& [rest, error] : std::vector<std::pair<std::string, std::string>>{
+           {R"("tools": {})", "tools: "},
+           {R"("tools": [5])", "tools[0]: "},
+           {R"("tools": [{"function": {"name": "f"}}])", "tools[0].type: 'tools[0].type' must be function, not"},
+           {R"("tools": [{"type": "retrieval"}])", "tools[0].type: "},
+           {R"("tools": [{"type": "function"}])", "tools[0].function: 'tools[0].function' is missing"},
+           {R"("tools": [{"type": "function", "function": {"name": "f"}, "x": 1}])", "tools[0].x: "},
+           {function("{}"), "tools[0].function.name: "},
+           {function(R"({"name": "get weather"})"),
+            "tools[0].function.name: 'tools[0].function.name' must be 1 to 64 of the characters"},
+           {function(R"({"name": "")" + std::string("}")), "tools[0].function.name: "},
+           {function(R"({"name": ")" + std::string(65, 'a') + "\"}"), "tools[0].function.name: "},
+           {function(R"({"name": 5})"), "tools[0].function.name: "},
+           {function(R"({"name": "f", "parameters": []})"), "tools[0].function.parameters: "},
+           {function(R"({"name": "f", "description": 1})"), "tools[0].function.description: "},
+           {function(R"({"name": "f", "strict": "yes"})"), "tools[0].function.strict: "},
+           {function(R"({"name": "f", "code": "x"})"), "tools[0].function.code: "},
+           {R"("tools": [{"type": "function", "function": {"name": "f"}},
+             {"type": "function", "function": {"name": "f"}}])",
+            "tools[1].function.name: "},
+           {many + "]", "tools: "},
+           {function(keys + "}}}"), "tools: "},
+           {good + R"("tool_choice": "any")", "tool_choice: "},
+           {good + R"("tool_choice": 5)", "tool_choice: "},
+           {good + R"("tool_choice": {"type": "allowed_tools"})", "tool_choice.type: "},
+           {good + R"("tool_choice": {"type": "function", "function": {"name": "g"}})", "tool_choice.function.name: "},
+           {good + R"("parallel_tool_calls": "no")", "parallel_tool_calls: "},
+           {good + R"("tool_choice": "required", "response_format": {"type": "json_object"})", "response_format: "},
+           {R"("tool_choice": "required")", "tool_choice: "},
+           {R"("tool_choice": {"type": "function", "function": {"name": "f"}})", "tool_choice.function.name: "}})
+    EXPECT_THAT(refusal(chat_with(rest), true), ::testing::StartsWith(error)) << rest;
+}
+
+TEST(ChatRequest, ReadsCallsAndTheirAnswers) {
+  const Request request = parse_chat(R"({"messages": [{"role": "user", "content": "a"},
+    {"role": "assistant", "content": null, "tool_calls": [{"id": "c1", "type": "function", "index": 0,
+      "function": {"name": "f", "arguments": "{\"b\": 1, \"a\": 2}"}},
+      {"id": "c2", "type": "function", "function": {"name": "g", "arguments": ""}}]},
+    {"role": "tool", "tool_call_id": "c2", "content": [{"type": "text", "text": "x"}], "name": "g"},
+    {"role": "tool", "tool_call_id": "c1", "content": "y"}]})");
+  ASSERT_EQ(request.messages.size(), 4);
+  const text::ChatMessage& caller = request.messages[1];
+  EXPECT_EQ(caller.content, "");
+  ASSERT_EQ(caller.tool_calls.size(), 2);
+  EXPECT_EQ(caller.tool_calls[0].id, "c1");
+  EXPECT_EQ(caller.tool_calls[0].name, "f");
+  EXPECT_EQ(caller.tool_calls[0].arguments, R"({"b": 1, "a": 2})");
+  EXPECT_EQ(caller.tool_calls[1].arguments, "{}");
+  EXPECT_EQ(request.messages[2].tool_call_id, "c2");
+  EXPECT_EQ(request.messages[2].content, "x");
+  EXPECT_EQ(request.messages[2].name, "g");
+}
+
+TEST(ChatRequest, NamesThePathOfWhatIsWrongWithCalls) {
+  const auto messages = [](const std::string& call, const std::string& more = "") {
+    return R"({"messages": [{"role": "assistant", "tool_calls": )" + call + "}" + more + "]}";
+  };
+  const auto arguments = [&](const std::string& text) {
+    return messages(R"([{"id": "c", "type": "function", "function": {"name": "f", "arguments": )" + text + "}}]");
+  };
+  const std::string good = R"([{"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}])";
+  const std::string path = "messages[0].tool_calls[0].", of_arguments = path + "function.arguments: ";
+  EXPECT_EQ(refusal(messages(good), true), "accepted");
+  EXPECT_EQ(refusal(messages("[]", R"(, {"role": "user", "content": "a"})"), true),
+            "messages[0].content: 'messages[0].content' is missing");
+  for (const auto& [body, error] : std::vector<std::pair<std::string, std::string>>{
+           {messages("{}"), "messages[0].tool_calls: "},
+           {messages("[1]"), "messages[0].tool_calls[0]: "},
+           {messages(R"([{"id": "c", "type": "code", "function": {}}])"), path + "type: "},
+           {messages(R"([{"type": "function", "function": {"name": "f", "arguments": "{}"}}])"), path + "id: "},
+           {messages(R"([{"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}, "x": 1}])"),
+            path + "x: "},
+           {messages(R"([{"id": "c", "type": "function", "function": {"name": "f g", "arguments": "{}"}}])"),
+            path + "function.name: "},
+           {messages(R"([{"id": "c", "type": "function", "function": {"name": "f"}}])"), of_arguments},
+           {arguments("{}"), of_arguments},
+           {arguments(R"("[]")"), of_arguments},
+           {arguments(R"("{\"a\": }")"), of_arguments},
+           {arguments(R"("{\"a\": 1, \"a\": 2}")"), of_arguments},
+           {arguments("\"{\\\"a\\\": " + std::string(60, '[') + std::string(60, ']') + "}\""), of_arguments},
+           {messages(good, R"(, {"role": "tool", "content": "x"})"), "messages[1].tool_call_id: "},
+           {messages(good, R"(, {"role": "tool", "tool_call_id": "d", "content": "x"})"), "messages[1].tool_call_id: "},
+           {messages(good, R"(, {"role": "tool", "tool_call_id": "c"})"), "messages[1].content: "},
+           {messages(good, R"(, {"role": "function", "name": "f", "content": "x"})"), "messages[1].role: "},
+           {messages(good, R"(, {"role": "user", "content": "x", "tool_calls": [1]})"), "messages[1].tool_calls: "},
+           {R"({"messages": [{"role": "assistant", "content": "a", "function_call": {}}]})",
+            "messages[0].function_call: "}})
+    EXPECT_THAT(refusal(body, true), ::testing::StartsWith(error)) << body;
 }
 
 TEST(ApiError, IsInTheFormOfOpenAi) {

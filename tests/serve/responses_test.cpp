@@ -60,6 +60,25 @@ TEST(Responses, HaveTheFormsOfOpenAi) {
   EXPECT_EQ(json::parse(models_json("m", 7, 512))["data"][0]["id"], "m");
 }
 
+TEST(Responses, HaveCallsInTheFormOfOpenAi) {
+  const ResponseHead head{.id = "chatcmpl-1", .created = 7, .model = "m", .chat = true, .tools = true};
+  ChoicePiece piece{.finish = Finish::ToolCalls,
+                    .logprobs = nullptr,
+                    .calls = {{.index = 0, .id = "call_1", .name = "f", .arguments = "{\"a\": 1}"}}};
+  const json choice = json::parse(response_json(head, {piece}, {}))["choices"][0];
+  EXPECT_EQ(choice["message"], json::parse(R"({"role": "assistant", "content": null, "refusal": null, "tool_calls":
+    [{"id": "call_1", "type": "function", "function": {"name": "f", "arguments": "{\"a\": 1}"}}]})"));
+  EXPECT_EQ(choice["finish_reason"], "tool_calls");
+  piece.text = "Hm.";
+  EXPECT_EQ(json::parse(response_json(head, {piece}, {}))["choices"][0]["message"]["content"], "Hm.");
+  const auto delta = [&](const ChoicePiece& one) { return json::parse(chunk_json(head, one))["choices"][0]["delta"]; };
+  EXPECT_EQ(delta({.first = true}), json({{"role", "assistant"}, {"content", nullptr}}));
+  EXPECT_EQ(delta({.calls = {{.index = 1, .id = "call_2", .name = "g"}}}), json::parse(R"({"tool_calls": [{"index": 1,
+    "id": "call_2", "type": "function", "function": {"name": "g", "arguments": ""}}]})"));
+  EXPECT_EQ(delta({.calls = {{.index = 1, .arguments = "{"}}}),
+            json::parse(R"({"tool_calls": [{"index": 1, "function": {"arguments": "{"}}]})"));
+}
+
 TEST(Responses, AreJsonWhateverTheTextIs) {
   const ChoicePiece piece{.index = 0, .text = "\xff\"\n", .first = false, .finish = {}, .logprobs = nullptr};
   EXPECT_EQ(json::parse(chunk_json({}, piece))["choices"][0]["text"], "\xEF\xBF\xBD\"\n");

@@ -5,11 +5,14 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <random>
+#include <set>
 #include <string>
 #include <tuple>
 #include <utility>
 #include <vector>
 
+#include "megatron/serve/api/api_error.h"
 #include "megatron/text/vocabulary.h"
 
 namespace megatron::serve {
@@ -108,6 +111,221 @@ TEST(Service, BeginsTextsAsTheTokenizersTemplateDoes) {
   EXPECT_EQ(prompt(talk, "/v1/chat/completions"), (Ids{'a', 'b'}));
   talk["add_special_tokens"] = true;
   EXPECT_EQ(prompt(talk, "/v1/chat/completions"), (Ids{1, 'a', 'b'}));
+}
+
+/// In the way of Hermes.
+constexpr const char* kToolTemplate =
+    "{% if tools %}{{ tools | tojson }}{{ '\\n' }}{% endif %}{% for m in messages %}{{ m.role }}:{{ m.content }}"
+    "{% for call in m.tool_calls %}<tool_call>\n{\"name\": \"{{ call.function.name }}\", \"arguments\": "
+    "{{ call.function.arguments | tojson }}}\n</tool_call>{% endfor %}{{ '\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}assistant:{% endif %}";
+
+/// A service that writes as `jinja` says, whose texts end with token 0.
+struct ToolBench : Bench {
+  explicit ToolBench(const std::string& jinja = kToolTemplate)
+      : Bench(QueueLimits{}),
+        calling({.model = "m", .context = 1000, .vocab = 256, .ends = {0}}, tokenizer,
+                text::ChatTemplate(jinja, {}, "test"), queue, metrics) {}
+
+  std::shared_ptr<Heard> chat(nlohmann::json body) {
+    body["messages"] = body.value("messages", nlohmann::json{{{"role", "user"}, {"content", "hi"}}});
+    const auto reply = std::make_shared<Heard>();
+    calling.handle(posted(body, "/v1/chat/completions"), reply);
+    return reply;
+  }
+  /// The message and the reason of an answer that the model writes token by token.
+  nlohmann::json answer(const nlohmann::json& body, const std::string& text) {
+    const auto reply = chat(body);
+    const TextTask task = tasks().at(0);
+    std::size_t written = 0;
+    bool goes_on = true;
+    for (; goes_on && written < text.size(); ++written)
+      goes_on = task.listener->on_token({.id = static_cast<unsigned char>(text[written])});
+    task.listener->on_end(Finish::Stop);
+    nlohmann::json choice;
+    if (reply->response) {
+      choice = nlohmann::json::parse(reply->response->body)["choices"][0];
+    } else {
+      choice = {{"message", {{"content", nullptr}}}};
+      for (std::size_t at = 0; (at = reply->streamed.find("data: {", at)) != std::string::npos; ++at)
+        add_piece(choice,
+                  nlohmann::json::parse(reply->streamed.substr(at + 6, reply->streamed.find('\n', at) - at - 6)));
+    }
+    nlohmann::json& message = choice["message"];
+    for (auto& call : message.value("tool_calls", nlohmann::json::array())) ids.push_back(call["id"]);
+    return {{"content", message["content"]},
+            {"calls", calls_in(message)},
+            {"finish", choice["finish_reason"]},
+            {"written", written}};
+  }
+  /// As a client puts a stream together.
+  static void add_piece(nlohmann::json& choice, const nlohmann::json& event) {
+    const nlohmann::json& piece = event["choices"][0];
+    nlohmann::json& message = choice["message"];
+    choice["finish_reason"] = piece["finish_reason"];
+    if (const auto content = piece["delta"].find("content"); content != piece["delta"].end() && content->is_string())
+      message["content"] = message["content"].is_null()
+                               ? *content
+                               : nlohmann::json(message["content"].get<std::string>() + content->get<std::string>());
+    for (const auto& call : piece["delta"].value("tool_calls", nlohmann::json::array())) {
+      const auto index = call["index"].get<std::size_t>();
+      if (call.contains("id")) {
+        message["tool_calls"].push_back(call);
+      } else {
+        nlohmann::json& arguments = message["tool_calls"][index]["function"]["arguments"];
+        arguments = arguments.get<std::string>() + call["function"]["arguments"].get<std::string>();
+      }
+    }
+  }
+  static nlohmann::json calls_in(const nlohmann::json& message) {
+    nlohmann::json calls = nlohmann::json::array();
+    for (const auto& call : message.value("tool_calls", nlohmann::json::array())) {
+      EXPECT_EQ(call["type"], "function");
+      calls.push_back({call["function"]["name"], call["function"]["arguments"]});
+    }
+    return calls;
+  }
+
+  Service calling;
+  std::vector<std::string> ids;  ///< of all calls
+};
+
+const nlohmann::json kTools = nlohmann::json::parse(R"([{"type": "function", "function": {"name": "f", "parameters":
+  {"type": "object", "properties": {"a": {"type": "integer", "minimum": 1, "maximum": 9}}, "required": ["a"]}}},
+  {"type": "function", "function": {"name": "g"}}])");
+
+TEST(Service, WritesToolsAndCallsByTheChatTemplate) {
+  ToolBench bench;
+  const auto prompt = [&](const nlohmann::json& body) {
+    const auto reply = bench.chat(body);
+    EXPECT_FALSE(reply->response) << reply->response->body;
+    std::string text;
+    const std::vector<TextTask> tasks = bench.tasks();
+    for (const std::int64_t id : tasks.at(0).prompt) text += static_cast<char>(id);
+    return text;
+  };
+  const nlohmann::json one = {{{"type", "function"}, {"function", {{"name", "f"}, {"strict", true}}}}};
+  EXPECT_EQ(prompt({{"tools", one}}), R"([{"function": {"name": "f"}, "type": "function"}])"
+                                      "\nuser:hi\nassistant:");
+  EXPECT_EQ(prompt({{"tools", one}, {"tool_choice", "none"}}), "user:hi\nassistant:");
+  const nlohmann::json talk = nlohmann::json::parse(R"([{"role": "user", "content": "hi"}, {"role": "assistant",
+    "tool_calls": [{"id": "c", "type": "function", "function": {"name": "f", "arguments": "{\"b\":1,\"a\":[]}"}}]},
+    {"role": "tool", "tool_call_id": "c", "content": "5"}])");
+  EXPECT_EQ(prompt({{"messages", talk}}),
+            "user:hi\nassistant:<tool_call>\n{\"name\": \"f\", \"arguments\": {\"b\": 1, \"a\": []}}\n</tool_call>\n"
+            "tool:5\nassistant:");
+}
+
+TEST(Service, RefusesToolsThatTheChatTemplateCannotWrite) {
+  const auto refusal = [](ToolBench& bench, const nlohmann::json& body) -> std::string {
+    const auto reply = bench.chat(body);
+    if (!reply->response) return "accepted";
+    EXPECT_EQ(reply->response->status, 400);
+    const auto error = nlohmann::json::parse(reply->response->body)["error"];
+    return error["param"].get<std::string>() + ": " + error["message"].get<std::string>();
+  };
+  ToolBench plain("{% for m in messages %}{{ m.content }}{% endfor %}");
+  EXPECT_THAT(refusal(plain, {{"tools", kTools}}),
+              testing::StartsWith("tools: 'tools' need a model whose chat template"));
+  EXPECT_EQ(refusal(plain, {{"tools", kTools}, {"tool_choice", "none"}}), "accepted");
+  EXPECT_EQ(refusal(plain, {{"tools", nlohmann::json::array()}}), "accepted");
+  const nlohmann::json talk = nlohmann::json::parse(R"([{"role": "assistant", "tool_calls": [{"id": "c", "type":
+    "function", "function": {"name": "f", "arguments": "{}"}}]}])");
+  EXPECT_THAT(refusal(plain, {{"messages", talk}}), testing::StartsWith("messages: 'tool_calls' in messages"));
+  ToolBench other("{{ tools }}{% for m in messages %}{{ m.content }}{{ m.tool_calls }}{% endfor %}");
+  EXPECT_THAT(refusal(other, {{"tools", kTools}}), testing::HasSubstr("Hermes (Hermes 2 and 3, Qwen 2.5"));
+  ToolBench known;
+  nlohmann::json wrong = kTools;
+  wrong[1]["function"]["parameters"] = {{"properties", {{"a", {{"not", 1}}}}}};
+  EXPECT_EQ(refusal(known, {{"tools", wrong}}), "accepted");
+  EXPECT_THAT(refusal(known, {{"tools", wrong}, {"tool_choice", "required"}}),
+              testing::StartsWith("tools[1].function.parameters: 'tools[1].function.parameters': 'not' in the schema"));
+}
+
+TEST(Service, AnswersWithCalls) {
+  const std::string call = "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": 1}}\n</tool_call>";
+  const nlohmann::json f = nlohmann::json::array({"f", "{\"a\": 1}"});
+  for (const bool stream : {false, true}) {
+    ToolBench bench;
+    const nlohmann::json asked = {{"tools", kTools}, {"stream", stream}};
+    EXPECT_EQ(bench.answer(asked, call), nlohmann::json({{"content", nullptr},
+                                                         {"calls", nlohmann::json::array({f})},
+                                                         {"finish", "tool_calls"},
+                                                         {"written", call.size()}}));
+    const std::string both = "Hm.\n" + call + "\n" + call;
+    EXPECT_EQ(bench.answer(asked, both), nlohmann::json({{"content", "Hm."},
+                                                         {"calls", nlohmann::json::array({f, f})},
+                                                         {"finish", "tool_calls"},
+                                                         {"written", both.size()}}));
+    // The first call ends the text.
+    nlohmann::json single = asked;
+    single["parallel_tool_calls"] = false;
+    EXPECT_EQ(bench.answer(single, call + "\n" + call)["written"], call.size() - 13);
+    const std::string none = "No <tool_call> {\"name\": \"h\", \"arguments\": {}}.\n";
+    const nlohmann::json text = {
+        {"content", none}, {"calls", nlohmann::json::array()}, {"finish", "stop"}, {"written", none.size()}};
+    EXPECT_EQ(bench.answer(asked, none), text);
+    nlohmann::json unasked = asked;
+    unasked["tool_choice"] = "none";
+    EXPECT_EQ(bench.answer(unasked, call)["content"], call);
+    EXPECT_EQ(bench.answer(unasked, call)["finish"], "stop");
+    // A stop sequence ends a text wherever it comes.
+    nlohmann::json stopped = asked;
+    stopped["stop"] = "\n</tool";
+    EXPECT_EQ(bench.answer(stopped, call)["calls"], nlohmann::json::array({f}));
+    ASSERT_EQ(bench.ids.size(), 5);
+    EXPECT_EQ(std::set(bench.ids.begin(), bench.ids.end()).size(), 5);
+    for (const std::string& id : bench.ids) EXPECT_TRUE(id.starts_with("call_")) << id;
+  }
+}
+
+TEST(Service, KeepsAnswersToTheCallsThatAreAskedFor) {
+  ToolBench bench;
+  std::mt19937 random(6);
+  int calls = 0;
+  for (const char* choice : {R"("required")", R"({"type": "function", "function": {"name": "f"}})"})
+    for (int round = 0; round < 10; ++round) {
+      const auto reply = bench.chat({{"tools", kTools}, {"tool_choice", nlohmann::json::parse(choice)}});
+      const TextTask task = bench.tasks().at(0);
+      bool ended = false;
+      for (int i = 0; i < 400 && !ended; ++i) {
+        const std::vector<bool>& allowed = task.mask->allowed();
+        std::vector<std::int64_t> open;
+        for (std::size_t id = 0; id < allowed.size(); ++id)
+          if (allowed[id]) open.push_back(static_cast<std::int64_t>(id));
+        ASSERT_FALSE(open.empty());
+        const std::int64_t next = open[random() % open.size()];
+        task.mask->take(next);
+        task.listener->on_token({.id = next});
+        ended = next == 0;
+      }
+      task.listener->on_end(ended ? Finish::Stop : Finish::Length);
+      const auto answered = nlohmann::json::parse(reply->response->body)["choices"][0];
+      EXPECT_EQ(answered["finish_reason"], ended ? "tool_calls" : "length");
+      for (const auto& call : answered["message"].value("tool_calls", nlohmann::json::array())) {
+        const auto arguments = nlohmann::json::parse(call["function"]["arguments"].get<std::string>());
+        if (call["function"]["name"] == "f") {
+          EXPECT_TRUE(arguments["a"] >= 1 && arguments["a"] <= 9) << arguments;
+        } else {
+          EXPECT_EQ(arguments, nlohmann::json::object());
+          EXPECT_STREQ(choice, "\"required\"");
+        }
+        ++calls;
+      }
+    }
+  EXPECT_GE(calls, 20);
+}
+
+TEST(Service, GivesIdsThatTheTemplateTakes) {
+  // Mistral's takes 9 letters and digits alone.
+  ToolBench bench(
+      "{{ tools }}{% for m in messages %}{{ m.content }}{% if m.tool_calls is defined %}[TOOL_CALLS][{% for c in "
+      "m.tool_calls %}{% if c.id | length != 9 %}{{ raise_exception('9') }}{% endif %}{{ c.function | tojson }}"
+      "{% endfor %}]{% endif %}{% endfor %}");
+  const auto answer = bench.answer({{"tools", kTools}}, "[TOOL_CALLS][{\"name\": \"g\", \"arguments\": {}}]");
+  EXPECT_EQ(answer["finish"], "tool_calls");
+  ASSERT_EQ(bench.ids.size(), 1);
+  EXPECT_THAT(bench.ids[0], testing::MatchesRegex("[A-Za-z0-9]{9}"));
 }
 
 TEST(Service, FollowsHttpInWhatItTakes) {

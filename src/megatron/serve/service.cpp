@@ -16,6 +16,7 @@
 #include "megatron/serve/error_response.h"
 #include "megatron/serve/grammar/grammar_mask.h"
 #include "megatron/serve/grammar/json_schema.h"
+#include "megatron/serve/grammar/tool_grammar.h"
 #include "megatron/serve/page.h"
 #include "megatron/serve/text_response.h"
 #include "megatron/text/normalize/normalize.h"
@@ -53,6 +54,7 @@ Service::Service(ServiceOptions options, const text::Tokenizer& tokenizer, std::
     : options_(std::move(options)),
       tokenizer_(tokenizer),
       chat_(std::move(chat)),
+      syntax_(chat_ ? tool_syntax_of(*chat_) : nullptr),
       queue_(queue),
       metrics_(metrics),
       start_(stream_key(std::random_device()() ^ static_cast<std::uint64_t>(options_.created), "server")) {
@@ -201,11 +203,36 @@ std::int64_t Service::new_tokens(const Request& request, std::int64_t prompt_tok
   return std::min(most, request.max_tokens.value_or(most));
 }
 
-std::function<std::shared_ptr<TokenMask>()> Service::masks_of(const nlohmann::ordered_json& schema) {
-  if (options_.ends.empty())
-    throw ApiError(400, "'response_format' needs a model that has an end token", "response_format");
-  auto grammar = std::make_shared<const Grammar>(grammar_of_schema(schema));
+std::string Service::chat_prompt(const Request& request) const {
+  if (!chat_)
+    throw ApiError(400, "this model has no chat template: use /v1/completions", "messages", "no_chat_template");
+  const bool asks = request.tools.choice != ToolChoice::None;
+  const bool called = std::ranges::any_of(request.messages, [](const auto& one) { return !one.tool_calls.empty(); });
+  if (asks && !chat_->mentions("tools"))
+    throw ApiError(400,
+                   "'tools' need a model whose chat template writes them, and this one's does not: leave them out, set "
+                   "tool_choice to none, or serve another model",
+                   "tools", "unsupported_parameter");
+  if (asks && syntax_ == nullptr)
+    throw ApiError(400,
+                   concat("'tools' need a model whose chat template writes calls in a way that is known: ",
+                          known_tool_syntaxes(), "; set tool_choice to none, or serve such a model"),
+                   "tools", "unsupported_parameter");
+  if (called && !chat_->mentions("tool_calls"))
+    throw ApiError(400, "'tool_calls' in messages need a model whose chat template writes them: leave them out",
+                   "messages", "unsupported_parameter");
+  return chat_->prompt(request.messages, asks ? &request.tools.definitions : nullptr);
+}
+
+std::function<std::shared_ptr<TokenMask>()> Service::masks_of(const Request& request) {
+  const bool calls = needs_tool_grammar(request.tools, request.schema.has_value());
+  if (!calls && !request.schema) return nullptr;
+  const std::string field = request.schema ? "response_format" : "tools";
+  if (options_.ends.empty()) throw ApiError(400, concat("'", field, "' needs a model that has an end token"), field);
   std::call_once(trie_once_, [&] { trie_ = std::make_shared<const TokenTrie>(tokenizer_, options_.vocab); });
+  const nlohmann::ordered_json* const schema = request.schema ? &*request.schema : nullptr;
+  auto grammar = std::make_shared<const Grammar>(calls ? tool_grammar(*syntax_, request.tools, schema, *trie_)
+                                                       : grammar_of_schema(*schema));
   return [grammar = std::move(grammar), this] { return std::make_shared<GrammarMask>(grammar, trie_, options_.ends); };
 }
 
@@ -231,15 +258,15 @@ void Service::embed(const EmbeddingRequest& request, const std::shared_ptr<Reply
 
 void Service::answer(Request request, const std::shared_ptr<Reply>& reply, const std::string& client) {
   check_model(request.model);
-  if (request.chat) {
-    if (!chat_)
-      throw ApiError(400, "this model has no chat template: use /v1/completions", "messages", "no_chat_template");
-    request.prompts = {chat_->prompt(request.messages)};
-  }
+  if (request.chat) request.prompts = {chat_prompt(request)};
   for (const auto& [token, bias] : request.sampling.logit_bias)
     if (token >= options_.vocab) throw ApiError(400, concat("the model has no token ", token), "logit_bias");
-  std::function<std::shared_ptr<TokenMask>()> mask = [] { return nullptr; };
-  if (request.schema) mask = masks_of(*request.schema);
+  const std::function<std::shared_ptr<TokenMask>()> mask = masks_of(request);
+  std::optional<ToolParsing> tools;
+  if (request.tools.choice != ToolChoice::None) {
+    tools.emplace(ToolParsing{.syntax = syntax_, .one = !request.tools.parallel});
+    for (const Tool& tool : request.tools.tools) tools->names.insert(tool.name);
+  }
   const auto now = Clock::now();
   const std::uint64_t number = ++requests_;
   const auto response = std::make_shared<TextResponse>(
@@ -249,16 +276,19 @@ void Service::answer(Request request, const std::shared_ptr<Reply>& reply, const
                                                   std::chrono::system_clock::now().time_since_epoch())
                                                   .count(),
                                    .model = options_.model,
-                                   .chat = request.chat},
+                                   .chat = request.chat,
+                                   .tools = tools.has_value()},
                           .stream = request.stream,
                           .include_usage = request.include_usage,
                           .echo = request.echo,
                           .logprobs = request.logprobs.has_value(),
                           .ends = options_.ends,
-                          .stop = request.stop},
+                          .stop = request.stop,
+                          .tools = tools,
+                          .call_key = stream_key(start_ + number, "calls")},
       tokenizer_, reply, metrics_);
   TextTask task{.prompt = {},
-                .ends = request.ignore_eos && !request.schema ? std::vector<std::int64_t>() : options_.ends,
+                .ends = request.ignore_eos && !mask ? std::vector<std::int64_t>() : options_.ends,
                 .sampling = request.sampling,
                 .seed = request.sampling.seed.value_or(stream_key(start_ + number, "seed")),
                 .logprobs = request.logprobs,
@@ -277,7 +307,7 @@ void Service::answer(Request request, const std::shared_ptr<Reply>& reply, const
     task.max_tokens = new_tokens(request, std::ssize(task.prompt));
     for (std::int64_t i = 0; i < request.n; ++i) {
       task.copy = copies[task.prompt]++;
-      task.mask = mask();
+      task.mask = mask ? mask() : nullptr;
       task.listener = response->add_choice(tokens, i == 0);
       tasks.push_back(task);
     }

@@ -14,6 +14,7 @@
 #include "megatron/serve/http/server.h"
 #include "megatron/serve/metrics.h"
 #include "megatron/serve/task.h"
+#include "megatron/serve/tools/tool_syntax.h"
 #include "megatron/text/chat_template.h"
 #include "megatron/text/tokenizer.h"
 
@@ -61,12 +62,15 @@ class Service {
   PromptTokens tokens_of(const Prompt& prompt, const std::string& name, bool special) const;
   std::int64_t new_tokens(const Request& request, std::int64_t prompt_tokens) const;
   void check_model(const std::string& asked) const;
-  /// What makes a mask for each text that must satisfy the schema.
-  std::function<std::shared_ptr<TokenMask>()> masks_of(const nlohmann::ordered_json& schema);
+  /// The prompt of a chat. Throws ApiError 400 where its template has no way to write tools or calls.
+  std::string chat_prompt(const Request& request) const;
+  /// What makes a mask for each text of a request that is kept within a schema or calls; null where it is not.
+  std::function<std::shared_ptr<TokenMask>()> masks_of(const Request& request);
 
   ServiceOptions options_;
   const text::Tokenizer& tokenizer_;
   std::optional<text::ChatTemplate> chat_;
+  const ToolSyntax* syntax_ = nullptr;  ///< of calls; null where the template writes none that is known
   TaskQueue& queue_;
   Metrics& metrics_;
   std::once_flag trie_once_;

@@ -1,8 +1,12 @@
 #include "megatron/serve/text_response.h"
 
 #include <algorithm>
+#include <string_view>
 #include <utility>
 
+#include "megatron/base/error.h"
+#include "megatron/base/philox.h"
+#include "megatron/base/text/format.h"
 #include "megatron/serve/api/api_error.h"
 #include "megatron/serve/error_response.h"
 
@@ -16,7 +20,13 @@ class TextResponse::Choice : public TextListener {
         counts_prompt_(counts_prompt),
         text_(response_->tokenizer_, response_->options_.echo ? std::vector<std::int64_t>() : with_text(prompt),
               response_->options_.ends, response_->options_.stop),
-        prompt_(response_->options_.echo ? prompt : PromptTokens()) {}
+        prompt_(response_->options_.echo ? prompt : PromptTokens()) {
+    if (!options().tools) return;
+    ToolParsing parsing = *options().tools;
+    parsing.live = options().stream;
+    parsing.new_id = [this](std::size_t call) { return new_call_id(call); };
+    calls_.emplace(std::move(parsing));
+  }
 
   void on_cached(std::int64_t tokens) override;
   void on_prompt(std::vector<ScoredToken> tokens) override { scores_ = std::move(tokens); }
@@ -33,7 +43,10 @@ class TextResponse::Choice : public TextListener {
   const TextResponseOptions& options() const { return response_->options_; }
   /// The prompt as a part of the text.
   std::string echoed();
-  void say(std::string text, std::optional<Finish> finish);
+  void say(ToolPiece said, std::optional<Finish> finish);
+  /// What a text adds to the answer, `ends` where nothing follows: its calls are told from it.
+  ToolPiece parsed(std::string text, bool ends);
+  std::string new_call_id(std::size_t call) const;
 
   std::shared_ptr<TextResponse> response_;
   std::int64_t index_;
@@ -43,7 +56,8 @@ class TextResponse::Choice : public TextListener {
   PromptTokens prompt_;                ///< that is still to be echoed
   std::vector<ScoredToken> scores_;    ///< of tokens that were not said yet
   std::vector<std::int64_t> offsets_;  ///< of them in the text
-  std::string held_;                   ///< text where nothing is streamed
+  ToolPiece held_;                     ///< where nothing is streamed
+  std::optional<ToolCallParser> calls_;
   bool first_ = true;
 };
 
@@ -78,25 +92,47 @@ bool TextResponse::Choice::on_token(const ScoredToken& token) {
     const std::lock_guard lock(response_->mutex_);
     ++response_->usage_.completion;
   }
-  if (options().stream && (!text.empty() || first_))
-    say(std::move(text), std::nullopt);
+  ToolPiece said = parsed(std::move(text), false);
+  if (options().stream && (!said.empty() || first_))
+    say(std::move(said), std::nullopt);
   else if (!options().stream)
-    held_ += text;
-  return !text_.stopped();
+    held_.add(said);
+  return !text_.stopped() && !(calls_ && calls_->full());
 }
 
 void TextResponse::Choice::on_end(Finish finish) {
-  std::string text = std::exchange(held_, "") + echoed() + (text_.stopped() ? "" : text_.finish());
-  say(std::move(text), text_.stopped() ? Finish::Stop : finish);
+  ToolPiece said = std::exchange(held_, {});
+  std::string text = echoed() + (text_.stopped() ? "" : text_.finish());
+  said.add(parsed(std::move(text), true));
+  Finish how = text_.stopped() ? Finish::Stop : finish;
+  if (how == Finish::Stop && calls_ && calls_->calls() > 0) how = Finish::ToolCalls;
+  say(std::move(said), how);
   response_->ended();
 }
 
-void TextResponse::Choice::say(std::string text, std::optional<Finish> finish) {
+ToolPiece TextResponse::Choice::parsed(std::string text, bool ends) {
+  if (!calls_) return {.text = std::move(text)};
+  ToolPiece said = calls_->push(text);
+  if (ends) said.add(calls_->finish());
+  return said;
+}
+
+std::string TextResponse::Choice::new_call_id(std::size_t call) const {
+  std::uint64_t key = stream_key(options().call_key, concat(index_, " ", call));
+  if (!options().tools->syntax->short_ids) return fmt::format("call_{:016x}", key);
+  constexpr std::string_view kLetters = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
+  std::string id;
+  for (int i = 0; i < 9; ++i, key /= kLetters.size()) id += kLetters[key % kLetters.size()];
+  return id;
+}
+
+void TextResponse::Choice::say(ToolPiece said, std::optional<Finish> finish) {
   ChoicePiece piece{.index = index_,
-                    .text = std::move(text),
+                    .text = std::move(said.text),
                     .first = std::exchange(first_, false),
                     .finish = finish,
-                    .logprobs = nullptr};
+                    .logprobs = nullptr,
+                    .calls = std::move(said.calls)};
   if (options().logprobs && (!scores_.empty() || !options().stream)) {
     piece.logprobs = log_probabilities(response_->tokenizer_, options().head.chat, scores_, offsets_);
     scores_.clear();

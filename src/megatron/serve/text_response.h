@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -11,6 +12,7 @@
 #include "megatron/serve/http/server.h"
 #include "megatron/serve/metrics.h"
 #include "megatron/serve/task.h"
+#include "megatron/serve/tools/tool_call_parser.h"
 
 namespace megatron::serve {
 
@@ -20,6 +22,8 @@ struct TextResponseOptions {
   bool stream = false, include_usage = false, echo = false, logprobs = false;
   std::vector<std::int64_t> ends = {};
   std::vector<std::string> stop = {};
+  std::optional<ToolParsing> tools = {};  ///< but for live and new_id
+  std::uint64_t call_key = 0;             ///< of the ids of calls
 };
 
 /// The response to one request: its texts are listeners, and say what they hear to one client, at once or at the end.

@@ -23,6 +23,7 @@ struct RequestLimits {
   std::int64_t top_logprobs = 20;
   std::int64_t biases = 1024;
   std::int64_t messages = 4096;
+  std::int64_t tools = 128;  ///< and calls of one message
 };
 
 /// A text, or its tokens.
@@ -39,11 +40,30 @@ struct Sampling {
   std::map<std::int64_t, double> logit_bias = {};
 };
 
+/// A function that the model may call.
+struct Tool {
+  std::string name = {};
+  nlohmann::ordered_json parameters = {};  ///< the JSON Schema of its arguments; null: it has none
+  bool strict = false;                     ///< its arguments must obey the schema, however it comes to be called
+};
+
+enum class ToolChoice : std::uint8_t { None, Auto, Required, Function };
+
+/// What a chat says of tools. With ToolChoice::None there are none.
+struct ToolUse {
+  ToolChoice choice = ToolChoice::None;
+  std::vector<Tool> tools = {};
+  nlohmann::ordered_json definitions = {};  ///< as the chat template takes them; null where there are none
+  std::size_t function = 0;                 ///< of tools, the one to call, of ToolChoice::Function
+  bool parallel = true;                     ///< an answer may have more than one call
+};
+
 struct Request {
   bool chat = false;
   std::string model = {};                        ///< "": whatever is served
   std::vector<Prompt> prompts = {};              ///< of a completion
   std::vector<text::ChatMessage> messages = {};  ///< of a chat
+  ToolUse tools = {};                            ///< of a chat
   Sampling sampling = {};
   std::optional<std::int64_t> max_tokens = {};
   std::int64_t n = 1;

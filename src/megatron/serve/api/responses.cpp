@@ -15,7 +15,33 @@ std::string dumped(const Ordered& object) { return object.dump(-1, ' ', false, O
 
 Ordered finish_of(const ChoicePiece& piece) {
   if (!piece.finish) return nullptr;
-  return *piece.finish == Finish::Stop ? "stop" : "length";
+  switch (*piece.finish) {
+    case Finish::Stop:
+      return "stop";
+    case Finish::Length:
+      return "length";
+    case Finish::ToolCalls:
+      return "tool_calls";
+  }
+  return nullptr;
+}
+
+/// As members of a message, or of a `chunk`'s delta.
+Ordered calls_json(const std::vector<ToolCallPiece>& calls, bool chunk) {
+  Ordered list = Ordered::array();
+  for (const ToolCallPiece& call : calls) {
+    Ordered one = Ordered::object(), function = Ordered::object();
+    if (chunk) one["index"] = call.index;
+    if (!call.id.empty()) {
+      one["id"] = call.id;
+      one["type"] = "function";
+      function["name"] = call.name;
+    }
+    function["arguments"] = call.arguments;
+    one["function"] = function;
+    list.push_back(one);
+  }
+  return list;
 }
 
 Ordered usage_of(const Usage& usage) {
@@ -36,10 +62,14 @@ Ordered piece_of(const ResponseHead& head, const ChoicePiece& piece, bool chunk)
     choice["text"] = piece.text;
   } else if (!chunk) {
     choice["message"] = {{"role", "assistant"}, {"content", piece.text}, {"refusal", nullptr}};
+    if (!piece.calls.empty()) choice["message"]["tool_calls"] = calls_json(piece.calls, chunk);
+    if (!piece.calls.empty() && piece.text.empty()) choice["message"]["content"] = nullptr;
   } else {
     Ordered delta = Ordered::object();
     if (piece.first) delta["role"] = "assistant";
     if (piece.first || !piece.text.empty()) delta["content"] = piece.text;
+    if (head.tools && piece.text.empty() && piece.first) delta["content"] = nullptr;
+    if (!piece.calls.empty()) delta["tool_calls"] = calls_json(piece.calls, chunk);
     choice["delta"] = delta;
   }
   choice["logprobs"] = piece.logprobs;

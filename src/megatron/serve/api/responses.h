@@ -1,4 +1,5 @@
 #pragma once
+#include <cstddef>
 #include <cstdint>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -21,7 +22,15 @@ struct ScoredToken {
   std::vector<Choice> likeliest = {};  ///< from the likeliest on
 };
 
-enum class Finish : std::uint8_t { Stop, Length };
+enum class Finish : std::uint8_t { Stop, Length, ToolCalls };
+
+/// A piece of a call of a function, or all of it.
+struct ToolCallPiece {
+  std::size_t index = 0;  ///< of the call in its answer
+  std::string id = {};    ///< of a call's first piece, as is the name
+  std::string name = {};
+  std::string arguments = {};  ///< a piece of the JSON text
+};
 
 /// What all responses of one request share.
 struct ResponseHead {
@@ -29,6 +38,7 @@ struct ResponseHead {
   std::int64_t created = 0;
   std::string model = {};
   bool chat = false;
+  bool tools = false;  ///< texts may be calls instead: a message's content may be null
 };
 
 /// A piece of one choice's text, or all of it.
@@ -37,7 +47,8 @@ struct ChoicePiece {
   std::string text = {};
   bool first = false;  ///< of a streamed chat: says the role
   std::optional<Finish> finish = {};
-  nlohmann::ordered_json logprobs;  ///< null, or of log_probabilities()
+  nlohmann::ordered_json logprobs = {};  ///< null, or of log_probabilities()
+  std::vector<ToolCallPiece> calls = {};
 };
 
 struct Usage {

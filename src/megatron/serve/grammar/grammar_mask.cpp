@@ -1,5 +1,6 @@
 #include "megatron/serve/grammar/grammar_mask.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace megatron::serve {
@@ -44,7 +45,7 @@ const std::vector<bool>& GrammarMask::allowed() {
 }
 
 void GrammarMask::take(std::int64_t token) {
-  if (token < 0 || token >= trie_->vocab()) return;
+  if (token < 0 || token >= trie_->vocab() || std::ranges::count(ends_, token) > 0) return;
   automaton_.grant(kWorkOfToken);
   for (const char byte : trie_->bytes(token)) {
     if (state_ == GrammarAutomaton::kDead) return;

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -27,19 +28,11 @@ constexpr int kMaxDepth = 64, kDigits = 15, kExponentDigits = 2, kIndent = 24;
 
 class Compiler {
  public:
-  explicit Compiler(const Ordered& root) : root_(root) {}
+  explicit Compiler(GrammarBuilder& grammar) : grammar_(grammar) { build_common(); }
 
-  Grammar compile() {
-    const std::int32_t start = grammar_.add_rule();
-    build_common();
-    grammar_.add(start, {Grammar::rule(rule_of(root_, 0))});
-    Grammar grammar = grammar_.take();
-    if (grammar.left_recursive()) refuse_schema("'$ref' in the schema leads back to itself");
-    if (!grammar.leave_out_endless())
-      refuse_schema(
-          "no text satisfies the schema: its bounds leave nothing, or its '$ref' asks for the same within itself, "
-          "without end");
-    return grammar;
+  std::int32_t add(const Ordered& root) {
+    root_ = &root;
+    return rule_of(root, 0);
   }
 
  private:
@@ -241,7 +234,7 @@ class Compiler {
     const std::string path = reference.is_string() ? percent_decoded(reference.get<std::string>()) : "";
     if (!path.starts_with('#')) refuse_schema("'$ref' in the schema must name a part of it: #/$defs/NAME");
     try {
-      return root_.at(Ordered::json_pointer(path.substr(1)));
+      return root_->at(Ordered::json_pointer(path.substr(1)));
     } catch (const Ordered::exception&) {
       refuse_schema(concat("'$ref' in the schema names what is not there: ", path.substr(0, 200)));
     }
@@ -448,8 +441,8 @@ class Compiler {
     return grammar_.rule_with(kinds);
   }
 
-  const Ordered& root_;
-  GrammarBuilder grammar_;
+  const Ordered* root_ = nullptr;
+  GrammarBuilder& grammar_;
   std::map<const Ordered*, std::int32_t> rules_;
   std::int32_t space_ = 0, character_ = 0, string_ = 0, integer_ = 0, number_ = 0, boolean_ = 0, null_ = 0, value_ = 0,
                object_ = 0, array_ = 0;
@@ -457,6 +450,31 @@ class Compiler {
 
 }  // namespace
 
-Grammar grammar_of_schema(const Ordered& schema) { return Compiler(schema).compile(); }
+std::vector<std::int32_t> add_schemas(GrammarBuilder& grammar, std::span<const Ordered* const> schemas,
+                                      const std::function<ApiError(std::size_t, const ApiError&)>& named) {
+  Compiler compiler(grammar);
+  std::vector<std::int32_t> rules;
+  for (const Ordered* schema : schemas) try {
+      rules.push_back(compiler.add(*schema));
+    } catch (const ApiError& error) {
+      throw named(rules.size(), error);
+    }
+  return rules;
+}
+
+Grammar grammar_of_schema(const Ordered& schema) {
+  GrammarBuilder builder;
+  const std::int32_t start = builder.add_rule();
+  const Ordered* const whole = &schema;
+  const auto as_it_is = [](std::size_t, const ApiError& error) { return error; };
+  builder.add(start, {Grammar::rule(add_schemas(builder, {&whole, 1}, as_it_is).front())});
+  Grammar grammar = builder.take();
+  if (grammar.left_recursive()) refuse_schema("'$ref' in the schema leads back to itself");
+  if (!grammar.leave_out_endless())
+    refuse_schema(
+        "no text satisfies the schema: its bounds leave nothing, or its '$ref' asks for the same within itself, "
+        "without end");
+  return grammar;
+}
 
 }  // namespace megatron::serve

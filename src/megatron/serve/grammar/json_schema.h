@@ -1,7 +1,14 @@
 #pragma once
+#include <cstddef>
+#include <cstdint>
+#include <functional>
 #include <nlohmann/json_fwd.hpp>
+#include <span>
+#include <vector>
 
+#include "megatron/serve/api/api_error.h"
 #include "megatron/serve/grammar/grammar.h"
+#include "megatron/serve/grammar/grammar_builder.h"
 
 namespace megatron::serve {
 
@@ -13,5 +20,10 @@ namespace megatron::serve {
 /// type, beside anyOf, oneOf, allOf and $ref nothing, but for what has no effect on texts (title, …). Throws ApiError
 /// 400, which names the keyword, for a schema that says more or is none.
 Grammar grammar_of_schema(const nlohmann::ordered_json& schema);
+
+/// The same as rules, one for each schema, of a grammar that has others: whose maker asks at its end whether a rule can
+/// begin with itself, or has no finite text. What is thrown is `named` of the schema's number and its error.
+std::vector<std::int32_t> add_schemas(GrammarBuilder& grammar, std::span<const nlohmann::ordered_json* const> schemas,
+                                      const std::function<ApiError(std::size_t, const ApiError&)>& named);
 
 }  // namespace megatron::serve

@@ -20,15 +20,23 @@ TokenTrie::TokenTrie(const text::Tokenizer& tokenizer, std::int64_t vocab) : byt
   const std::string before = tokenizer.decode(ids);
   ids.push_back(0);
   for (std::int32_t id = 0; id < std::min<std::int64_t>(vocab, tokenizer.vocab_size()); ++id)
-    if (!special.contains(id)) {
+    if (std::string& bytes = bytes_[static_cast<std::size_t>(id)]; special.contains(id)) {
+      bytes = kSpecialTokenMark + std::string(tokenizer.id_to_bytes(id));
+    } else {
       ids.back() = id;
       const std::string whole = tokenizer.decode(ids);
-      if (whole.starts_with(before)) bytes_[static_cast<std::size_t>(id)] = whole.substr(before.size());
+      if (whole.starts_with(before)) bytes = whole.substr(before.size());
+      if (bytes.find(kSpecialTokenMark) != std::string::npos) bytes.clear();
     }
   build();
 }
 
 TokenTrie::TokenTrie(const std::vector<std::string>& tokens) : bytes_(tokens) { build(); }
+
+std::string TokenTrie::spelled(std::string_view text) const {
+  std::string special = kSpecialTokenMark + std::string(text);
+  return std::ranges::find(bytes_, special) != bytes_.end() ? special : std::string(text);
+}
 
 void TokenTrie::build() {
   std::vector<std::int32_t> order;
