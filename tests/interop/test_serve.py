@@ -15,12 +15,16 @@ from peers import peers
 
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "testing"))
 from program import MODELS, RunFolder, run, text_of_sentences  # noqa: E402
-from server import TEMPLATE, Server  # noqa: E402
+from server import TOOL_TEMPLATE, Server  # noqa: E402
 
 openai, pydantic, MISSING = peers("openai", "pydantic")
 np, torch, transformers, tokenizers, NO_TRUTH = peers("numpy", "torch", "transformers", "tokenizers")
 MINILM = MODELS / "minilm-l6"
 USER = [{"role": "user", "content": "the cat"}]
+TOOLS = [{"type": "function", "function": {
+    "name": "weather", "parameters": {"type": "object", "required": ["city", "days"], "properties": {
+        "city": {"enum": ["Paris", "Rom"]}, "days": {"type": "integer", "minimum": 1, "maximum": 9}}}}},
+         {"type": "function", "function": {"name": "now"}}]
 
 
 @unittest.skipIf(MISSING, MISSING)
@@ -30,7 +34,7 @@ class OpenAi(unittest.TestCase):
         place = RunFolder()
         cls.addClassCleanup(place.close)
         place.train("run", "--train-iters", 6, "--seq-length", 512)
-        (place.path / "run/chat_template.jinja").write_text(TEMPLATE)
+        (place.path / "run/chat_template.jinja").write_text(TOOL_TEMPLATE)
         server = Server(place.path / "run", "--max-texts", 4, env={"MEGATRON_SERVE_TOKEN": "key"})
         cls.addClassCleanup(server.close)
         cls.url = f"http://{server.host}:{server.port}/v1"
@@ -103,6 +107,83 @@ class OpenAi(unittest.TestCase):
         answers = self.client.chat.completions.create(model="run", messages=USER, response_format=either, n=8)
         self.assertLessEqual({json.loads(choice.message.content) for choice in answers.choices}, {"yes", "no"})
         self.assertEqual({choice.finish_reason for choice in answers.choices}, {"stop"})
+
+    def asked(self, **more):
+        return {"model": "run", "messages": USER, "tools": TOOLS, "max_tokens": 200, "seed": 3, **more}
+
+    def check_calls(self, calls):
+        for call in calls:
+            arguments = json.loads(call.function.arguments)
+            if call.function.name == "now":
+                self.assertEqual(arguments, {})
+            else:
+                self.assertEqual((call.function.name, sorted(arguments)), ("weather", ["city", "days"]))
+                self.assertIn(arguments["city"], ["Paris", "Rom"])
+                self.assertIn(arguments["days"], range(1, 10))
+
+    def test_calls_the_tools_that_it_must(self):
+        create = self.client.chat.completions.create
+        names, ids = set(), []
+        for choice in create(**self.asked(tool_choice="required", n=16)).choices:
+            if choice.finish_reason == "length":  # of a model that knows nothing, which calls on and on
+                continue
+            self.assertEqual(choice.finish_reason, "tool_calls")
+            self.assertIsNone(choice.message.content)
+            self.check_calls(choice.message.tool_calls)
+            names |= {call.function.name for call in choice.message.tool_calls}
+            ids += [call.id for call in choice.message.tool_calls]
+        self.assertEqual(names, {"weather", "now"})
+        self.assertEqual(len(set(ids)), len(ids))
+        named = {"type": "function", "function": {"name": "weather"}}
+        for fields in ({"tool_choice": named}, {"tool_choice": "required", "parallel_tool_calls": False}):
+            for choice in create(**self.asked(n=8, **fields)).choices:
+                if choice.finish_reason == "tool_calls":
+                    self.assertEqual(len(choice.message.tool_calls), 1)
+                    self.check_calls(choice.message.tool_calls)
+
+        class Weather(pydantic.BaseModel):
+            days: int = pydantic.Field(ge=1, le=3)
+        parsed = self.client.chat.completions.parse(
+            **self.asked(tools=[openai.pydantic_function_tool(Weather)], tool_choice="required",
+                         parallel_tool_calls=False))
+        self.assertIsInstance(parsed.choices[0].message.tool_calls[0].function.parsed_arguments, Weather)
+
+    def test_streams_calls_as_the_client_puts_them_together(self):
+        asked = self.asked(tool_choice="required", parallel_tool_calls=False)
+        whole = self.client.chat.completions.create(**asked)
+        with self.client.chat.completions.stream(**asked) as stream:
+            events = [event.type for event in stream]
+            final = stream.get_final_completion()
+        self.assertEqual(final.choices[0].finish_reason, "tool_calls")
+        self.assertIn("tool_calls.function.arguments.delta", events)
+        self.assertGreater(events.count("tool_calls.function.arguments.delta"),
+                           events.count("tool_calls.function.arguments.done"))
+
+        def calls(completion):
+            return [(call.type, call.function.name, call.function.arguments)
+                    for call in completion.choices[0].message.tool_calls]
+        self.assertEqual(calls(final), calls(whole))
+        self.assertIsNone(final.choices[0].message.content)
+
+    def test_takes_calls_and_their_answers_back(self):
+        create = self.client.chat.completions.create
+        named = {"type": "function", "function": {"name": "weather"}}
+        message = create(**self.asked(tool_choice=named)).choices[0].message
+        talk = [*USER, message.model_dump(exclude_none=True),
+                {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "21 C"}]
+        for choice in ("auto", "none"):
+            answer = create(**self.asked(messages=talk, tool_choice=choice, max_tokens=20, n=2))
+            self.assertEqual([one.message.role for one in answer.choices], ["assistant"] * 2)
+        with self.assertRaises(openai.BadRequestError) as refused:
+            create(**self.asked(messages=[*talk[:2], {**talk[2], "tool_call_id": "other"}]))
+        self.assertEqual(refused.exception.param, "messages[2].tool_call_id")
+        # A model that knows nothing calls nothing, unless it must: the tools are a part of its prompt.
+        free, bare = create(**self.asked(max_tokens=20)), create(**self.asked(max_tokens=20, tool_choice="none"))
+        self.assertIsNone(free.choices[0].message.tool_calls)
+        self.assertGreater(free.usage.prompt_tokens, bare.usage.prompt_tokens)
+        strict = [{"type": "function", "function": {**TOOLS[0]["function"], "strict": True}}]
+        text = create(**self.asked(max_tokens=20, tools=strict)).choices[0].message.content
+        self.assertTrue(text)
 
     def test_serves_many_at_once_and_those_that_go(self):
         def ask(i):

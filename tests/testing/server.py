@@ -11,6 +11,13 @@ from program import MEGATRON
 TEMPLATE = ("{% for message in messages %}{{ message['role'] + ': ' + message['content'] + '\n' }}{% endfor %}"
             "{% if add_generation_prompt %}{{ 'assistant:' }}{% endif %}")
 
+# The same with tools, whose calls it writes as Hermes and Qwen do.
+TOOL_TEMPLATE = ("{% if tools %}{{ tools | tojson + '\n' }}{% endif %}{% for message in messages %}"
+                 "{{ message['role'] + ': ' + message['content'] }}{% for call in message['tool_calls'] %}"
+                 "{{ '<tool_call>\n{\"name\": \"' + call['function']['name'] + '\", \"arguments\": ' }}"
+                 "{{ call['function']['arguments'] | tojson + '}\n</tool_call>' }}{% endfor %}{{ '\n' }}{% endfor %}"
+                 "{% if add_generation_prompt %}{{ 'assistant:' }}{% endif %}")
+
 
 class Server:
     """Serves `model` on a free port until close()."""
