@@ -5,8 +5,8 @@
 #include <filesystem>
 #include <limits>
 #include <nlohmann/json.hpp>
-#include <numeric>
 #include <sstream>
+#include <utility>
 
 #include "app/flags.h"
 #include "app/jobs.h"
@@ -15,15 +15,16 @@
 #include "megatron/base/error.h"
 #include "megatron/base/files/file.h"
 #include "megatron/base/files/outputs.h"
-#include "megatron/charts/heat_map.h"
 #include "megatron/charts/line_chart.h"
 #include "megatron/config/options.h"
+#include "megatron/supervise/expert_loads.h"
 
 // Curves of runs from their metrics.jsonl, in one picture.
 namespace megatron::app {
 namespace {
 
 using Json = nlohmann::ordered_json;
+using supervise::ExpertLoads;
 
 constexpr const char* kUsage =
     "megatron plot RUN… [--output curves.svg] [--field loss] [--smooth N] [--json]\n\n"
@@ -121,34 +122,16 @@ void print_table(const std::vector<Json>& rows, const Options& options) {
           row["least_at"].get<double>(), row["last"].get<double>(), row["not_finite"].get<long long>());
 }
 
-using Loads = std::vector<std::vector<double>>;
-
-/// A step's `expert_loads`; empty where it is none: rows of one length, of numbers that are not negative.
-Loads loads_of(const Json& value) {
-  Loads loads;
-  if (!value.is_array() || value.empty()) return {};
-  for (const Json& row : value) {
-    if (!row.is_array() || row.empty()) return {};
-    std::vector<double>& to = loads.emplace_back();
-    for (const Json& load : row) {
-      if (!load.is_number() || !(load.get<double>() >= 0) || !std::isfinite(load.get<double>())) return {};
-      to.push_back(load.get<double>());
-    }
-    if (to.size() != loads.front().size()) return {};
-  }
-  return loads;
-}
-
 /// The loads of the last `steps` steps together, as multiples of the mean of their layer.
-Loads read_loads(const std::string& path, int steps) {
+ExpertLoads read_loads(const std::string& path, int steps) {
   const MappedFile file{std::filesystem::path(path)};
-  std::deque<Loads> last;
+  std::deque<ExpertLoads> last;
   std::istringstream lines{std::string(file.text())};
   for (std::string line; std::getline(lines, line);) {
-    const Json object = Json::parse(line, nullptr, /*allow_exceptions=*/false);
+    const nlohmann::json object = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
     const auto found = object.is_object() ? object.find("expert_loads") : object.end();
     if (!object.is_object() || found == object.end()) continue;
-    Loads loads = loads_of(*found);
+    ExpertLoads loads = supervise::expert_loads_of(*found);
     const bool other = !last.empty() && (loads.size() != last.front().size() ||
                                          (!loads.empty() && loads.front().size() != last.front().front().size()));
     if (loads.empty() || other)
@@ -161,27 +144,16 @@ Loads read_loads(const std::string& path, int steps) {
   if (last.empty())
     throw ConfigError(rule_got_fix(concat(path, ": lines must have expert_loads."), "none",
                                    "a run of a mixture of experts with --moe-per-layer-logging"));
-  Loads sum = last.front();
+  ExpertLoads sum = last.front();
   for (std::size_t step = 1; step < last.size(); ++step)
     for (std::size_t l = 0; l < sum.size(); ++l)
       for (std::size_t e = 0; e < sum[l].size(); ++e) sum[l][e] += last[step][l][e];
-  for (std::vector<double>& layer : sum) {
-    const double mean = std::accumulate(layer.begin(), layer.end(), 0.0) / static_cast<double>(layer.size());
-    for (double& load : layer) load = mean > 0 ? load / mean : 0;
-  }
-  return sum;
+  return supervise::relative_loads(std::move(sum));
 }
 
-/// Rows are the layers that have experts, in order: which these are the lines do not say.
 int plot_loads(const std::string& path, const Options& options) {
-  const Loads loads = read_loads(path, options.smooth);
-  charts::HeatMapNames names{
-      .title = options.title.empty() ? "load of experts, 1: the mean of their layer" : options.title,
-      .rows = "layer",
-      .columns = "expert",
-      .labels = {}};
-  for (std::size_t l = 0; l < loads.size(); ++l) names.labels.push_back(std::to_string(l));
-  if (!options.output.empty()) write_file(options.output, charts::draw_heat_map(names, loads));
+  const ExpertLoads loads = read_loads(path, options.smooth);
+  if (!options.output.empty()) write_file(options.output, supervise::draw_expert_loads(loads, options.title));
   if (options.json) {
     print_json(Json{{"field", options.field}, {"smooth", options.smooth}, {"loads", loads}});
     return kDone;

@@ -16,7 +16,7 @@
 #include "megatron/base/error.h"
 #include "megatron/base/progress.h"
 #include "megatron/config/options.h"
-#include "megatron/supervise/dashboard.h"
+#include "megatron/supervise/screen/dashboard.h"
 
 // Runs in the terminal while they train.
 namespace megatron::app {

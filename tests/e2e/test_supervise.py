@@ -6,6 +6,8 @@ import pathlib
 import random
 import re
 import select
+import shlex
+import shutil
 import signal
 import socket
 import struct
@@ -502,16 +504,80 @@ class Screen:
         os.close(self.terminal)
 
 
+EXPERT_LOAD = ("  expert load: most 75 % (layer 1, expert 3) · least 5 % (layer 0, expert 3) · even 25 % · "
+               "dropped 1.25 %")
+
+
+class Tmux:
+    """A shell in a terminal that tmux draws: what a user sees, whatever was written for it."""
+
+    def __init__(self, columns, rows):
+        self.name = f"megatron-test-{os.getpid()}"
+        shell = "env -i PATH=/usr/bin:/bin LC_ALL=C.UTF-8 TERM=screen PS1='before$ ' /bin/sh"
+        self.tmux("-f", "/dev/null", "new-session", "-d", "-x", columns, "-y", rows, shell)
+        self.tmux("set-option", "-g", "status", "off")
+        self.resize(columns, rows)
+
+    def tmux(self, *words):
+        environment = {**os.environ, "LC_ALL": "C.UTF-8"}
+        environment.pop("TMUX", None)
+        return subprocess.run(["tmux", "-u", "-L", self.name, *map(str, words)], check=True, capture_output=True,
+                              text=True, env=environment, timeout=60).stdout
+
+    def resize(self, columns, rows):
+        self.tmux("resize-window", "-x", columns, "-y", rows)
+
+    def type(self, words):
+        self.tmux("send-keys", "-l", words)
+        self.press("Enter")
+
+    def press(self, key):
+        self.tmux("send-keys", key)
+
+    def wait_for(self, condition, timeout=60):
+        """The lines of the screen, once they are so."""
+        end = time.monotonic() + timeout
+        while time.monotonic() < end:
+            lines = self.tmux("capture-pane", "-p").splitlines()
+            if lines and condition(lines):
+                return lines
+        raise AssertionError("the screen shows:\n" + "\n".join(lines))
+
+    def close(self):
+        subprocess.run(["tmux", "-L", self.name, "kill-server"], capture_output=True, timeout=60)
+
+
 class Watch(unittest.TestCase):
     def setUp(self):
         folder = tempfile.TemporaryDirectory(prefix="megatron-e2e-")
         self.addCleanup(folder.cleanup)
         self.run_folder = pathlib.Path(folder.name)
 
-    def write_steps(self, first, last):
+    def write_steps(self, first, last, **more):
         with open(self.run_folder / "metrics.jsonl", "a") as metrics:
             for step in range(first, last + 1):
-                metrics.write(json.dumps({"iteration": step, "loss": 8 / step, "step_ms": 20}) + "\n")
+                metrics.write(json.dumps({"iteration": step, "loss": 8 / step, "step_ms": 20, **more}) + "\n")
+
+    @unittest.skipUnless(shutil.which("tmux"), "tmux is not installed")
+    def test_a_terminal_shows_it_in_its_size_and_then_what_was_there_before(self):
+        self.write_steps(1, 30, expert_imbalance=3, expert_dropped=0.0125, expert_loads=[[5, 8, 6, 1], [2, 3, 5, 30]])
+        terminal = Tmux(100, 30)
+        self.addCleanup(terminal.close)
+        terminal.wait_for(lambda lines: "before$" in lines[0])
+        terminal.type(shlex.join([MEGATRON, "watch", str(self.run_folder), "--every", "0.05"]))
+        lines = terminal.wait_for(lambda lines: any(line.startswith("  lr ") for line in lines))
+        self.assertIn("iteration 30", lines[0])
+        self.assertEqual(lines[2], EXPERT_LOAD[:100])
+        self.assertTrue(any("█" in line for line in lines))
+        self.assertNotIn("before$", "".join(lines))
+        for columns, rows in ((60, 12), (120, 40)):
+            terminal.resize(columns, rows)
+            lines = terminal.wait_for(lambda lines: len(lines) == rows and lines[2] == EXPERT_LOAD[:columns])
+            self.assertIn("iteration 30", lines[0])
+            self.assertTrue(all(len(line) <= columns for line in lines))
+        terminal.press("C-c")
+        lines = terminal.wait_for(lambda lines: "before$" in "".join(lines[1:]))
+        self.assertNotIn("expert load", "".join(lines))
 
     def test_a_terminal_is_drawn_again_when_there_is_news(self):
         self.write_steps(1, 30)

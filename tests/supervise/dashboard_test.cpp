@@ -1,4 +1,4 @@
-#include "megatron/supervise/dashboard.h"
+#include "megatron/supervise/screen/dashboard.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -14,6 +14,7 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 int columns_of(const std::string& line) {
   int columns = 0;
@@ -67,10 +68,37 @@ TEST_F(Dashboard, SaysWhereARunStands) {
   EXPECT_THAT(text, HasSubstr("█"));
 }
 
+TEST_F(Dashboard, TellsHowUnevenlyExpertsAreUsed) {
+  // Of 20 and 40 copies: 1/20 is the least share and 30/40 the most.
+  write("metrics.jsonl", R"({"iteration":1,"loss":3,"expert_imbalance":1,"expert_loads":[[5,5,5,5],[9,11,10,10]]})"
+                         "\n"
+                         R"({"iteration":2,"loss":2,"expert_imbalance":3,"expert_dropped":0.0125,)"
+                         R"("expert_loads":[[5,8,6,1],[2,3,5,30]]})"
+                         "\n{\"iteration\":2,\"valid_loss\":4}\n");
+  EXPECT_THAT(drawn(160, 24),
+              HasSubstr("  expert load: most 75 % (layer 1, expert 3) · least 5 % (layer 0, expert 3) · "
+                        "even 25 % · dropped 1.25 %\n"));
+}
+
+TEST_F(Dashboard, TellsOfExpertsWhatTheFileHas) {
+  write("metrics.jsonl", "{\"iteration\":1,\"loss\":3,\"expert_imbalance\":2.5}\n");
+  EXPECT_THAT(drawn(160, 24), HasSubstr("  expert load: most 2.5 x the mean of its layer\n"));
+  write("metrics.jsonl", "{\"iteration\":1,\"loss\":3}\n");
+  EXPECT_THAT(drawn(160, 24), Not(HasSubstr("expert")));
+  for (const char* loads :
+       {"[]", "[[]]", "[[1,2],[3]]", "[[-1,2]]", "[[0,0]]", "[[1e308,1e308]]", "[[1,\"x\"]]", "7"}) {
+    write("metrics.jsonl", std::string("{\"iteration\":1,\"loss\":3,\"expert_imbalance\":null,\"expert_dropped\":[],"
+                                       "\"expert_loads\":") +
+                               loads + "}\n");
+    EXPECT_THAT(drawn(160, 24), Not(HasSubstr("expert"))) << loads;
+  }
+}
+
 TEST_F(Dashboard, FitsTheScreen) {
   std::string lines;
   for (int i = 1; i <= 500; ++i)
-    lines += "{\"iteration\":" + std::to_string(i) + ",\"loss\":" + std::to_string(5 + std::sin(i)) + "}\n";
+    lines += "{\"iteration\":" + std::to_string(i) + ",\"loss\":" + std::to_string(5 + std::sin(i)) +
+             ",\"expert_imbalance\":1,\"expert_loads\":[[1,2]]}\n";
   write("metrics.jsonl", lines);
   write("events.jsonl", "{\"event\":\"" + std::string(1000, 'x') + "\"}\n");
   for (const int width : {4, 20, 80, 200})

@@ -85,6 +85,30 @@ TEST_F(RunFiles, CurvesFollowARunThatGoesBack) {
   EXPECT_TRUE(curves.validations().empty());
 }
 
+TEST_F(RunFiles, LinesOfManyExpertsAreReadAndThoseOfTooManyShowNone) {
+  const auto line = [](int layers) {
+    std::string row = "[1";
+    for (int expert = 1; expert < 256; ++expert) row += ",123456";
+    std::string rows = row + "]";
+    for (int layer = 1; layer < layers; ++layer) rows += "," + row + "]";
+    return "{\"iteration\":1,\"loss\":2,\"expert_imbalance\":1,\"expert_loads\":[" + rows + "]}\n";
+  };
+  RunCurves curves(folder_.path());
+  write("metrics.jsonl", line(61));
+  EXPECT_TRUE(curves.update());
+  EXPECT_FALSE(curves.update());
+  ASSERT_TRUE(curves.experts());
+  EXPECT_EQ(curves.experts()->copies.size(), 61U);
+  EXPECT_EQ(curves.experts()->copies[60][255], 123456);
+  std::string many = "[[1]";
+  for (int i = 0; i < 65536; ++i) many += ",[1]";
+  append("metrics.jsonl", "{\"iteration\":2,\"loss\":2,\"expert_imbalance\":1,\"expert_loads\":" + many + "]}\n");
+  EXPECT_TRUE(curves.update());
+  ASSERT_TRUE(curves.experts());
+  EXPECT_TRUE(curves.experts()->copies.empty());
+  EXPECT_EQ(curves.steps().size(), 2U);
+}
+
 TEST_F(RunFiles, TheNewestCheckpointIsWhatLatestNames) {
   EXPECT_FALSE(newest_checkpoint(folder_.path()));
   for (const auto& [text, iteration] : {std::pair<std::string, std::int64_t>{"iter_0000120\n", 120},

@@ -56,6 +56,16 @@ std::int64_t count_in(const nlohmann::json& object, const char* name) {
   return found != object.end() && found->is_number_integer() ? found->get<std::int64_t>() : 0;
 }
 
+/// What a step's line says of experts; nothing where it does not.
+std::optional<ExpertPoint> experts_in(const nlohmann::json& object) {
+  constexpr std::size_t kMaxCopies = 1 << 16;  // a picture has a cell for each
+  if (!object.contains("expert_imbalance")) return std::nullopt;
+  ExpertPoint point{.imbalance = number_in(object, "expert_imbalance"), .dropped = number_in(object, "expert_dropped")};
+  if (const auto loads = object.find("expert_loads"); loads != object.end()) point.copies = expert_loads_of(*loads);
+  if (!point.copies.empty() && point.copies.size() > kMaxCopies / point.copies.front().size()) point.copies.clear();
+  return point;
+}
+
 }  // namespace
 
 std::optional<std::string> small_file(const fs::path& path) {
@@ -91,7 +101,7 @@ std::optional<Heartbeat> read_heartbeat(const fs::path& path) {
 }
 
 LineTail::Lines LineTail::next() {
-  constexpr std::size_t kPart = 1 << 20, kMaxLine = 1 << 16;
+  constexpr std::size_t kPart = 1 << 20, kMaxLine = 1 << 19;
   Lines result;
   const Descriptor file(path_);
   if (!file.is_file()) {
@@ -136,13 +146,15 @@ int restarts_told(const fs::path& events) {
 
 RunCurves::RunCurves(const fs::path& out) : tail_(fs::is_regular_file(out) ? out : out / "metrics.jsonl") {}
 
-void RunCurves::update() {
+bool RunCurves::update() {
   const LineTail::Lines news = tail_.next();
   if (news.again) {
     steps_.clear();
     validations_.clear();
+    experts_.reset();
   }
   for (const std::string& line : news.lines) take(line);
+  return news.again || !news.lines.empty();
 }
 
 void RunCurves::take(const std::string& line) {
@@ -154,6 +166,7 @@ void RunCurves::take(const std::string& line) {
   if (validations_.size() >= kMaxPoints)
     validations_.erase(validations_.begin(), validations_.begin() + kMaxPoints / 2);
   if (!object->contains("loss")) return;
+  if (auto experts = experts_in(*object)) experts_ = std::move(experts);
   const auto skipped = object->find("skipped");
   steps_.push_back({.iteration = iteration,
                     .loss = number_in(*object, "loss"),

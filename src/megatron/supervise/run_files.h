@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "megatron/supervise/expert_loads.h"
+
 // What a run has written about itself, read by others while it is written. Nothing here throws for what a file says.
 namespace megatron::supervise {
 
@@ -42,6 +44,13 @@ struct ValidationPoint {
   double loss = 0;
 };
 
+/// What the experts of a model got in a step. Not a number where the file has none.
+struct ExpertPoint {
+  double imbalance = 0;     ///< the most copies of an expert, over the mean of its layer
+  double dropped = 0;       ///< share of the copies
+  ExpertLoads copies = {};  ///< empty without log.moe_per_layer, and where there are more than 65536
+};
+
 /// Follows a file of lines that grows, or is written again by a run that resumes.
 class LineTail {
  public:
@@ -51,7 +60,7 @@ class LineTail {
     bool again = false;  ///< the file is another or shorter: these are its lines from the first on
     std::vector<std::string> lines;
   };
-  /// The whole lines since the last call. Lines above 64 KiB are left out.
+  /// The whole lines since the last call. Lines above 512 KiB are left out.
   Lines next();
 
  private:
@@ -64,11 +73,13 @@ class RunCurves {
  public:
   /// `out`: a file of such lines, or the run's folder, which may come later.
   explicit RunCurves(const std::filesystem::path& out);
-  /// Reads on.
-  void update();
+  /// Reads on. Whether anything has changed.
+  bool update();
 
   const std::vector<StepPoint>& steps() const { return steps_; }
   const std::vector<ValidationPoint>& validations() const { return validations_; }
+  /// Of the last step that tells of experts; nothing of a dense model.
+  const std::optional<ExpertPoint>& experts() const { return experts_; }
 
  private:
   void take(const std::string& line);
@@ -76,6 +87,7 @@ class RunCurves {
   LineTail tail_;
   std::vector<StepPoint> steps_;
   std::vector<ValidationPoint> validations_;
+  std::optional<ExpertPoint> experts_;
 };
 
 }  // namespace megatron::supervise

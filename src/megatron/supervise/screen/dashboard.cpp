@@ -1,9 +1,11 @@
-#include "megatron/supervise/dashboard.h"
+#include "megatron/supervise/screen/dashboard.h"
 
 #include <algorithm>
 #include <cmath>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <numeric>
+#include <optional>
 #include <utility>
 
 #include "megatron/base/error.h"
@@ -124,6 +126,40 @@ std::string figures_line(const WatchedRun& run) {
   return line;
 }
 
+/// An expert that has more, or fewer, of its layer's copies than all others.
+struct LoadedExpert {
+  std::size_t layer = 0, expert = 0;
+  double share = 0;
+
+  std::string text() const { return fmt::format("{:.3g} % (layer {}, expert {})", 100 * share, layer, expert); }
+};
+
+/// How unevenly the experts are used; "" of a dense model.
+std::string experts_line(const WatchedRun& run) {
+  const std::optional<ExpertPoint>& experts = run.curves().experts();
+  if (!experts) return "";
+  LoadedExpert most{.share = -1}, least{.share = 2};
+  for (std::size_t l = 0; l < experts->copies.size(); ++l) {
+    const std::vector<double>& layer = experts->copies[l];
+    const double total = std::accumulate(layer.begin(), layer.end(), 0.0);
+    if (!(total > 0) || !std::isfinite(total)) continue;
+    for (std::size_t e = 0; e < layer.size(); ++e) {
+      const LoadedExpert one{.layer = l, .expert = e, .share = layer[e] / total};
+      if (one.share > most.share) most = one;
+      if (one.share < least.share) least = one;
+    }
+  }
+  std::string line;
+  if (most.share >= 0)
+    line = fmt::format("most {} · least {} · even {:.3g} %", most.text(), least.text(),
+                       100.0 / static_cast<double>(experts->copies.front().size()));
+  else if (std::isfinite(experts->imbalance))
+    line = fmt::format("most {:.3g} x the mean of its layer", experts->imbalance);
+  if (std::isfinite(experts->dropped))
+    line += fmt::format("{}dropped {:.3g} %", line.empty() ? "" : " · ", 100 * experts->dropped);
+  return line.empty() ? "" : "expert load: " + line;
+}
+
 /// One curve as a line: its name, its blocks, where it is lowest and highest.
 std::string spark_line(const char* name, const std::vector<double>& values, int width) {
   const auto [low, high] = range_of(values);
@@ -136,8 +172,10 @@ std::string spark_line(const char* name, const std::vector<double>& values, int 
 std::vector<std::string> run_lines(const WatchedRun& run, int width, int height, double now_unix_s) {
   const std::vector<StepPoint>& steps = run.curves().steps();
   std::vector<std::string> lines = {head_line(run, now_unix_s), "  " + figures_line(run)};
+  if (const std::string experts = experts_line(run); !experts.empty()) lines.push_back("  " + experts);
   const std::size_t events = std::min<std::size_t>(run.events().size(), height >= 14 ? 3 : 1);
-  const int of_others = 2 + 1 + 3 + static_cast<int>(events);  // the axis, three lines of other curves
+  // The lines above the chart, its axis, three lines of other curves.
+  const int of_others = static_cast<int>(lines.size() + 1 + 3 + events);
   if (!steps.empty()) {
     const std::vector<double> losses = values_of(steps, &StepPoint::loss);
     const auto [low, high] = range_of(losses);
