@@ -191,7 +191,7 @@ serve::ServiceOptions service_options(const Plan& plan, std::int64_t context) {
       .prompt = plan.pooling ? plan.pooling->prompt : "",
       .lower_case = plan.pooling && plan.pooling->lower_case,
       .limits = limits,
-      .pictures = plan.pooling ? decltype(serve::ServiceOptions::pictures){} : run_pictures(plan.flags.load)};
+      .pictures = plan.pooling ? std::vector<serve::Picture>{} : run_pictures(plan.flags.load)};
 }
 
 serve::ServerOptions server_options(const ServeFlags& flags) {

@@ -5,12 +5,35 @@ import pathlib
 import socket
 import sys
 import unittest
+import xml.etree.ElementTree
 
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "testing"))
 from program import RunFolder, run  # noqa: E402
 from server import TEMPLATE, Server  # noqa: E402
 
 PROMPTS = ["the cat", "my friend never", "a dog likes the old man on friday.", "", "on monday. the", "old"]
+
+
+# What the page shows of a dense run, and lines of metrics.jsonl that no run writes.
+CURVES = ["curves", "learning_rate", "grad_norm", "tokens_per_s", "memory"]
+FIGURES = ["loss", "learning_rate", "grad_norm", "tokens_per_s", "memory_bytes"]
+NO_STEPS = [json.dumps({"iteration": iteration, **dict.fromkeys(FIGURES, value)})
+            for iteration in (2 ** 63 - 1, -2 ** 63, 0) for value in (1e308, -1e308, 5e-324, 1, None, "<b>", [], {})]
+NO_STEPS += ["[" * 100, "\0", "\xff", "{", '{"loss": 1e400}', '{"iteration": "<script>", "loss": 1}', "x" * 2 ** 21]
+NO_STEPS += [f'{{"iteration": 3, "loss": 2, "expert_imbalance": 1, "expert_loads": {loads}}}'
+             for loads in ("[[1], [1, 2]]", '"<svg>"', "[[-1]]", "[[1e308, 1e308, 0, 5e-324]]")]
+
+
+def pictures_of(server):
+    """The run's pictures by name, as the page finds them; each must be one."""
+    found = {}
+    for name in json.loads(server.raw("GET", "/run").text)["pictures"]:
+        answer = server.raw("GET", f"/run/{name}.svg")
+        assert answer.status == 200, f"{name}: {answer.status} {answer.text}"
+        xml.etree.ElementTree.fromstring(answer.text)
+        assert "nan" not in answer.text and "inf" not in answer.text, answer.text
+        found[name] = answer.text
+    return found
 
 
 def together(work, arguments):
@@ -56,7 +79,9 @@ class Texts(Serving):
     def test_of_a_mixture_of_experts_have_the_same_bits_in_any_company(self):
         self.place.train("experts", "--train-iters", 4, "--model.add_bias_linear", "false", "--num-experts", 4,
                          "--moe-ffn-hidden-size", 32, "--model.moe_shared_expert_intermediate_size", 32,
-                         "--model.moe_shared_expert_gate", "true")
+                         "--model.moe_shared_expert_gate", "true", "--moe-per-layer-logging")
+        with open(self.place.path / "experts/metrics.jsonl", "a") as metrics:
+            metrics.write("".join(line + "\n" for line in NO_STEPS))
         server = Server(self.place.path / "experts", "--max-texts", 8)
         self.addCleanup(server.close)
 
@@ -66,17 +91,33 @@ class Texts(Serving):
         alone = [scores(prompt) for prompt in PROMPTS]
         for _ in range(3):
             self.assertEqual(together(scores, PROMPTS), alone)
+        self.assertEqual(list(pictures_of(server)), [*CURVES, "experts"])
 
     def test_come_with_the_curves_of_the_run_that_a_checkpoint_is_of(self):
         server = Server(self.model / "checkpoints")
         self.addCleanup(server.close)
-        for path, part in (("/run", '{"pictures":["curves"]}'), ("/run/curves.svg", "</svg>")):
-            connection = server.connection()
-            connection.request("GET", path)
-            answer = connection.getresponse()
-            self.assertEqual(answer.status, 200)
-            self.assertIn(part, answer.read().decode())
-            connection.close()
+        drawn = pictures_of(server)
+        self.assertEqual(list(drawn), CURVES)
+        metrics = self.model / "metrics.jsonl"
+        whole = metrics.read_text()
+        self.addCleanup(metrics.write_text, whole)
+        with open(metrics, "a") as more:  # what the run writes meanwhile is read on
+            more.write(json.dumps({"iteration": 900, "loss": 5, "learning_rate": 7000, "grad_norm": 1}) + "\n")
+        again = pictures_of(server)
+        self.assertEqual(list(again), CURVES)
+        self.assertIn("7000", again["learning_rate"])
+        self.assertNotIn("7000", drawn["learning_rate"])
+
+    def test_come_with_pictures_of_what_a_hostile_file_says_of_steps(self):
+        metrics = self.model / "metrics.jsonl"
+        whole = metrics.read_text()
+        self.addCleanup(metrics.write_text, whole)
+        metrics.write_text("".join(line + "\n" for line in NO_STEPS))
+        server = self.serve()
+        self.assertEqual(list(pictures_of(server)), [*CURVES, "experts"])
+        metrics.write_text('{"iteration": 1, "loss": 2, "memory_bytes": 1e400, "grad_norm": "1", "tokens_per_s": [1]}\n'
+                           '{"iteration": 1, "loss": 2}\n')
+        self.assertEqual(list(pictures_of(server)), ["curves"])
 
     def test_come_whole_or_in_pieces_or_with_what_goes_before(self):
         server = self.serve()

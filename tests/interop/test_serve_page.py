@@ -142,7 +142,8 @@ class Page(unittest.TestCase):
         self.assertEqual(browser.value("document.querySelectorAll('#detail tr').length"), 2 + 5)
         self.assertRegex(browser.value("document.getElementById('status').textContent"), r"^\d+ tokens, ")
         browser.value("document.getElementById('run').open = true")
-        self.assertEqual(browser.value(IMAGES), [["curves", True], ["schedule", True]])
+        names = ["curves", "learning_rate", "grad_norm", "tokens_per_s", "memory", "schedule"]
+        self.assertEqual(browser.value(IMAGES), [[name, True] for name in names])
         # Everything that can be used has a name.
         unnamed = """[...document.querySelectorAll('button, input, select, textarea')].filter((one) =>
           !one.labels?.length && !one.textContent.trim() && !one.getAttribute('aria-label')).length"""

@@ -71,7 +71,12 @@ TEST(Service, ShowsThePicturesOfTheRun) {
   Bench bench({.texts = 2, .texts_of_client = 1});
   const auto draw = [] { return std::string("<svg/>"); };
   const auto too_early = []() -> std::string { throw ApiError(404, "no loss yet", "", "not_found"); };
-  Service service({.model = "m", .tokens = {"secret"}, .pictures = {{"curves", draw}, {"early", too_early}}},
+  Service service({.model = "m",
+                   .tokens = {"secret"},
+                   .pictures = {{"curves", draw},
+                                {"early", too_early},
+                                {"absent", too_early, [] { return false; }},
+                                {"also", draw, [] { return true; }}}},
                   bench.tokenizer, std::nullopt, bench.queue, bench.metrics);
   const auto get = [&](const std::string& path, const std::string& token) {
     const auto reply = std::make_shared<Heard>();
@@ -79,12 +84,13 @@ TEST(Service, ShowsThePicturesOfTheRun) {
                    reply);
     return *reply->response;
   };
-  EXPECT_EQ(get("/run", "secret").body, R"({"pictures":["curves","early"]})");
+  EXPECT_EQ(get("/run", "secret").body, R"({"pictures":["curves","early","also"]})");
   EXPECT_EQ(get("/run/curves.svg", "secret").body, "<svg/>");
   EXPECT_EQ(get("/run/curves.svg", "secret").type, "image/svg+xml");
   EXPECT_EQ(get("/run/curves.svg", "other").status, 401);
   EXPECT_EQ(get("/run/schedule.svg", "secret").status, 404);
   EXPECT_EQ(get("/run/early.svg", "secret").status, 404);
+  EXPECT_EQ(get("/run/absent.svg", "secret").status, 404);
   EXPECT_THAT(bench.metrics.text(), testing::Not(testing::HasSubstr("status=\"500\"")));
   EXPECT_EQ(get("/run/", "secret").status, 404);
 }

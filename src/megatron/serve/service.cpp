@@ -92,12 +92,13 @@ void Service::handle(const HttpRequest& request, const std::shared_ptr<Reply>& r
   }
 }
 
-const std::function<std::string()>* Service::picture_at(const std::string& path) const {
+const Picture* Service::picture_at(const std::string& path) const {
   constexpr std::string_view kEnd = ".svg";
   if (!path.starts_with(kRunPath) || !path.ends_with(kEnd)) return nullptr;
   const std::size_t begin = std::string_view(kRunPath).size();
-  const auto found = options_.pictures.find(path.substr(begin, path.size() - kEnd.size() - begin));
-  return found == options_.pictures.end() ? nullptr : &found->second;
+  const std::string name = path.substr(begin, path.size() - kEnd.size() - begin);
+  const auto found = std::ranges::find(options_.pictures, name, &Picture::name);
+  return found == options_.pictures.end() ? nullptr : &*found;
 }
 
 std::string Service::authorized_client(const HttpRequest& request) const {
@@ -131,8 +132,8 @@ void Service::route(const HttpRequest& request, const std::shared_ptr<Reply>& re
   if (request.path == "/" && options_.embeddings)
     throw ApiError(404, "there is no page for a model that writes no texts", "", "not_found");
   // What throws does so before the 200 is counted.
-  const auto* const draw = picture_at(request.path);
-  const std::string picture = draw != nullptr ? (*draw)() : "";
+  const Picture* const shown = picture_at(request.path);
+  const std::string picture = shown != nullptr ? shown->draw() : "";
   if (request.path.starts_with(kModelPath)) check_model(request.path.substr(std::string(kModelPath).size()));
   metrics_.add("megatron_requests_total", 1, {{"path", family_of(request.path)}, {"status", "200"}});
   if (request.path == "/")
@@ -142,10 +143,11 @@ void Service::route(const HttpRequest& request, const std::shared_ptr<Reply>& re
   if (request.path == "/health") return reply->send({.body = R"({"status":"ok"})"});
   if (request.path == "/run") {
     nlohmann::ordered_json names = nlohmann::ordered_json::array();
-    for (const auto& [name, draw] : options_.pictures) names.push_back(name);
+    for (const Picture& one : options_.pictures)
+      if (!one.can_be_drawn || one.can_be_drawn()) names.push_back(one.name);
     return reply->send({.body = nlohmann::ordered_json{{"pictures", names}}.dump()});
   }
-  if (draw != nullptr) return reply->send({.type = "image/svg+xml", .body = picture});
+  if (shown != nullptr) return reply->send({.type = "image/svg+xml", .body = picture});
   if (request.path == "/v1/models")
     return reply->send({.body = models_json(options_.model, options_.created, options_.context)});
   reply->send({.body = model_json(options_.model, options_.created, options_.context)});

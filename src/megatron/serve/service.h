@@ -2,7 +2,6 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -20,6 +19,13 @@
 
 namespace megatron::serve {
 
+/// A picture of the run that a model comes from.
+struct Picture {
+  std::string name;                         ///< of its address, /run/NAME.svg
+  std::function<std::string()> draw;        ///< an SVG file; throws ApiError where there is nothing to draw
+  std::function<bool()> can_be_drawn = {};  ///< empty: it always can, or may soon
+};
+
 /// What is served, and to whom.
 struct ServiceOptions {
   std::string model = {};                ///< its name
@@ -34,9 +40,7 @@ struct ServiceOptions {
   std::string prompt = {};   ///< what precedes each text of which a vector is made
   bool lower_case = false;   ///< such a text, with what precedes it, is put into lower case
   RequestLimits limits = {};
-  /// Of the run that the model comes from: SVG files by name ("curves"), made when they are asked for. Throw ApiError
-  /// where there is nothing to draw.
-  std::map<std::string, std::function<std::string()>> pictures = {};
+  std::vector<Picture> pictures = {};  ///< in the order in which they are shown, made when they are asked for
 };
 
 /// Answers requests: what can be said at once it says, texts it puts into the queue.
@@ -52,7 +56,7 @@ class Service {
  private:
   void route(const HttpRequest& request, const std::shared_ptr<Reply>& reply, const std::string& client);
   /// The picture at /run/NAME.svg; null where there is none.
-  const std::function<std::string()>* picture_at(const std::string& path) const;
+  const Picture* picture_at(const std::string& path) const;
   std::string authorized_client(const HttpRequest& request) const;
   void answer(Request request, const std::shared_ptr<Reply>& reply, const std::string& client);
   void embed(const EmbeddingRequest& request, const std::shared_ptr<Reply>& reply, const std::string& client);
