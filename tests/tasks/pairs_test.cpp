@@ -107,6 +107,8 @@ TEST(Race, AFolderIsReadInTheOrderOfItsNames) {
   EXPECT_THAT(examples.articles, ElementsAre("first", "second", "third"));
   EXPECT_EQ(examples.questions[1].id, "b.txt:1-0");
   EXPECT_EQ(examples.questions[1].label, -1);
+  EXPECT_EQ(examples.questions[1].level, RaceLevel::Unknown);
+  EXPECT_EQ(examples.questions[2].level, RaceLevel::High);
   EXPECT_THAT(error_of([&] { read_race(folder.path() / "nothing"); }), HasSubstr("nothing"));
 }
 

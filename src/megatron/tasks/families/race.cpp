@@ -9,6 +9,24 @@ int question_length(const TaskOptions& options) {
   return options.max_query_length > 0 ? options.max_query_length : usual_query_length(TaskKind::Race);
 }
 
+/// Of all questions, and where there are questions of both schools also of each: "RACE m/h".
+std::vector<Metric> race_metrics(const RaceExamples& examples, std::span<const std::int32_t> predicted) {
+  std::vector<Metric> metrics;
+  for (const auto& [name, level] : {std::pair{"accuracy", RaceLevel::Unknown},
+                                    {"accuracy_middle", RaceLevel::Middle},
+                                    {"accuracy_high", RaceLevel::High}}) {
+    std::vector<std::int32_t> chosen, right;
+    for (std::size_t i = 0; i < examples.questions.size(); ++i)
+      if (level == RaceLevel::Unknown || examples.questions[i].level == level) {
+        chosen.push_back(predicted[i]);
+        right.push_back(examples.questions[i].label);
+      }
+    if (level != RaceLevel::Unknown && chosen.empty()) return {metrics.front()};
+    metrics.push_back({name, 100 * accuracy(chosen, right)});
+  }
+  return metrics;
+}
+
 class RaceOptions final : public LabelTask {
  public:
   RaceOptions(RaceExamples examples, const text::Tokenizer& tokenizer, const TaskOptions& options)
@@ -20,7 +38,7 @@ class RaceOptions final : public LabelTask {
 
   std::string left_out() const override { return ""; }
   TaskScores scores(std::span<const float> logits, std::optional<double>) const override {
-    return {.metrics = {{"accuracy", 100 * accuracy(best(logits), labels())}}};
+    return {.metrics = race_metrics(examples_, best(logits))};
   }
   std::vector<PredictionFile> predictions(std::span<const float> logits, double) const override {
     return {{"predictions.json", race_predictions(examples_, best(logits))}};
@@ -61,7 +79,10 @@ std::string race_report(const PredictionPaths& paths, const std::function<void(c
   const auto labels = labels_of(examples.questions, [](const RaceQuestion& question) { return question.label; });
   need_labels(std::ranges::find(labels, -1) == labels.end(), paths.data);
   const auto predicted = parse_race_predictions(read_file(paths.predictions), paths.predictions, examples);
-  return class_report(predicted, labels, false);
+  nlohmann::ordered_json report;
+  for (const Metric& metric : race_metrics(examples, predicted)) report[metric.name] = metric.value;
+  report["total"] = labels.size();
+  return report.dump(2) + "\n";
 }
 
 }  // namespace

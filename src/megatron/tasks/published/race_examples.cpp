@@ -75,6 +75,11 @@ void add_article(const JsonValue& line, const std::string& name, RaceExamples& e
              });
 }
 
+RaceLevel level_of(const std::filesystem::path& file) {
+  const std::filesystem::path folder = file.parent_path().filename();
+  return folder == "middle" ? RaceLevel::Middle : folder == "high" ? RaceLevel::High : RaceLevel::Unknown;
+}
+
 }  // namespace
 
 void parse_race(std::string_view text, const std::string& name, RaceExamples& examples) {
@@ -111,7 +116,9 @@ RaceExamples read_race(const std::filesystem::path& path) {
   RaceExamples examples;
   for (const std::filesystem::path& file : files) {
     const MappedFile mapped(file);
+    const std::size_t before = examples.questions.size();
     parse_race(mapped.text(), file.string(), examples);
+    for (std::size_t i = before; i < examples.questions.size(); ++i) examples.questions[i].level = level_of(file);
   }
   return examples;
 }

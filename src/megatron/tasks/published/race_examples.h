@@ -8,6 +8,9 @@
 
 namespace megatron::tasks {
 
+/// The schools from whose exams RACE's questions are: the folder of its name.
+enum class RaceLevel : std::uint8_t { Unknown, Middle, High };
+
 /// A question of RACE (Lai et al. 2017) on an article, with four options.
 struct RaceQuestion {
   static constexpr std::size_t kOptions = 4;
@@ -16,6 +19,7 @@ struct RaceQuestion {
   /// The question with each option: in the place of each "_", or else behind a space.
   std::array<std::string, kOptions> texts;
   std::int32_t label = -1;  ///< The right option; -1 where the file does not say.
+  RaceLevel level = RaceLevel::Unknown;
 };
 
 struct RaceExamples {
