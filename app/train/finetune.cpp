@@ -18,6 +18,7 @@
 #include "megatron/config/finetune_recipe.h"
 #include "megatron/config/options.h"
 #include "megatron/finetune/seed_run.h"
+#include "megatron/finetune/set_names.h"
 #include "megatron/finetune/weights.h"
 #include "megatron/interchange/formats.h"
 #include "megatron/interchange/hugging_face/companions.h"
@@ -83,6 +84,13 @@ struct Work {
   fs::path out() const { return options.recipe.train.out; }
 };
 
+/// Those of task.test that name a file.
+std::vector<std::string> test_sets(const config::TaskConfig& task) {
+  std::vector<std::string> files = task.test;
+  std::erase(files, "");
+  return files;
+}
+
 finetune::TaskData open_data(const config::FinetuneRecipe& recipe, const text::Tokenizer& tokenizer) {
   const config::TaskConfig& task = recipe.task;
   tasks::TaskOptions options{.kind = tasks::task_kind_of(task.name),
@@ -98,12 +106,28 @@ finetune::TaskData open_data(const config::FinetuneRecipe& recipe, const text::T
   finetune::TaskData data{.kind = options.kind, .train = tasks::open_task(task.train, tokenizer, options), .valid = {}};
   options.to_learn = false;
   options.limit = task.valid_limit;
-  data.valid = tasks::open_task(task.valid, tokenizer, options);
-  if (!data.valid->labelled())
-    throw ConfigError(rule_got_fix(task.valid + " must have a label for each example.", "some have none",
-                                   "name it --task.test, and a set with labels --task.valid"));
+  const std::vector<std::string> tests = test_sets(task);
+  std::vector<std::string> files = task.valid;
+  files.insert(files.end(), tests.begin(), tests.end());
+  const std::vector<std::string> names = finetune::set_names(files);
+  for (std::size_t i = 0; i < task.valid.size(); ++i) {
+    auto valid = tasks::open_task(task.valid[i], tokenizer, options);
+    if (!valid->labelled())
+      throw ConfigError(rule_got_fix(task.valid[i] + " must have a label for each example.", "some have none",
+                                     "name it --task.test, and a set with labels --task.valid"));
+    if (i > 0)
+      data.further.push_back({.name = names[i], .folder = fs::path("valid") / names[i], .task = std::move(valid)});
+    else
+      data.valid = std::move(valid);
+  }
+  data.valid_name = names[0];
   options.limit = 0;
-  if (!task.test.empty()) data.test = tasks::open_task(task.test, tokenizer, options);
+  for (std::size_t i = 0; i < tests.size(); ++i) {
+    const std::string& name = names[task.valid.size() + i];
+    data.further.push_back({.name = name,
+                            .folder = tests.size() > 1 ? fs::path("test") / name : "test",
+                            .task = tasks::open_task(tests[i], tokenizer, options)});
+  }
   return data;
 }
 
@@ -169,26 +193,56 @@ plan::ResolvedRun seed_run(const Work& job, std::uint64_t seed) {
   return run;
 }
 
-/// Medians and the ensemble of the results, into the run's folder and onto stdout.
-void report(const Work& job, const std::vector<finetune::SeedResult>& results) {
+/// The scores of the mean of all seeds' logits of a set, whose predictions are written into its folder. `set`: see
+/// finetune::read_logits(). `null_threshold`: see tasks::Task::scores().
+tasks::TaskScores score_ensemble(const Work& job, const std::vector<finetune::SeedResult>& results,
+                                 const tasks::Task& task, const fs::path& set, std::optional<double> null_threshold) {
+  std::vector<std::vector<float>> logits;
+  for (const finetune::SeedResult& result : results)
+    logits.push_back(
+        finetune::read_logits(finetune::seed_folder(job.out(), result.seed), task.size() * task.width(), set));
+  const auto mean = tasks::mean_logits(logits);
+  tasks::TaskScores scores = task.labelled() ? task.scores(mean, null_threshold)
+                                             : tasks::TaskScores{.null_threshold = null_threshold.value_or(0)};
+  const fs::path folder = job.out() / "ensemble" / set;
+  fs::create_directories(folder);
+  finetune::write_predictions(folder, task, mean, scores.null_threshold, scores.report);
+  return scores;
+}
+
+/// What the seeds score on each set that has labels.
+tasks::SeedTable seed_table(const Work& job, const std::vector<finetune::SeedResult>& results) {
   tasks::SeedTable table{.task = job.options.recipe.task.name, .metrics = {}, .runs = {}, .ensemble = {}};
-  for (const tasks::Metric& metric : results.at(0).metrics) table.metrics.push_back(metric.name);
+  const auto add_columns = [&](const std::string& set, const std::vector<tasks::Metric>& metrics) {
+    for (const tasks::Metric& metric : metrics) {
+      table.metrics.push_back(metric.name);
+      table.sets.push_back(set);
+    }
+  };
+  add_columns(job.data.valid_name, results.at(0).metrics);
+  for (const finetune::SetScores& scores : results[0].further) add_columns(scores.set, scores.metrics);
+  if (results[0].further.empty()) table.sets.clear();
   for (const finetune::SeedResult& result : results) {
     auto& run = table.runs.emplace_back();
     run.seed = static_cast<std::int64_t>(result.seed);
     for (const tasks::Metric& metric : result.metrics) run.values.push_back(metric.value);
+    for (const finetune::SetScores& scores : result.further)
+      for (const tasks::Metric& metric : scores.metrics) run.values.push_back(metric.value);
   }
+  return table;
+}
+
+/// Medians and the ensemble of the results, into the run's folder and onto stdout.
+void report(const Work& job, const std::vector<finetune::SeedResult>& results) {
+  tasks::SeedTable table = seed_table(job, results);
   if (job.options.recipe.task.ensemble) {
-    const tasks::Task& valid = *job.data.valid;
-    std::vector<std::vector<float>> logits;
-    for (const finetune::SeedResult& result : results)
-      logits.push_back(
-          finetune::read_logits(finetune::seed_folder(job.out(), result.seed), valid.size() * valid.width()));
-    const auto mean = tasks::mean_logits(logits);
-    const tasks::TaskScores scores = valid.scores(mean);
-    for (const tasks::Metric& metric : scores.metrics) table.ensemble.push_back(metric.value);
-    fs::create_directories(job.out() / "ensemble");
-    finetune::write_predictions(job.out() / "ensemble", valid, mean, scores.null_threshold, scores.report);
+    const auto add = [&](const tasks::TaskScores& scores) {
+      for (const tasks::Metric& metric : scores.metrics) table.ensemble.push_back(metric.value);
+      return scores.null_threshold;
+    };
+    const double threshold = add(score_ensemble(job, results, *job.data.valid, {}, std::nullopt));
+    for (const finetune::FurtherSet& set : job.data.further)
+      add(score_ensemble(job, results, *set.task, set.folder, threshold));
   }
   write_file(job.out() / "results.md", table.markdown());
   write_file(job.out() / "results.json", table.json());
@@ -202,8 +256,9 @@ comm::Facts facts_of(const Work& job) {
   for (comm::Fact& fact : train::option_facts(config::fields_of(task)))
     facts.push_back({"task." + fact.name, std::move(fact.value)});
   facts.push_back({"tokenizer", job.tokenizer.fingerprint()});
-  for (const std::string& file : {task.train, task.valid, task.test})
-    if (!file.empty()) facts.push_back({"file " + file, train::digest_of(fs::path(file))});
+  std::vector<std::string> files = {task.train};
+  for (const auto& sets : {task.valid, test_sets(task)}) files.insert(files.end(), sets.begin(), sets.end());
+  for (const std::string& file : files) facts.push_back({"file " + file, train::digest_of(fs::path(file))});
   if (const std::string& load = job.run.config.checkpoint.load; !load.empty())
     facts.push_back({"model in " + load, train::model_digest(load)});
   return facts;

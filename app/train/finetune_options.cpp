@@ -43,8 +43,11 @@ void refuse_options_of_text(config::FinetuneRecipe recipe) {
 
 void check_task(const config::TaskConfig& task) {
   const tasks::TaskForm form = tasks::task_form(tasks::task_kind_of(task.name));
-  for (const auto& [option, value] : {std::pair{"--task.train", &task.train}, std::pair{"--task.valid", &task.valid}})
-    if (value->empty())
+  const auto is_named = [](const std::string& file) { return !file.empty(); };
+  for (const auto& [option, named] :
+       {std::pair{"--task.train", is_named(task.train)},
+        {"--task.valid", !task.valid.empty() && std::ranges::all_of(task.valid, is_named)}})
+    if (!named)
       throw ConfigError(rule_got_fix(concat(option, " must name the task's file."), "none", concat(option, " FILE")));
   if (!(task.epochs >= 0 && task.epochs <= 1e4))
     throw ConfigError(

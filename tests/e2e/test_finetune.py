@@ -1,7 +1,10 @@
 """A task learned through the command line alone: seeds, ensemble, resuming, layouts."""
+import array
 import json
+import operator
 import pathlib
 import random
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -193,6 +196,98 @@ class Finetune(unittest.TestCase):
         qqp = self.path / "qqp.tsv"
         qqp.write_text("id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate\n0\t1\t2\told cat\tnew cat\t0\n")
         self.assertIn("task_head", run("eval", "qqp", "--load", seed, "--data", qqp, code=2))
+
+    def logits(self, file):
+        values = array.array("f")
+        values.frombytes(file.read_bytes())
+        return [values[i:i + 3] for i in range(0, len(values), 3)]
+
+    def test_further_sets_are_reported_in_one_table(self):
+        """Each score counted again from the predictions, each ensemble computed again from the seeds' logits."""
+        sets = {"dev_matched": "", "dev_mismatched": "valid/dev_mismatched", "seen": "test/seen",
+                "unseen": "test/unseen"}
+        for number, name in enumerate(sets):
+            (self.path / f"{name}.tsv").write_text(table(40, 50 + number, labelled=name != "unseen"))
+        files = {name: self.path / f"{name}.tsv" for name in sets}
+        words = ["--task.valid", files["dev_matched"], files["dev_mismatched"], "--task.test", files["seen"],
+                 files["unseen"], "--seeds", "1,2,3", "--ensemble", "--epochs", 0.5]
+        command = self.words("out", *words)
+        at = command.index("--valid-data")  # given twice it would add to the first
+        del command[at:at + 2]
+        report = json.loads(run(*command, "--json"))
+        self.assertEqual(list(report["sets"]), ["dev_matched", "dev_mismatched", "seen"])
+        out = self.path / "out"
+        labels = {}  # of the classes
+        for name, folder in sets.items():
+            truth = [line.split("\t")[-1] for line in files[name].read_text().splitlines()[1:]]
+
+            def predicted(place):
+                lines = (place / folder / "predictions.tsv").read_text().splitlines()[1:]
+                self.assertEqual(len(lines), 40)
+                return [line.split("\t")[1] for line in lines]
+
+            def accuracy(place):
+                return 100 * sum(map(operator.eq, predicted(place), truth)) / 40
+            seeds = {str(seed): out / f"seed_{seed}" for seed in (1, 2, 3)}
+            logits = [self.logits(place / folder / ("logits.f32" if folder else "valid_logits.f32"))
+                      for place in seeds.values()]
+            for rows, place in zip(logits, seeds.values()):
+                for row, label in zip(rows, predicted(place)):
+                    self.assertEqual(labels.setdefault(list(row).index(max(row)), label), label)
+            means = [[sum(values) for values in zip(*rows)] for rows in zip(*logits)]
+            self.assertEqual(predicted(out / "ensemble"), [labels[row.index(max(row))] for row in means])
+            if name == "unseen":
+                continue
+            scores = report["sets"][name]
+            for seed, place in seeds.items():
+                self.assertAlmostEqual(scores["seeds"][seed]["accuracy"], accuracy(place))
+            self.assertAlmostEqual(scores["median"]["accuracy"], statistics.median(map(accuracy, seeds.values())))
+            self.assertAlmostEqual(scores["ensemble"]["accuracy"], accuracy(out / "ensemble"))
+            if name == "dev_matched":
+                self.assertEqual({field: report[field] for field in scores}, scores)
+        lines = (out / "results.md").read_text().splitlines()
+        self.assertEqual(lines[0], "| mnli | dev_matched accuracy | dev_mismatched accuracy | seen accuracy |")
+        self.assertEqual([line.count("|") for line in lines], [5] * 7)
+        self.assertEqual(json.loads(run(*command, "--json")), report)  # from what the seeds have left
+        again = run(*command, "--valid-data", files["unseen"], "--train.out", self.path / "other", code=2)
+        self.assertIn("a label for each", again)
+
+    def test_both_schools_of_race_are_scored_by_themselves(self):
+        """A folder with both, as RACE is published; either alone has one figure."""
+        data = self.path / "dev"
+        for school in ("middle", "high"):
+            (data / school).mkdir(parents=True)
+            race(data / school / "1.txt")
+        with open(data / "high/1.txt", "a") as more:
+            more.write(json.dumps({"id": "more", "article": "old cat", "questions": ["the dog", "may"],
+                                   "options": [["yes", "no", "cat", "dog"]] * 2, "answers": ["B", "C"]}) + "\n")
+        answers, schools = {}, {}
+        for school in ("middle", "high"):
+            lines = [json.loads(line) for line in (data / school / "1.txt").read_text().splitlines()]
+            for line in lines:
+                line["id"] = f"{school}-{line['id']}"
+                answers.update({f"{line['id']}-{i}": answer for i, answer in enumerate(line["answers"])})
+                schools.update({f"{line['id']}-{i}": school for i in range(len(line["answers"]))})
+            (data / school / "1.txt").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        words = ["finetune", self.path / "recipe.toml", "--task", "race", "--train-data", data / "high", "--valid-data",
+                 data, data / "high", "--tokenizer", self.path / "vocab.txt", "--epochs", 2, "--max-query-length", 6,
+                 "--train.out", self.path / "race", "--json"]
+        report = json.loads(run(*words))
+        predictions = self.path / "race/seed_1234/predictions.json"
+        right = {question: answer == answers[question]
+                 for question, answer in json.loads(predictions.read_text()).items()}
+        self.assertEqual(len(right), 18)
+        expected = {"accuracy": right.values()}
+        for school in ("middle", "high"):
+            expected[f"accuracy_{school}"] = [is_right for question, is_right in right.items()
+                                              if schools[question] == school]
+        self.assertEqual(report["metrics"], list(expected))
+        for name, part in expected.items():
+            self.assertAlmostEqual(report["median"][name], 100 * sum(part) / len(part))
+        self.assertEqual(report["sets"]["high"]["median"], {"accuracy": report["median"]["accuracy_high"]})
+        scores = json.loads(run("eval", "predictions", "--task", "race", "--data", data, "--predictions", predictions,
+                                "--json"))
+        self.assertEqual(scores, {**report["median"], "total": 18})
 
     def test_every_task_is_learned_by_heart_the_same_on_ranks(self):
         for task, write in BY_HEART.items():

@@ -242,7 +242,7 @@ std::optional<SeedResult> learn(
   TaskData data{.kind = tasks::TaskKind::Mnli, .train = {}, .valid = {}};
   data.train = std::make_unique<ToyTask>(data.form(), 160, 5);
   data.valid = std::make_unique<ToyTask>(data.form(), 60, 6);
-  data.test = std::make_unique<ToyTask>(data.form(), 60, 6);
+  data.further.push_back({.name = "again", .folder = "test", .task = std::make_unique<ToyTask>(data.form(), 60, 6)});
   run.config.train.train_iters = steps_of(160, epochs, 8);
   run.learning_rate.decay = plan::LrDecay::Constant;
   return run_seed(run, task, data, "the recipe", world, at::kCPU, stop, /*quiet=*/true);
@@ -265,6 +265,12 @@ TEST(SeedRun, LearnsKeepsTheBestWeightsAndPredictsWithThem) {
   EXPECT_THROW(read_logits(folder.path(), 179), ConfigError);
   // The test set is the validation set: what the checkpoint predicts of it is what was kept.
   EXPECT_EQ(read_file(folder.path() / "test/predictions.tsv"), read_file(folder.path() / "predictions.tsv"));
+  EXPECT_EQ(read_logits(folder.path(), 180, "test"), read_logits(folder.path(), 180));
+  for (const auto& further : {result->further, read->further}) {
+    ASSERT_EQ(further.size(), 1u);
+    EXPECT_EQ(further[0].set, "again");
+    EXPECT_EQ(further[0].metrics, result->metrics);
+  }
   // The weights in the folder alone, without training: the same.
   const TemporaryFolder again;
   run.config.checkpoint.load = folder.path().string();

@@ -234,6 +234,28 @@ TEST(Seeds, MakeATable) {
   EXPECT_TRUE(nlohmann::json::parse(table.json())["ensemble"].is_null());
 }
 
+TEST(Seeds, MakeATableOfSeveralSets) {
+  SeedTable table{.task = "mnli",
+                  .metrics = {"accuracy", "accuracy", "f1"},
+                  .sets = {"matched", "mismatched", "mismatched"},
+                  .runs = {{.seed = 1, .values = {90, 80, 70}}, {.seed = 2, .values = {92, 84, 71}}},
+                  .ensemble = {93, 85, 72}};
+  EXPECT_EQ(table.markdown(),
+            "| mnli | matched accuracy | mismatched accuracy | mismatched f1 |\n|--|--:|--:|--:|\n"
+            "| seed 1 | 90.00 | 80.00 | 70.00 |\n| seed 2 | 92.00 | 84.00 | 71.00 |\n"
+            "| median of 2 | 91.00 | 82.00 | 70.50 |\n| ensemble of 2 | 93.00 | 85.00 | 72.00 |\n");
+  const auto first = nlohmann::json::parse(R"({"metric": "accuracy", "metrics": ["accuracy"],
+      "seeds": {"1": {"accuracy": 90.0}, "2": {"accuracy": 92.0}}, "median": {"accuracy": 91.0},
+      "ensemble": {"accuracy": 93.0}})");
+  const auto second = nlohmann::json::parse(R"({"metric": "accuracy", "metrics": ["accuracy", "f1"],
+      "seeds": {"1": {"accuracy": 80.0, "f1": 70.0}, "2": {"accuracy": 84.0, "f1": 71.0}},
+      "median": {"accuracy": 82.0, "f1": 70.5}, "ensemble": {"accuracy": 85.0, "f1": 72.0}})");
+  auto expected = first;
+  expected["task"] = "mnli";
+  expected["sets"] = {{"matched", first}, {"mismatched", second}};
+  EXPECT_EQ(nlohmann::json::parse(table.json()), expected);
+}
+
 TEST(PredictionFiles, OfGlueAndRace) {
   const PairExamples pairs = parse_glue(kMnli, "dev.tsv", GlueTask::Mnli);
   EXPECT_EQ(glue_predictions(pairs, GlueTask::Mnli, std::vector<std::int32_t>{2, 1}),

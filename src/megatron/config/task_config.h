@@ -11,8 +11,8 @@ namespace megatron::config {
 struct TaskConfig {
   std::string name;
   std::string train;
-  std::string valid;
-  std::string test;
+  std::vector<std::string> valid;
+  std::vector<std::string> test;
   std::int64_t train_limit = 0;
   std::int64_t valid_limit = 0;
   double epochs = 3;
@@ -28,10 +28,13 @@ struct TaskConfig {
     v("name", name, "Task to learn.", "task", Choices(task_names()), Required());
     v("train", train, "Training data: the task's file as it is published; race: also a folder of .txt files.",
       "train-data", Common());
-    v("valid", valid, "Validation data, which the best weights are chosen by.", "valid-data", Common());
-    v("test", test, "Data to predict with the best weights, without labels; empty: none.");
+    v("valid", valid,
+      "Validation sets: the best weights are chosen by the first; what they score on the others is reported too.",
+      "valid-data", Common());
+    v("test", test,
+      "Sets to predict with the best weights; of those with labels the scores are reported; empty: none.");
     v("train_limit", train_limit, "Use only the first N training examples; 0: all.");
-    v("valid_limit", valid_limit, "Evaluate only the first N examples; 0: all.", "limit");
+    v("valid_limit", valid_limit, "Evaluate only the first N examples of each validation set; 0: all.", "limit");
     v("epochs", epochs, "Passes over the training data; train.train_iters follows. 0: only evaluate and predict.",
       "epochs", Common());
     v("seeds", seeds, "Run once per seed, each in its own folder, and report the median; empty: only train.seed.",

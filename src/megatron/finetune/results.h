@@ -10,6 +10,12 @@
 // What a finished seed leaves in its folder, so that it need not run again.
 namespace megatron::finetune {
 
+/// What a seed's best weights score on a further set.
+struct SetScores {
+  std::string set;  ///< FurtherSet::name
+  std::vector<tasks::Metric> metrics;
+};
+
 struct SeedResult {
   std::uint64_t seed = 0;
   std::string task;
@@ -18,6 +24,7 @@ struct SeedResult {
   double loss = 0;             ///< then, of the validation set
   double null_threshold = 0;   ///< SQuAD 2.0
   std::vector<tasks::Metric> metrics;  ///< the one by which they were chosen first
+  std::vector<SetScores> further = {};
 };
 
 /// OUT/seed_N.
@@ -29,8 +36,14 @@ void write_result(const std::filesystem::path& folder, const SeedResult& result,
 /// The result in `folder`; nothing where there is none. Throws ConfigError where the file is no result.
 std::optional<SeedResult> read_result(const std::filesystem::path& folder);
 
-/// The logits beside it, `count` of them. Throws ConfigError where there is another number.
-std::vector<float> read_logits(const std::filesystem::path& folder, std::size_t count);
+/// Writes the logits of a further set, whose folder within the seed's is `set`.
+void write_logits(const std::filesystem::path& folder, const std::filesystem::path& set,
+                  const std::vector<float>& logits);
+
+/// The logits in a seed's folder, `count` of them: of the validation set that the weights were chosen by, or of a
+/// further one. Throws ConfigError where there is another number.
+std::vector<float> read_logits(const std::filesystem::path& folder, std::size_t count,
+                               const std::filesystem::path& set = {});
 
 /// Writes a task's files of predictions, and its report where it has one, into `folder`.
 void write_predictions(const std::filesystem::path& folder, const tasks::Task& task, const std::vector<float>& logits,

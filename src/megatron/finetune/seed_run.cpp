@@ -119,7 +119,7 @@ class SeedRun {
       throw std::runtime_error(concat("seed ", config_.train.seed,
                                       ": no validation gave a finite loss, so that there are no weights to keep (are "
                                       "those of --load, and is the learning rate not too high?)"));
-    if (data_.test) predict_test();
+    if (!data_.further.empty()) predict_further();
     if (first_) finish();
     return best_;
   }
@@ -160,12 +160,16 @@ class SeedRun {
                          " examples to learn from, ", data_.valid->examples(), " to evaluate on; ",
                          human_count(static_cast<double>(plan::parameter_count(run_.shape))), " parameters, ",
                          plan::sizes_text(run_.grid), ", ", config_.train.dtype, " on ", config_.parallel.device));
-    for (const auto& [set, task] : {std::pair{"training", data_.train.get()}, {"validation", data_.valid.get()}})
-      if (const std::string out = task->left_out(); !out.empty())
-        log_->message(concat(" > left out of the ", set, " set: ", out));
+    log_left_out("the training set", *data_.train);
+    log_left_out("the validation set", *data_.valid);
+    for (const FurtherSet& set : data_.further) log_left_out(set.name, *set.task);
     if (start_.weights_only || !start_.from) return;
     for (const std::string& message : start_.messages) log_->message(" > " + message);
     log_->message(concat(" > resumed from ", start_.from->string(), " at iteration ", state_.iteration));
+  }
+
+  void log_left_out(const std::string& set, const tasks::Task& task) {
+    if (const std::string out = task.left_out(); !out.empty()) log_->message(concat(" > left out of ", set, ": ", out));
   }
 
   /// Called by the thread that reads alone.
@@ -240,17 +244,25 @@ class SeedRun {
   }
 
   /// With the best weights. Collective over the world.
-  void predict_test() {
+  void predict_further() {
     if (best_.iteration != state_.iteration) load_weights(train::save_folder(config_), engine_, run_);
-    const TaskBatches test(*data_.test, data_.form(), batch_options(run_, task_.pad_to_longest));
-    const TaskLogits logits = logits_of(test);
-    if (!first_) return;
-    fs::create_directories(out_ / "test");
+    for (const FurtherSet& set : data_.further) {
+      const TaskBatches batches(*set.task, data_.form(), batch_options(run_, task_.pad_to_longest));
+      const TaskLogits logits = logits_of(batches);
+      if (first_) keep_further(set, logits.values);
+    }
+  }
+
+  void keep_further(const FurtherSet& set, const std::vector<float>& logits) {
+    const fs::path folder = out_ / set.folder;
+    fs::create_directories(folder);
     const tasks::TaskScores scores =
-        data_.test->labelled() ? data_.test->scores(logits.values, best_.null_threshold) : tasks::TaskScores{};
-    write_predictions(out_ / "test", *data_.test, logits.values, best_.null_threshold, scores.report);
-    log_->message(concat(" > test set: predictions in ", (out_ / "test").string(), scores.metrics.empty() ? "" : "; ",
+        set.task->labelled() ? set.task->scores(logits, best_.null_threshold) : tasks::TaskScores{};
+    write_predictions(folder, *set.task, logits, best_.null_threshold, scores.report);
+    write_logits(out_, set.folder, logits);
+    log_->message(concat(" > ", set.name, ": predictions in ", folder.string(), scores.metrics.empty() ? "" : "; ",
                          text_of(scores.metrics)));
+    if (!scores.metrics.empty()) best_.further.push_back({set.name, scores.metrics});
   }
 
   void finish() {

@@ -3,6 +3,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "megatron/config/task_config.h"
 #include "megatron/finetune/results.h"
@@ -12,11 +13,20 @@
 
 namespace megatron::finetune {
 
+/// A set besides the one by which the weights are chosen: the best ones predict it, and are measured by it where it has
+/// labels.
+struct FurtherSet {
+  std::string name;              ///< set_names()
+  std::filesystem::path folder;  ///< of its predictions: within a seed's folder, and within the ensemble's
+  std::unique_ptr<const tasks::Task> task;
+};
+
 /// What all seeds of a recipe read: encoded once, read by every rank that is a thread of the process.
 struct TaskData {
   tasks::TaskKind kind = {};
   std::unique_ptr<const tasks::Task> train, valid;
-  std::unique_ptr<const tasks::Task> test = {};  ///< null: none
+  std::string valid_name = {};
+  std::vector<FurtherSet> further = {};
 
   tasks::TaskForm form() const { return tasks::task_form(kind); }
 };

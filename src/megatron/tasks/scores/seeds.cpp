@@ -16,10 +16,28 @@ std::string markdown_row(const std::string& name, const std::vector<double>& val
   return row + "\n";
 }
 
-nlohmann::ordered_json named(const std::vector<std::string>& names, const std::vector<double>& values) {
+/// Columns [first, last) of a table.
+struct Columns {
+  std::size_t first = 0, last = 0;
+};
+
+nlohmann::ordered_json named(const std::vector<std::string>& names, const std::vector<double>& values,
+                             Columns columns) {
   nlohmann::ordered_json object = nlohmann::ordered_json::object();
-  for (std::size_t i = 0; i < names.size(); ++i) object[names[i]] = values.at(i);
+  for (std::size_t i = columns.first; i < columns.last; ++i) object[names[i]] = values.at(i);
   return object;
+}
+
+void add_scores(nlohmann::ordered_json& object, const SeedTable& table, Columns columns) {
+  object["metric"] = table.metrics.at(columns.first);
+  object["metrics"] = nlohmann::ordered_json::array();
+  for (std::size_t i = columns.first; i < columns.last; ++i) object["metrics"].push_back(table.metrics[i]);
+  object["seeds"] = nlohmann::ordered_json::object();
+  for (const SeedTable::SeedRun& run : table.runs)
+    object["seeds"][std::to_string(run.seed)] = named(table.metrics, run.values, columns);
+  object["median"] = named(table.metrics, table.medians(), columns);
+  object["ensemble"] =
+      table.ensemble.empty() ? nlohmann::ordered_json() : named(table.metrics, table.ensemble, columns);
 }
 
 }  // namespace
@@ -56,8 +74,8 @@ std::vector<double> SeedTable::medians() const {
 
 std::string SeedTable::markdown() const {
   std::string table = "| " + task + " |", line = "|--|";
-  for (const std::string& metric : metrics) {
-    table += " " + metric + " |";
+  for (std::size_t i = 0; i < metrics.size(); ++i) {
+    table += concat(" ", sets.empty() ? "" : sets.at(i) + " ", metrics[i], " |");
     line += "--:|";
   }
   table += "\n" + line + "\n";
@@ -68,15 +86,16 @@ std::string SeedTable::markdown() const {
 }
 
 std::string SeedTable::json() const {
-  nlohmann::ordered_json seeds = nlohmann::ordered_json::object();
-  for (const SeedRun& run : runs) seeds[std::to_string(run.seed)] = named(metrics, run.values);
-  const nlohmann::ordered_json object = {
-      {"task", task},
-      {"metric", metrics.at(0)},
-      {"metrics", metrics},
-      {"seeds", std::move(seeds)},
-      {"median", named(metrics, medians())},
-      {"ensemble", ensemble.empty() ? nlohmann::ordered_json() : named(metrics, ensemble)}};
+  std::vector<Columns> parts = {{0, 1}};  // the columns of each set
+  for (std::size_t i = 1; i < metrics.size(); ++i)
+    if (sets.empty() || sets.at(i) == sets[i - 1])
+      parts.back().last = i + 1;
+    else
+      parts.push_back({i, i + 1});
+  nlohmann::ordered_json object = {{"task", task}};
+  add_scores(object, *this, parts.front());
+  if (!sets.empty())
+    for (const Columns& part : parts) add_scores(object["sets"][sets[part.first]], *this, part);
   return object.dump() + "\n";
 }
 

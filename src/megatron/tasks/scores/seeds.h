@@ -14,7 +14,7 @@ double median(std::vector<double> values);
 /// std::logic_error.
 std::vector<float> mean_logits(std::span<const std::vector<float>> runs);
 
-/// The measures of the runs of one task.
+/// The measures of the runs of one task, of one set or of several.
 struct SeedTable {
   struct SeedRun {
     std::int64_t seed = 0;
@@ -22,15 +22,17 @@ struct SeedTable {
   };
   std::string task;
   std::vector<std::string> metrics;
-  std::vector<SeedRun> runs;     ///< one at least
-  std::vector<double> ensemble;  ///< one a metric, or empty where there is none
+  std::vector<std::string> sets = {};  ///< of which set each metric is, those of a set in succession; empty: of one
+  std::vector<SeedRun> runs;           ///< one at least
+  std::vector<double> ensemble;        ///< one a metric, or empty where there is none
 
   /// The median of each metric over the runs.
   std::vector<double> medians() const;
-  /// A table with a row a seed, the medians and the ensemble. Values have two digits after the point.
+  /// A table with a row a seed, the medians and the ensemble, and a column a metric and set. Values have two digits
+  /// after the point.
   std::string markdown() const;
   /// {"task": …, "metric": the first, "metrics": […], "seeds": {"1": {metric: value, …}, …}, "median": {…},
-  /// "ensemble": {…} or null} on one line.
+  /// "ensemble": {…} or null} on one line, of the first set; of several also "sets": {set: the same without task, …}.
   std::string json() const;
 };
 
