@@ -1,7 +1,8 @@
 #include "app/layouts.h"
 
 #include <algorithm>
-#include <bit>
+#include <iterator>
+#include <vector>
 
 #include "app/config_file.h"
 #include "app/flags.h"
@@ -22,16 +23,35 @@ plan::Facts facts_of(const config::RunConfig& recipe) {
               text::Tokenizer::load(data.tokenizer, data.tokenizer_type, data.vocab_extra_ids).vocab_size()};
 }
 
+/// By number: the products of a number in `reached` and one of 1 … `most` that divides `of` (0: all do).
+std::vector<bool> times_divisors(const std::vector<bool>& reached, std::int64_t of, std::int64_t most) {
+  std::vector<bool> products(reached.size(), false);
+  const std::int64_t size = std::ssize(reached);
+  for (std::int64_t number = 1; number < size; ++number)
+    for (std::int64_t d = 1; reached[static_cast<std::size_t>(number)] && d <= most && number * d < size; ++d)
+      if (of % d == 0) products[static_cast<std::size_t>(number * d)] = true;
+  return products;
+}
+
 /// The largest number of ranks below that of `recipe` that some layout divides.
 int fewer_ranks(config::RunConfig recipe, const RanksMachine& machine, const plan::Facts& facts) {
-  constexpr int kTries = 256;
-  const int ranks = recipe.parallel.world_size;
-  for (int fewer = ranks - 1; fewer > std::max(1, ranks - kTries); --fewer) {
+  constexpr int kMaxRanks = 1 << 20;
+  const int ranks = std::min(recipe.parallel.world_size, kMaxRanks);
+  const config::ModelConfig& model = recipe.model;
+  // Sizes of tp, cp, pp and dp as a search may try them, and some more: it says of which products it does.
+  std::vector<bool> products(static_cast<std::size_t>(ranks), false);
+  products[1] = true;
+  products = times_divisors(products, recipe.train.global_batch_size, ranks);
+  products = times_divisors(products, model.num_attention_heads, ranks);
+  products = times_divisors(products, 0, std::max<std::int64_t>(1, recipe.data.seq_length / plan::kLeastSharedTokens));
+  products = times_divisors(products, 0, model.num_layers + std::max(model.num_layers, model.decoder_num_layers));
+  for (int fewer = ranks - 1; fewer > 1; --fewer) {
+    if (!products[static_cast<std::size_t>(fewer)]) continue;
     recipe.parallel.world_size = fewer;
     if (plan::search_layouts(recipe, machine.hardware, machine.capacity_bytes, facts, 1, 0, 1).allowed > 0)
       return fewer;
   }
-  return static_cast<int>(std::bit_floor(static_cast<unsigned>(ranks - 1)));
+  return 1;
 }
 
 }  // namespace

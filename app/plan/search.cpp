@@ -1,6 +1,7 @@
 #include "app/plan/search.h"
 
 #include <algorithm>
+#include <cctype>
 #include <nlohmann/json.hpp>
 
 #include "app/json_line.h"
@@ -26,12 +27,30 @@ struct Options {
   config::RunConfig run;
   SearchFlags flags;
   bool as_json = false;
+  std::string device = {};  ///< of the hardware, which the run is planned for
   void visit(auto& v) {
     v("json", as_json, "Print one JSON object.");
     flags.visit(v);
     run.visit(v);
   }
 };
+
+/// What makes the layout of the recipe, on a command line.
+std::string flags_of(const Options& options, const plan::LayoutChoice& choice) {
+  const bool says_device = options.run.parallel.device == options.device;
+  return concat(plan::flags_of(options.run, choice), says_device ? "" : concat(" --device ", options.device));
+}
+
+/// `word` as a shell reads it.
+std::string shell_word(const std::string& word) {
+  const bool plain = !word.empty() && std::ranges::all_of(word, [](unsigned char c) {
+    return std::isalnum(c) != 0 || std::string_view("-_=+.,:/@%").find(static_cast<char>(c)) != std::string_view::npos;
+  });
+  if (plain) return word;
+  std::string quoted = "'";
+  for (const char c : word) quoted += c == '\'' ? std::string("'\\''") : std::string(1, c);
+  return quoted + "'";
+}
 
 std::string sharding_text(const std::string& sharding) {
   return sharding.empty() ? "-" : sharding == "optim" ? "ZeRO-1" : sharding == "optim_grads" ? "ZeRO-2" : "ZeRO-3";
@@ -90,12 +109,12 @@ ordered_json row_of(const plan::FoundLayout& layout, const Options& options, dou
                    {"exposed_communication", exposed_communication(layout.cost)},
                    {"days", days_of(layout, tokens)},
                    {"parts_ms", parts},
-                   {"flags", plan::flags_of(options.run, choice)}};
+                   {"flags", flags_of(options, choice)}};
   if (options.flags.gpu_hour_price > 0) row["price"] = price_of(layout, options, tokens);
   return row;
 }
 
-/// What costs `b` most against `a`: "pipeline +12 ms, tensor +3 ms".
+/// What costs `b` most against `a`: "pipeline +12 ms, tensor +3 ms"; "" where each part differs by less than is shown.
 std::string losses(const plan::FoundLayout& a, const plan::FoundLayout& b) {
   std::vector<std::pair<double, std::string>> parts;
   const auto of_a = a.cost.parts.named(), of_b = b.cost.parts.named();
@@ -138,9 +157,11 @@ void print_layouts(const plan::LayoutSearch& found, const Options& options, cons
   for (const auto& [name, seconds] : best.cost.parts.named())
     if (seconds > 0.005 * best.cost.step_s) print(", {} {:.1f}", name, 1e3 * seconds);
   print_text("\n");
-  if (most > 1)
-    print("The second takes {:.1f} % longer: {}\n", 100 * (found.layouts[1].cost.step_s / best.cost.step_s - 1),
-          losses(best, found.layouts[1]));
+  if (most > 1) {
+    const std::string why = losses(best, found.layouts[1]);
+    print("The second takes {:.1f} % longer{}\n", 100 * (found.layouts[1].cost.step_s / best.cost.step_s - 1),
+          why.empty() ? "" : ": " + why);
+  }
 }
 
 }  // namespace
@@ -162,7 +183,10 @@ int plan_search(const Args& args) {
     throw ConfigError(rule_got_fix("--search needs the number of ranks.", "no --world-size", "--world-size 8"));
   const RanksMachine machine = machine_of(options.flags.hardware, options.flags.fit);
   const plan::Hardware& hardware = machine.hardware;
-  const plan::LayoutSearch found = find_layouts(options.run, machine, usable_cores(), options.flags.top);
+  options.device = hardware.device;
+  config::RunConfig recipe = options.run;
+  recipe.parallel.device = hardware.device;
+  const plan::LayoutSearch found = find_layouts(recipe, machine, usable_cores(), options.flags.top);
   const double tokens = options.flags.tokens > 0
                             ? options.flags.tokens
                             : static_cast<double>(options.run.train.train_iters * options.run.train.global_batch_size *
@@ -172,7 +196,7 @@ int plan_search(const Args& args) {
     for (const auto* list : {&found.layouts, &found.too_large})
       for (const plan::FoundLayout& each : *list)
         points.push_back({static_cast<double>(each.held_bytes()) / 1e9, each.tokens_per_s,
-                          plan::flags_of(options.run, each.choice), list == &found.layouts});
+                          flags_of(options, each.choice), list == &found.layouts});
     std::vector<charts::Point> frontier;
     for (const plan::FoundLayout& each : plan::pareto(found.layouts))
       frontier.push_back({static_cast<double>(each.held_bytes()) / 1e9, each.tokens_per_s, "", true});
@@ -186,6 +210,7 @@ int plan_search(const Args& args) {
     for (std::size_t i = 0; i < std::min(found.layouts.size(), static_cast<std::size_t>(options.flags.top)); ++i)
       rows.push_back(row_of(found.layouts[i], options, tokens));
     print_json(ordered_json{{"hardware", hardware.name},
+                            {"device", hardware.device},
                             {"world_size", options.run.parallel.world_size},
                             {"capacity_bytes", machine.capacity_bytes},
                             {"allowed", found.allowed},
@@ -197,7 +222,7 @@ int plan_search(const Args& args) {
   print_layouts(found, options, hardware, tokens);
   const int nodes = nodes_of(ranks, hardware);
   const std::string train =
-      concat("megatron train ", command.recipe, " ", plan::flags_of(options.run, found.layouts[0].choice));
+      concat("megatron train ", shell_word(command.recipe), " ", flags_of(options, found.layouts[0].choice));
   if (ranks % nodes == 0)
     print("\ntorchrun --nnodes {} --nproc-per-node {} --no-python {}\n", nodes, ranks / nodes, train);
   else

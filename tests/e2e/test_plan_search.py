@@ -1,6 +1,9 @@
 """What `megatron plan --search` finds is a layout that `megatron plan` takes."""
 import json
 import pathlib
+import re
+import shlex
+import shutil
 import sys
 import tempfile
 import tomllib
@@ -69,6 +72,42 @@ class Search(unittest.TestCase):
         self.assertIn("warm-up", warm_up)
         self.assertNotIn("No layout", warm_up)
 
+    def test_a_layout_holds_what_its_command_on_the_hardwares_device_does(self):
+        words = [CONFIGS / "gemma3_270m.toml", "--world-size", 8, "--global-batch-size", 64]
+        with tempfile.TemporaryDirectory(prefix="megatron-search-") as folder:
+            machine = pathlib.Path(folder) / "machine.toml"
+            machine.write_text((CONFIGS / "hardware/dgx-h100.toml").read_text().replace('device = "cuda"', ""))
+            for hardware, device in (("dgx-h100", "cuda"), (machine, "cpu")):
+                found = json.loads(run("plan", *words, "--search", "--hardware", hardware, "--top", 2, "--json"))
+                self.assertEqual(found["device"], device)
+                for row in found["layouts"]:
+                    self.assertEqual("--device cuda" in row["flags"], device == "cuda")
+                    plan = json.loads(run("plan", *words, *row["flags"].split(), "--json"))
+                    self.assertEqual(plan["target"]["device"], device)
+                    self.assertEqual(max(plan["memory_bytes"]["total"]) + row["gathered_bytes"], row["memory_bytes"])
+                on_gpu = json.loads(run("plan", *words, "--device", "cuda", "--search", "--hardware", hardware, "--top",
+                                        1, "--json"))["layouts"][0]
+                self.assertEqual("--device cpu" in on_gpu["flags"], device == "cpu")
+
+    def test_the_command_is_words_of_a_shell_and_takes_back_dp(self):
+        with tempfile.TemporaryDirectory(prefix="megatron search's ") as folder:
+            recipe = pathlib.Path(folder) / "my recipe.toml"
+            shutil.copy(CONFIGS / "gpt_tiny.toml", recipe)
+            shown = run("plan", recipe, "--search", "--world-size", 2, "--dp", 2, "--global-batch-size", 64)
+            command = next(line for line in shown.splitlines() if line.startswith("torchrun"))
+            words = shlex.split(command)
+            at = words.index("train") + 1
+            self.assertEqual(words[at], str(recipe))
+            self.assertIn("--dp 0", command)
+            run("plan", *words[at:], "--world-size", 2, "--dp", 2, "--global-batch-size", 64, *words[at + 1:])
+
+    def test_a_number_of_ranks_that_is_proposed_is_taken(self):
+        words = ["plan", CONFIGS / "gpt_tiny.toml", "--search", "--global-batch-size", 64, "--world-size"]
+        for ranks in (5000, 67, 1 << 20):
+            fix = re.search(r"fix:  --world-size (\d+)", run(*words, ranks, code=2))
+            self.assertLess(int(fix[1]), ranks)
+            self.assertIn(f"{fix[1]} ranks of", run(*words, int(fix[1])))
+
     def test_the_command_starts_as_many_ranks_as_were_asked_for(self):
         words = ["plan", RECIPE, "--schedule.rampup_batch_size=", "--train.dtype", "bf16", "--device", "cuda",
                  "--search"]
@@ -108,17 +147,19 @@ class Auto(unittest.TestCase):
 
     def test_a_run_shares_experts_or_sequences_where_nothing_else_fits(self):
         """One layer that ranks of tp and pp cannot divide, so that others must."""
+        rates = (CONFIGS / "hardware/dgx-h100.toml").read_text()
+        self.machine.write_text(rates.replace('device = "cuda"', 'device = "cpu"'))
         one_layer = ["--num-layers", 1, "--num-attention-heads", 1, "--train-iters", 2, "--eval-interval", 0]
         experts = ["--num-experts", 4, "--moe-ffn-hidden-size", 1023, "--disable-bias-linear"]
         sequences = ["--seq-length", 4096, "--global-batch-size", 2, "--micro-batch-size", 1]
         for name, size, words in (("experts", "ep", experts), ("sequences", "cp", sequences)):
             words = [*one_layer, *words]
             search = ["plan", self.place.recipe, *words, "--world-size", 2, "--tokenizer", self.place.tokenizer,
-                      "--search", "--hardware", "dgx-h100", "--top", 1000, "--json"]
+                      "--search", "--hardware", self.machine, "--top", 1000, "--json"]
             rows = json.loads(run(*search))["layouts"]
             without = min(row["memory_bytes"] for row in rows if row[size] == 1)
             self.assertLess(min(row["memory_bytes"] for row in rows if row[size] > 1), without)
-            self.place.train(name, *words, "--world-size", 2, "--layout", "auto", "--hardware", "dgx-h100",
+            self.place.train(name, *words, "--world-size", 2, "--layout", "auto", "--hardware", self.machine,
                              "--fit", without - 1)
             recipe = tomllib.loads((self.place.path / name / "recipe.toml").read_text())
             self.assertEqual(recipe["parallel"][size], 2)

@@ -491,6 +491,8 @@ TEST(HardwareFile, IsRefusedForWhatNoMachineHas) {
       {"bandwidth_gb_s = 100\n", "bandwidth_gb_s = 100\nefficiency = 1.5\n"},
       {"bandwidth_gb_s = 50", "bandwidth_gb_s = inf"},
       {"ranks_per_node = 8", "ranks_per_node = 0"},
+      {"ranks_per_node = 8", "device = \"gpu\""},
+      {"ranks_per_node = 8", "processor = \"amx2\""},
       {"ranks_per_node = 8", "ranks_per_node = 9223372036854775807"},
       {"ranks_per_node = 8", "[software]\nspeed_spread = 2"},
       {"[cluster]\nbandwidth_gb_s = 50", ""},

@@ -255,23 +255,25 @@ TEST(LayoutSearch, ReplacesWhatARecipeSaysOfItsLayout) {
 config::RunConfig by_flags(config::RunConfig recipe, const std::string& flags) {
   std::istringstream words(flags);
   config::parse_words(config::fields_of(recipe), {std::istream_iterator<std::string>(words), {}}, "");
-  recipe.parallel.dp = 0;
   return recipe;
 }
 
 // Recipes with stages of all kinds: a launch command must take back what its layout does without.
 TEST(LayoutSearch, NamesFlagsThatMakeOfARecipeTheLayoutThatWasFound) {
-  for (const char* name : {"gpt_145.6b", "gpt_39.1b", "gpt_tiny_pp", "gpt_1.3b", "moe_tiny", "llama2_7b"}) {
+  for (const char* name : {"gpt_145.6b", "gpt_39.1b", "gpt_tiny_pp", "gpt_1.3b", "moe_tiny", "llama2_7b", "t5_220m"}) {
     config::RunConfig recipe;
     config::load_toml(recipe, concat(tests_folder() + "/../configs/", name, ".toml"));
     recipe.data.tokenizer = "";
     if (recipe.model.vocab_size == 0) recipe.model.vocab_size = 32'000;
     recipe.train.recompute_num_layers = 1;
     recipe.train.recompute = "full";
-    recipe.parallel.dp = 0;
+    recipe.parallel.dp = 3;
+    if (recipe.model.architecture == "t5") recipe.parallel.pipeline_split_rank = 1;
     for (const int ranks : {1, 8, 64}) {
       recipe.parallel.world_size = ranks;
-      for (const FoundLayout& each : search_layouts(recipe, h100(), 1e18, {}, 3, 60, 2).layouts) {
+      const LayoutSearch found = search_layouts(recipe, h100(), 1e18, {}, 3, 60, 2);
+      EXPECT_FALSE(found.layouts.empty() && recipe.parallel.pipeline_split_rank > 0) << found.refused;
+      for (const FoundLayout& each : found.layouts) {
         const std::string flags = flags_of(recipe, each.choice);
         SCOPED_TRACE(concat(name, ", ", ranks, " ranks: ", flags));
         config::RunConfig want = with_layout(recipe, each.choice), got = by_flags(recipe, flags);
@@ -390,6 +392,22 @@ TEST(LayoutSearch, IsTheSameForAnyNumberOfThreadsAndSaysWhereItStopped) {
   ASSERT_EQ(one.layouts.size(), four.layouts.size());
   for (std::size_t i = 0; i < one.layouts.size(); ++i) EXPECT_EQ(one.layouts[i].choice, four.layouts[i].choice);
   EXPECT_EQ(one.complete, four.complete);
+}
+
+// As `megatron plan` counts it with --processor.
+TEST(LayoutSearch, CountsPackedWeightsOfTheHardwaresProcessor) {
+  config::RunConfig on_cpu = recipe();
+  on_cpu.parallel.device = "cpu";
+  on_cpu.parallel.world_size = 4;
+  for (const char* processor : {"amx", "avx512_bf16", "avx2"}) {
+    Hardware hardware = h100();
+    hardware.processor = processor;
+    const FoundLayout best = search_layouts(on_cpu, hardware, 80e9, {}, 1, 1000, 2).layouts.at(0);
+    const MemoryPlan want = largest_memory(resolve(with_layout(on_cpu, best.choice)), processor);
+    EXPECT_EQ(want.packed_weights > 0, processor != std::string("avx2"));
+    EXPECT_EQ(best.memory.packed_weights, want.packed_weights);
+    EXPECT_EQ(best.memory.total(), want.total());
+  }
 }
 
 TEST(LayoutSearch, OfTooLittleMemoryFindsNothing) {

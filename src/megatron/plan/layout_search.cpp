@@ -195,7 +195,7 @@ class Search {
     FoundLayout found{.choice = choice,
                       .dp = run.grid.sample_shares(),
                       .microbatches = run.microbatches_per_step,
-                      .memory = largest_memory(run),
+                      .memory = largest_memory(run, hardware_.processor),
                       .gathered_bytes = gathered_bytes(run.config, run.shape),
                       .cost = {}};
     found.cost = step_cost(run, hardware_);
@@ -436,6 +436,7 @@ config::RunConfig with_layout(config::RunConfig recipe, const LayoutChoice& choi
   parallel.pp_schedule = choice.schedule;
   parallel.microbatch_group_size = 0;
   reset_stages(parallel);
+  parallel.pipeline_split_rank = 0;
   parallel.pp_layout = choice.stages;
   recipe.train.micro_batch_size = choice.micro_batch_size;
   recipe.train.recompute = choice.recompute;
@@ -471,6 +472,7 @@ std::string flags_that_reset_stages(const config::ParallelConfig& parallel, cons
                                     {"account_for_loss", parallel.account_for_loss},
                                     {"standalone_embedding_stage", parallel.standalone_embedding_stage}})
     if (is_on) flags += concat(" --parallel.", name, " false");
+  if (parallel.pipeline_split_rank > 0) flags += " --parallel.pipeline_split_rank 0";
   return flags;
 }
 
@@ -494,7 +496,7 @@ std::string flags_of(const config::RunConfig& recipe, const LayoutChoice& choice
                              config.parallel.sp   ? " --sp"
                              : recipe.parallel.sp ? " --sp false"
                                                   : "",
-                             " --pp ", choice.pp);
+                             " --pp ", choice.pp, recipe.parallel.dp > 0 ? " --dp 0" : "");
   if (choice.cp > 1)
     flags += concat(" --cp ", choice.cp, " --cp-comm-type ", config.parallel.cp_comm_type);
   else if (recipe.parallel.cp > 1)

@@ -76,7 +76,8 @@ struct LayoutSearch {
 /// with a micro batch that shares a divisor with cp (dividing both by it, and multiplying dp, leaves each rank as many
 /// tokens, of fewer ranks' sequences), or a way that takes longer than another in both passes and gathers no less. Of
 /// those that recompute, also with as few layers as fit. On `threads` threads; the result does not depend on how many.
-/// `facts`: as resolve() takes them. Throws ConfigError where the recipe itself, or the world size, is wrong.
+/// `facts`: as resolve() takes them. The device is the recipe's; of a CPU's ranks memory is that on the hardware's
+/// processor. Throws ConfigError where the recipe itself, or the world size, is wrong.
 LayoutSearch search_layouts(const config::RunConfig& recipe, const Hardware& hardware, double capacity_bytes,
                             const Facts& facts, int most, int max_evaluated, int threads);
 

@@ -117,7 +117,7 @@ std::string Fit::text() const {
 }
 
 Fit fit_of(const plan::ResolvedRun& run, const plan::Hardware& hardware) {
-  return {.bytes = largest_memory(run).total(), .capacity = hardware.memory.capacity_bytes()};
+  return {.bytes = largest_memory(run, hardware.processor).total(), .capacity = hardware.memory.capacity_bytes()};
 }
 
 std::vector<PredictedRow> predict_paper(const plan::Hardware& hardware) {

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "megatron/base/error.h"
+#include "megatron/base/text/nearest.h"
 #include "megatron/config/options.h"
 
 namespace megatron::plan {
@@ -19,6 +20,12 @@ class Ranges {
     errors_ += concat(errors_.empty() ? "" : "\n",
                       rule_got_fix(concat(name_, ": ", key, " must be from ", low, " to ", high, "."), concat(value),
                                    concat(key.substr(key.find('.') + 1), " = ", example)));
+  }
+  void one_of(const std::string& key, const std::string& value, const std::vector<std::string>& choices) {
+    if (std::ranges::find(choices, value) != choices.end()) return;
+    errors_ += concat(errors_.empty() ? "" : "\n",
+                      rule_got_fix(concat(name_, ": ", key, " must be one of ", listed(choices), "."), value,
+                                   concat(key, " = \"", choices.front(), "\"")));
   }
   void share(const std::string& key, double value) { range(key, value, 1e-3, 1, "0.8"); }
   void finish() const {
@@ -63,6 +70,9 @@ Hardware parse_hardware(const std::string& text, const std::string& name) {
   config::read_toml(config::fields_of(hardware), text, name);
   if (hardware.name.empty()) hardware.name = name;
   Ranges ranges(name);
+  for (const config::Field& field : config::fields_of(hardware).fields)
+    if (!field.meaning.choices.empty())
+      ranges.one_of(field.path, *std::get<std::string*>(field.value), field.meaning.choices);
   ranges.range("ranks_per_node", static_cast<double>(hardware.ranks_per_node), 1, 1 << 16, "8");
   const ComputeRates& compute = hardware.compute;
   const double best = std::max({compute.fp64_tflops, compute.fp32_tflops, compute.bf16_tflops, compute.fp16_tflops});

@@ -2,6 +2,8 @@
 #include <cstdint>
 #include <string>
 
+#include "megatron/config/options.h"
+
 // A cluster and the software on it, as numbers: what the cost model (cost_model.h) needs besides the plan.
 namespace megatron::plan {
 
@@ -96,6 +98,8 @@ struct SoftwareCosts {
 
 struct Hardware {
   std::string name;
+  std::string device = "cpu";     ///< parallel.device of its ranks
+  std::string processor = "amx";  ///< of a CPU's: packs_weights() (memory.h)
   std::int64_t ranks_per_node = 1;
   ComputeRates compute;
   MemoryRates memory;
@@ -105,6 +109,9 @@ struct Hardware {
 
   void visit(auto& v) {
     v("name", name, "What reports call it.");
+    v("device", device, "What its ranks compute on, as --device has it.", config::Choices({"cpu", "cuda"}));
+    v("processor", processor, "Instruction set of a CPU's ranks, as --processor of megatron plan has it.",
+      config::Choices({"amx", "avx512_bf16", "avx512", "avx2", "reference"}));
     v("ranks_per_node", ranks_per_node, "Ranks of a node; a world of fewer has one node.");
     v("compute", compute, "What computes.");
     v("memory", memory, "One rank's memory.");
