@@ -12,6 +12,7 @@
 #include "megatron/base/files/file.h"
 #include "megatron/base/progress.h"
 #include "megatron/charts/bar_chart.h"
+#include "megatron/plan/mend.h"
 #include "megatron/plan/pipeline_plan.h"
 #include "megatron/study/scaling.h"
 
@@ -83,21 +84,44 @@ struct PredictedRecipe {
   study::Fit memory;
 };
 
+/// What is wrong with one of the recipes, by its name; with `others` a fix may not suit those.
+std::string of_recipe(const std::string& message, const std::string& name, bool others) {
+  std::string text;
+  for (auto& [rule, got, fix] : plan::violations_in(message)) {
+    constexpr std::string_view kDtype = "--train.dtype";  // of step_cost()
+    if (const std::size_t at = fix.find(kDtype); at != std::string::npos) fix.replace(at, kDtype.size(), "--dtype");
+    if (others && fix.starts_with("--"))
+      fix = concat("leave ", name, " out of --recipes, or predict it alone with ", fix);
+    text += (text.empty() ? "" : "\n") + rule_got_fix(concat(name, ": ", rule), got, fix);
+  }
+  return text;
+}
+
 PredictedRecipe predict_recipe(const std::string& name, const ScalingPredictOptions& options,
                                const plan::Hardware& hardware) {
   config::RunConfig config;
   config::load_toml(config, config_file(name, "configs", "--recipes"));
   config.train.dtype = options.dtype;
-  config.parallel.device = "cuda";
+  config.parallel.device = hardware.device;
   if (options.world_size > 0) {
     config.parallel.world_size = options.world_size;
     config.parallel.dp = 0;
   }
   if (config.model.vocab_size == 0) config.model.vocab_size = 50257;  // a recipe that leaves it to its tokenizer
-  plan::ResolvedRun run = plan::resolve(config);
-  const plan::StepCost cost = plan::step_cost(run, hardware);
-  const study::Fit memory = study::fit_of(run, hardware);
-  return {name, std::move(run), cost, memory};
+  const auto keeps_dp = [given = config.parallel](config::RunConfig& changed) {
+    if (changed.parallel.world_size != given.world_size) changed.parallel.dp = 0;
+  };
+  try {
+    plan::ResolvedRun run =
+        plan::resolve(config, {.flags = {{"train.dtype", "dtype"}, {"parallel.world_size", "world-size"}},
+                               .otherwise = concat("leave ", name, " out of --recipes, or change its file"),
+                               .complete = keeps_dp});
+    const plan::StepCost cost = plan::step_cost(run, hardware);
+    const study::Fit memory = study::fit_of(run, hardware);
+    return {name, std::move(run), cost, memory};
+  } catch (const ConfigError& error) {
+    throw ConfigError(of_recipe(error.what(), name, options.recipes.size() > 1));
+  }
 }
 
 int predict_recipes(const BenchScalingOptions& options, const plan::Hardware& hardware) {

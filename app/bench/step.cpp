@@ -285,6 +285,20 @@ void print_table(const Json& json) {
   }
 }
 
+/// Throws ConfigError in the words of this job's option where the machine has not what --kernels names.
+void take_kernels(const std::string& name) {
+  if (name == "auto") return;
+  try {
+    kernels::force_instruction_set(name);
+  } catch (const ConfigError& error) {
+    constexpr std::string_view kOfARun = "train.kernels";
+    std::string message = error.what();
+    for (std::size_t at = 0; (at = message.find(kOfARun, at)) != std::string::npos;)
+      message.replace(at, kOfARun.size(), "kernels");
+    throw ConfigError(message);
+  }
+}
+
 }  // namespace
 
 int bench_step(const Args& args) {
@@ -293,7 +307,7 @@ int bench_step(const Args& args) {
   const plan::Besides smaller{.fix = "a smaller --model, --micro-batch-size or --seq-length"};
   run::check_memory(run, place, plan::Holding::Training, smaller);
   kernels::install_caching_allocator();
-  if (run.config.train.kernels != "auto") kernels::force_instruction_set(run.config.train.kernels);
+  take_kernels(options.kernels);
   kernels::set_matmul_precision(run.config.train.matmul_precision);
   std::optional<Measured> of_first_rank;
   const int code = run::run_on_ranks(run, place, [&](comm::Group world, at::Device device) {

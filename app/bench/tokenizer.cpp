@@ -152,11 +152,14 @@ class Bench {
 int bench_tokenizer(const Args& args) {
   Options options;
   no_words(config::parse_command_line(options, args, "megatron bench tokenizer --input F… [OPTION]…"));
-  need_option(!options.input.empty() || (options.one_character_mb != 0 && options.vocab_size == 0),
-              "--input, or --one-character-mb with --vocab-size 0,");
+  if (options.input.empty() && (options.one_character_mb == 0 || options.vocab_size != 0))
+    throw ConfigError(
+        rule_got_fix("--input, or --one-character-mb with --vocab-size 0, must be given.", "nothing", "--input FILE"));
   if (options.repeats < 1)
     throw ConfigError(rule_got_fix("--repeats must be 1 or more.", concat(options.repeats), "--repeats 1"));
-  if (options.vocab_size == 0) need_option(!options.tokenizer.empty(), "--tokenizer, or a --vocab-size to learn,", "");
+  if (options.vocab_size == 0 && options.tokenizer.empty())
+    throw ConfigError(rule_got_fix("--tokenizer, or a --vocab-size to learn, must be given.", "--vocab-size 0 alone",
+                                   "--tokenizer FOLDER"));
   if (options.one_character_mb < 0 || options.one_character_mb > 1024)
     throw ConfigError(rule_got_fix("--one-character-mb must be 0 to 1024.", concat(options.one_character_mb),
                                    "--one-character-mb 0 (the default)"));

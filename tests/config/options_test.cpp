@@ -262,6 +262,9 @@ TEST(CommandLine, RefusesWhatIsNoneOfTheChoices) {
   parse_command_line(options, {"--name", "sgd", "--modules", "attn", "mlp"}, "megatron example");
   EXPECT_EQ(options.name, "sgd");
   EXPECT_EQ(options.modules, (std::vector<std::string>{"attn", "mlp"}));
+  RunConfig run;  // an option without a value, whose default is none
+  EXPECT_THAT([&] { parse_command_line(run, {"--log.fields"}, "megatron example"); },
+              ThrowsMessage<ConfigError>(HasSubstr("fix:  --log.fields tokens_per_s")));
 }
 
 TEST(RunOptions, HaveDefaultsThatAreAmongTheirChoices) {

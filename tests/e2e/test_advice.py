@@ -61,6 +61,8 @@ WRONG = {
         --parallel.backend nccl
         --device cuda
         --log.trace t.txt
+        --log.fields nope
+        --log.fields
         --data.sft --data.packed --data.fim_data
         --reset-position-ids --data.packed
         --threads-per-rank -3
@@ -271,6 +273,7 @@ WRONG = {
         --micro-batch-size 0
         --microbatches 1000000000
         --loss-chunk-tokens -1
+        --kernels avx3
         --optimizer.clip-norm max
         --launch thread
         word""",
@@ -278,11 +281,12 @@ WRONG = {
     "bench data --input {text} --tokenizer {tok} --samples 10 --fetches 10 --seq-length 8 --repeats 1":
         "\n--repeats 0\n--workers -1\n--input=\nword",
     "bench tokenizer --input {text} --vocab-size 300 --repeats 1": "\n--repeats 0\n--threads -1\n--one-character-mb -1",
+    "bench tokenizer": "\n--repeats 1\n--one-character-mb 1 --vocab-size 0",
     "bench generate --load {run} --prompt-tokens 2 --new-tokens 2 --prefill-tokens 4 --repeats 1":
         "\n--repeats 0\n--prompt-tokens 9999\n--tp 3",
     "bench pipeline {recipe} --vocab-size 320 --pp 2 --world-size 2 --steps 1 --rounds 1":
         "\n--steps 0\n--steps 1000000000000\n--schedules zzz",
-    "bench scaling": "\n--measured --steps 0\n--world-size 3\n--measured --width 17",
+    "bench scaling": "\n--measured --steps 0\n--world-size 3\n--measured --width 17\n--recipes gpt_18.4b",
     "doctor": "\nword\n--jsn",
     "version": "\n--json",
     "plot {run}": "\n--x time\n--smooth 0\n--field nosuch",
@@ -297,7 +301,8 @@ WRONG = {
 # Commands that are refused without a wrong word too, for what they lack or for a file that these tests have none of.
 REFUSED = {"plan", "eval", "eval choice --load {run} --data {text}", "eval mnli --load {run} --data {text}",
            "generate --load {run}", "tokenizer", "data", "data info", "data split {pair} --output-prefix {new}",
-           "checkpoint", "checkpoint info", "checkpoint verify", "bench", "plot", "docs", "", "bench scaling"}
+           "bench tokenizer", "checkpoint", "checkpoint info", "checkpoint verify", "bench", "plot", "docs", "",
+           "bench scaling"}
 # Rules that are looked at once another is kept, and that the same line breaks too.
 LATER = ("This machine's memory must hold", "a chat needs a template", "SentencePiece must be able",
          "each line must have the key", "parallel.*: tp*cp*dp*pp must equal", "squad needs a BERT",

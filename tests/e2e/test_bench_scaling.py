@@ -53,6 +53,18 @@ class MeasuredScaling(unittest.TestCase):
             self.assertIn("no room", texts)
             self.assertIn("does not fit: needs", run(*words))
 
+    def test_what_is_wrong_with_a_recipe_names_it_and_options_of_this_job(self):
+        words = ["bench", "scaling", "--recipes"]
+        message = run(*words, "gpt_18.4b", code=2)  # in bf16, which a V100 does not multiply
+        self.assertIn("gpt_18.4b: ", message)
+        self.assertIn("fix:  --dtype fp16", message)
+        run(*words, "gpt_18.4b", "--dtype", "fp16")
+        message = run(*words, "gpt_18.4b", "moe_tiny", "--hardware", "b200", "--world-size", 1024, code=2)
+        self.assertIn("moe_tiny: ", message)
+        self.assertIn("leave moe_tiny out of --recipes", message)
+        self.assertNotIn("--global-batch-size", message)
+        run(*words, "gpt_18.4b", "--hardware", "b200", "--world-size", 1024)
+
     def test_options_of_another_figure_than_the_one_asked_for_are_refused(self):
         for options, words in [(["--world-size", 8], ["--world-size", "--recipes"]),
                                (["--dtype", "fp16"], ["--dtype", "--recipes"]),

@@ -72,7 +72,7 @@ TEST(ProductTime, NeedsAPeakOfTheType) {
     FAIL();
   } catch (const ConfigError& error) {
     EXPECT_THAT(error.what(), HasSubstr("fp64"));
-    EXPECT_THAT(error.what(), HasSubstr("fix:"));
+    EXPECT_THAT(error.what(), HasSubstr("fix:  --train.dtype bf16, or fp64_tflops in its [compute]"));
   }
 }
 
@@ -521,6 +521,31 @@ TEST(HardwareFile, IsToldAllThatIsWrongAtOnce) {
       EXPECT_THAT(error.what(), HasSubstr(key));
     EXPECT_THAT(error.what(), HasSubstr("fix:  efficiency = 0.8"));
   }
+}
+
+// What is shown has to be a value that is taken, which the default is not.
+TEST(HardwareFile, IsToldANumberThatIsTakenInPlaceOfOneThatIsNone) {
+  for (const char* line : {"capacity_gb = 80", "bandwidth_gb_s = 1000", "bandwidth_gb_s = 50"}) {
+    std::string text = kFile;
+    const std::string key = std::string(line).substr(0, std::string_view(line).find(' '));
+    text.replace(text.find(line), std::string_view(line).size(), key + " = nan");
+    try {
+      parse_hardware(text, "bad.toml");
+      ADD_FAILURE() << line;
+    } catch (const ConfigError& error) {
+      const std::string head = "fix:  such as ", message = error.what();
+      const std::size_t at = message.find(head);
+      ASSERT_NE(at, std::string::npos) << message;
+      text.replace(text.find(key + " = nan"), key.size() + 6, message.substr(at + head.size()));
+      EXPECT_NO_THROW(parse_hardware(text, "good.toml")) << text;
+    }
+  }
+}
+
+TEST(HardwareFile, SaysWhatItsRanksComputeOn) {
+  EXPECT_EQ(parse_hardware(kFile, "mine.toml").device, "cpu");
+  EXPECT_EQ(parse_hardware(std::string("device = \"cuda\"\n") + kFile, "mine.toml").device, "cuda");
+  for (const char* name : {"dgx2h", "dgx-a100", "dgx-h100", "b200"}) EXPECT_EQ(file(name).device, "cuda") << name;
 }
 
 TEST(HardwareFile, OfEachClusterIsThere) {

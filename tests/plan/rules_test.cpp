@@ -509,6 +509,16 @@ TEST(Resolve, SaysWhatWouldBeRight) {
               HasSubstr("fix:  --model.hidden_dropout 0.1 (the default)"));
 }
 
+TEST(Resolve, ProposesAValueOfAListThatIsEmptyByDefault) {
+  RunConfig config = valid();
+  config.log.fields = {"nope"};
+  const std::string message = broken_rules(config), head = "fix:  --log.fields ";
+  const std::size_t at = message.find(head);
+  ASSERT_NE(at, std::string::npos) << message;
+  config.log.fields = {message.substr(at + head.size())};
+  EXPECT_EQ(broken_rules(config), "");
+}
+
 TEST(Resolve, RefusesSamplesOfTwoKindsAtOnce) {
   const auto error_after = [](const auto& change) {
     RunConfig config = valid();

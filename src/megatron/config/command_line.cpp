@@ -140,9 +140,10 @@ class WordParser {
     if (!value) {
       const std::string example = plain_value(field.value);
       report(rule_got_fix(concat(typed, " takes ", misused ? "no value" : type_name(field.value), "."), got,
-                          misused                  ? concat(typed, " (without a value)")
-                          : !field.example.empty() ? concat(typed, " ", field.example)
-                          : !example.empty()       ? concat(typed, " ", example, " (the default)")
+                          misused                          ? concat(typed, " (without a value)")
+                          : !field.example.empty()         ? concat(typed, " ", field.example)
+                          : !example.empty()               ? concat(typed, " ", example, " (the default)")
+                          : !field.meaning.choices.empty() ? concat(typed, " ", field.meaning.choices.front())
                           : values.empty() && !std::holds_alternative<std::vector<std::int64_t>*>(field.value) &&
                                   !std::holds_alternative<std::vector<double>*>(field.value)
                               ? concat(typed, " TEXT")

@@ -68,7 +68,7 @@ class TomlReader {
     const std::optional<Value> found = std::visit([&](auto* pointer) { return convert(node, *pointer); }, field.value);
     if (!found)
       return report(node, path + " takes " + type_name(field.value) + ".", text_of(node),
-                    "such as " + path.substr(path.rfind('.') + 1) + " = " + example_of(field.value, node));
+                    "such as " + path.substr(path.rfind('.') + 1) + " = " + example_of(field, node));
     if (has_nul(*found))  // names of files, to the system, would end there
       return report(node, path + " must be a string without NUL characters.", printable(text_of(node)),
                     "leave them out");
@@ -105,8 +105,11 @@ class TomlReader {
     return out.str().substr(0, 100);
   }
 
-  /// A value that the field takes: of strings what was given, in quotes; else the present one, unless that is empty.
-  static std::string example_of(const FieldValue& field, const toml::node& node) {
+  /// A value that the field takes: of strings what was given, in quotes; of numbers its Example; else the present one,
+  /// unless that is empty.
+  static std::string example_of(const Field& declared, const toml::node& node) {
+    const FieldValue& field = declared.value;
+    if (std::holds_alternative<double*>(field) && !declared.example.empty()) return declared.example;
     const auto word = [](const toml::node& given) { return given.value<std::string>().value_or(text_of(given)); };
     if (std::holds_alternative<std::string*>(field)) {
       std::string given = node.is_value() ? word(node) : "";

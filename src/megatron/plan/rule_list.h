@@ -50,8 +50,11 @@ class Rules {
     if (value < low) option(name, false, concat("must be at least ", low, "."), concat(value));
   }
   void one_of(const char* name, const std::string& value, const std::vector<std::string>& allowed) {
-    if (std::find(allowed.begin(), allowed.end(), value) == allowed.end())
-      add(not_a_choice(name, value, allowed, concat("--", name), default_of(name)));
+    const auto knows = [&](const std::string& word) { return std::ranges::find(allowed, word) != allowed.end(); };
+    if (knows(value)) return;
+    const bool has_usual = !usual_text(name).empty() || knows("");
+    add(not_a_choice(name, value, allowed, concat("--", name),
+                     has_usual ? default_of(name) : concat("--", name, " ", allowed.front())));
   }
   /// Each option of a recipe's section that has config::Choices is one of them, each element of a list too.
   template <class Section>
@@ -99,10 +102,14 @@ class Rules {
     static const config::Fields listed = config::fields_of(config);
     return listed.fields;
   }
-  static std::string default_of(const std::string& option) {
+  static std::string usual_text(const std::string& option) {
     for (const config::Field& field : defaults())
-      if (field.path == option) return concat("--", option, " ", config::plain_value(field.value), " (the default)");
+      if (field.path == option) return config::plain_value(field.value);
     throw std::logic_error("no option is named " + option);
+  }
+  static std::string default_of(const std::string& option) {
+    const std::string usual = usual_text(option);
+    return concat("--", option, usual.empty() ? "=" : " ", usual, " (the default)");
   }
 
   template <class T>

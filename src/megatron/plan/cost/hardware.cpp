@@ -106,8 +106,13 @@ double peak_flops(const Hardware& hardware, const std::string& dtype) {
                         : dtype == kFp8   ? compute.fp8_tflops
                                           : compute.fp16_tflops;
   if (tflops > 0) return tflops * 1e12;
-  throw ConfigError(rule_got_fix(concat("the hardware ", hardware.name, " must compute in train.dtype."), dtype,
-                                 concat(dtype, "_tflops in its [compute], or another --train.dtype")));
+  const std::string rate = concat(dtype, "_tflops in its [compute]");
+  std::string fix = rate;
+  for (const auto& [offered, rate_of] :
+       {std::pair("fp64", compute.fp64_tflops), std::pair("fp32", compute.fp32_tflops),
+        std::pair("fp16", compute.fp16_tflops), std::pair("bf16", compute.bf16_tflops)})
+    if (rate_of > 0) fix = concat("--train.dtype ", offered, ", or ", rate);
+  throw ConfigError(rule_got_fix(concat("the hardware ", hardware.name, " must compute in train.dtype."), dtype, fix));
 }
 
 }  // namespace megatron::plan

@@ -37,8 +37,8 @@ struct MemoryRates {
 
   double capacity_bytes() const { return capacity_gb * 1e9; }
   void visit(auto& v) {
-    v("capacity_gb", capacity_gb, "Of one rank's memory, 10^9 bytes.");
-    v("bandwidth_gb_s", bandwidth_gb_s, "Bandwidth of one rank's memory, GB/s.");
+    v("capacity_gb", capacity_gb, "Of one rank's memory, 10^9 bytes.", config::Example{"80"});
+    v("bandwidth_gb_s", bandwidth_gb_s, "Bandwidth of one rank's memory, GB/s.", config::Example{"1000"});
     v("efficiency", efficiency, "Share of it that a kernel reaches which only moves data.");
   }
 };
@@ -52,7 +52,8 @@ struct LinkRates {
   double bytes_per_s() const { return bandwidth_gb_s * 1e9 * efficiency; }
   double latency_s() const { return latency_us * 1e-6; }
   void visit(auto& v) {
-    v("bandwidth_gb_s", bandwidth_gb_s, "Bandwidth in one direction, GB/s: [node] of a rank, [cluster] of a node.");
+    v("bandwidth_gb_s", bandwidth_gb_s, "Bandwidth in one direction, GB/s: [node] of a rank, [cluster] of a node.",
+      config::Example{"100"});
     v("efficiency", efficiency, "Share of it that collectives reach.");
     v("latency_us", latency_us, "Of one step of a ring, 10^-6 seconds.");
   }
