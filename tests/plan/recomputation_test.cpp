@@ -261,6 +261,46 @@ TEST(RecomputedLayers, ThatCannotFitAreRefusedWithTheLimitThatCould) {
   expect_offered_limit_fits(config);
 }
 
+// Whose ranks hold more with recomputed layers than without, as in RecomputedLayers.AreNoneWhereThatAloneKeepsTheLimit.
+TEST(RecomputedLayers, AreNoAdviceForALimitWhereTheyHoldMore) {
+  config::RunConfig config = small();
+  config.model.num_layers = 2;
+  config.parallel.pp = config.parallel.world_size = 2;
+  config.parallel.pp_schedule = "zb-h1";
+  config.model.vocab_size = 50257;
+  const double without = largest_gb(config, "nothing");
+  ASSERT_LT(without, largest_gb(config, "0-1"));
+  config.train.memory_limit_gb = without / 2;
+  config.train.recompute_layers = "fit";
+  EXPECT_THAT(broken_rules(config), HasSubstr(concat("--train.memory_limit_gb ", std::ceil(without * 1000) / 1000)));
+  expect_offered_limit_fits(config);
+  config.train.recompute_layers = "";
+  config.train.recompute = "none";
+  EXPECT_THAT(broken_rules(config), testing::Not(HasSubstr("fit ")));
+  EXPECT_THAT(broken_rules(config), testing::Not(testing::EndsWith("recompute_layers fit")));
+  expect_offered_limit_fits(config);
+}
+
+TEST(RecomputedLayers, AreAdviceForALimitWithAsMuchAsTheyNeed) {
+  config::RunConfig config = small();
+  const double least = largest_gb(config, "0-7"), most = largest_gb(config, "nothing");
+  ASSERT_LT(least, most);
+  config.train.recompute_layers = "";
+  config.train.recompute = "none";
+  const std::string fit = ", or --train.recompute full --train.recompute_layers fit";
+  config.train.memory_limit_gb = (least + most) / 2;
+  EXPECT_THAT(broken_rules(config), testing::EndsWith(fit));
+  config.train.memory_limit_gb = least / 2;
+  const std::string message = broken_rules(config), flag = fit + " --train.memory_limit_gb ";
+  const std::size_t at = message.find(flag);
+  ASSERT_NE(at, std::string::npos) << message;
+  config.train.recompute = "full";
+  config.train.recompute_layers = "fit";
+  config.train.memory_limit_gb = std::stod(message.substr(at + flag.size()));
+  EXPECT_NEAR(config.train.memory_limit_gb, least, 0.001);
+  EXPECT_EQ(broken_rules(config), "");
+}
+
 TEST(RecomputedLayers, CostTheOperationsOfTheirForwardPassAlone) {
   const Hardware hardware = load_hardware(tests_folder() + "/../configs/hardware/dgx-h100.toml");
   const auto flops = [&](const char* layers) {

@@ -271,17 +271,48 @@ bool fits(const ResolvedRun& run, const MemoryPlan& memory) {
   return is_within(run, memory) && (activations == 0 || memory.activations <= activations);
 }
 
-/// Throws unless all ranks keep the limit. `rule`, `otherwise`: of the error, the second a fix besides a higher limit.
-void check_limit(const ResolvedRun& run, const std::vector<MemoryPlan>& plans, const std::string& rule,
-                 const std::string& otherwise) {
-  if (std::ranges::all_of(plans, [&](const MemoryPlan& memory) { return is_within(run, memory); })) return;
+bool all_within(const ResolvedRun& run, const std::vector<MemoryPlan>& plans) {
+  return std::ranges::all_of(plans, [&](const MemoryPlan& memory) { return is_within(run, memory); });
+}
+
+std::string limit_flag(std::int64_t bytes) {
+  return concat("--train.memory_limit_gb ", std::ceil(static_cast<double>(bytes) / kGigabyte * 1000) / 1000);
+}
+
+/// Throws for ranks that cannot hold less than `plans`. `otherwise`: a fix besides a higher limit.
+[[noreturn]] void refuse_limit(const ResolvedRun& run, const std::vector<MemoryPlan>& plans, const std::string& rule,
+                               const std::string& otherwise) {
   const auto largest = std::ranges::max_element(plans, {}, &MemoryPlan::total);
-  const auto bytes = static_cast<double>(largest->total());
-  throw ConfigError(
-      rule_got_fix(rule,
-                   concat(human_bytes(bytes), " on pipeline rank ", largest - plans.begin(), ", limit ",
-                          human_bytes(run.config.train.memory_limit_gb * kGigabyte)),
-                   concat("--train.memory_limit_gb ", std::ceil(bytes / kGigabyte * 1000) / 1000, otherwise)));
+  throw ConfigError(rule_got_fix(
+      rule,
+      concat(human_bytes(static_cast<double>(largest->total())), " on pipeline rank ", largest - plans.begin(),
+             ", limit ", human_bytes(run.config.train.memory_limit_gb * kGigabyte)),
+      limit_flag(largest->total()) + otherwise));
+}
+
+/// Of each rank the plan that holds less: where a schedule puts off gradients of weights, a layer that is computed
+/// again may be there twice, and so hold more than one that is kept.
+std::vector<MemoryPlan> smaller_of(std::vector<MemoryPlan> plans, const std::vector<MemoryPlan>& others) {
+  for (std::size_t rank = 0; rank < plans.size(); ++rank)
+    if (others[rank].total() < plans[rank].total()) plans[rank] = others[rank];
+  return plans;
+}
+
+/// ", or …fit" for a run whose ranks hold `plans`, where fewer bytes are needed that way; else "".
+std::string fit_advice(ResolvedRun run, const std::vector<MemoryPlan>& plans) {
+  config::TrainConfig& train = run.config.train;
+  train.recompute = "full";
+  train.recompute_method = config::TrainConfig().recompute_method;
+  train.recompute_num_layers = 0;
+  RankMemory memory(run);
+  std::vector<std::int64_t> none(plans.size(), 0), all;
+  for (std::size_t rank = 0; rank < plans.size(); ++rank) all.push_back(memory.layers(rank));
+  const std::vector<MemoryPlan> least = smaller_of(memory.with(all), memory.with(none));
+  const std::string advice = ", or --train.recompute full --train.recompute_layers fit";
+  if (all_within(run, least)) return advice;
+  const std::int64_t bytes = std::ranges::max_element(least, {}, &MemoryPlan::total)->total();
+  const bool helps = bytes < std::ranges::max_element(plans, {}, &MemoryPlan::total)->total();
+  return helps ? concat(advice, " ", limit_flag(bytes)) : "";
 }
 
 /// Puts what "balanced" and "auto" have become in their place: with the costs of the layers that are recomputed in the
@@ -305,9 +336,11 @@ void keep_choices(ResolvedRun& run) {
 void resolve_memory_limit(ResolvedRun& run) {
   if (run.config.train.memory_limit_gb == 0) return;
   RankMemory memory(run);
-  if (run.config.train.recompute_layers != kFitLayers)
-    return check_limit(run, memory.as_is(), "train.memory_limit_gb must hold what a rank's plan needs.",
-                       ", or --train.recompute full --train.recompute_layers fit");
+  if (run.config.train.recompute_layers != kFitLayers) {
+    const std::vector<MemoryPlan> plans = memory.as_is();
+    if (all_within(run, plans)) return;
+    refuse_limit(run, plans, "train.memory_limit_gb must hold what a rank's plan needs.", fit_advice(run, plans));
+  }
   const auto ranks = static_cast<std::size_t>(run.placement.num_ranks());
   // What a rank keeps does not depend on what others keep, so all search at once. `enough` layers were seen to fit.
   std::vector<std::int64_t> too_few(ranks, -1), enough(ranks, 0);
@@ -318,8 +351,9 @@ void resolve_memory_limit(ResolvedRun& run) {
     too_few[rank] = 0;
     enough[rank] = memory.layers(rank);
   }
-  check_limit(run, memory.with(enough),
-              "train.memory_limit_gb must hold what a rank needs with every layer recomputed.", "");
+  if (const std::vector<MemoryPlan> all = memory.with(enough); !all_within(run, all))
+    refuse_limit(run, smaller_of(all, without),
+                 "train.memory_limit_gb must hold what a rank needs with every layer recomputed, or with none.", "");
   const auto is_found = [&](std::size_t rank) { return enough[rank] - too_few[rank] <= 1; };
   for (bool all_found = false; !all_found;) {
     std::vector<std::int64_t> tried(ranks);
