@@ -55,5 +55,32 @@ TEST(RunLog, LeavesStepsWithoutATokenThatCountsOutOfTheMean) {
   EXPECT_THAT(losses, ::testing::ElementsAre("null", "null", "8.0", "2.0"));
 }
 
+TEST(RunLog, TakesTheMeanOfTheTwoRanksInTheMiddleAsTheMedian) {
+  TemporaryFolder folder;
+  config::RunConfig config = testing::tiny_config();
+  config.train.out = folder.path().string();
+  config.train.train_iters = 1;
+  config.log.interval = 1;
+  config.log.progress = "off";
+  config.log.straggler = true;
+  const plan::ResolvedRun run = plan::resolve(config);
+  const auto median_ms = [&](const std::vector<double>& seconds) {
+    const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen("/dev/null", "w"), std::fclose);
+    RunLog log(run, {}, file.get());
+    RunState state;
+    state.iteration = 1;
+    StepResult result;
+    result.loss = result.tokens = 1;
+    RunLog::Iteration done{.result = result, .step_s = 1, .global_batch = 4};
+    done.times = TimesOverRanks{{TimerId::ForwardCompute}, {seconds}};
+    log.iteration(state, done);
+    EXPECT_EQ(log.last()->slowest_by_timer.at(0).median_ms, log.last()->straggler->median_ms);
+    return log.last()->straggler->median_ms;
+  };
+  EXPECT_DOUBLE_EQ(median_ms({0.001, 0.003}), 2);
+  EXPECT_DOUBLE_EQ(median_ms({0.004, 0.001, 0.002}), 2);
+  EXPECT_DOUBLE_EQ(median_ms({0.009, 0.002, 0.001, 0.004}), 3);
+}
+
 }  // namespace
 }  // namespace megatron::train

@@ -49,6 +49,13 @@ std::vector<IterationMetrics::Time> times_of(const std::optional<TimesOverRanks>
   return all;
 }
 
+/// Of an even number of ranks the mean of the two in the middle.
+double median_over_ranks(std::vector<double> seconds) {
+  std::ranges::sort(seconds);
+  const std::size_t middle = seconds.size() / 2;
+  return seconds.size() % 2 == 1 ? seconds[middle] : (seconds[middle - 1] + seconds[middle]) / 2;
+}
+
 std::optional<IterationMetrics::Straggler> straggler_of(const std::optional<TimesOverRanks>& times,
                                                         const config::LogConfig& log, std::int64_t steps) {
   if (!times || !log.straggler) return std::nullopt;
@@ -58,10 +65,9 @@ std::optional<IterationMetrics::Straggler> straggler_of(const std::optional<Time
       for (std::size_t rank = 0; rank < compute_s.size(); ++rank) compute_s[rank] += times->seconds[i][rank];
   const auto slowest = std::ranges::max_element(compute_s);
   const int rank = static_cast<int>(slowest - compute_s.begin());
-  const double longest_s = *slowest, to_ms = 1e3 / static_cast<double>(steps);
-  const auto middle = compute_s.begin() + static_cast<std::ptrdiff_t>(compute_s.size() / 2);
-  std::nth_element(compute_s.begin(), middle, compute_s.end());
-  return IterationMetrics::Straggler{.rank = rank, .compute_ms = longest_s * to_ms, .median_ms = *middle * to_ms};
+  const double to_ms = 1e3 / static_cast<double>(steps);
+  return IterationMetrics::Straggler{
+      .rank = rank, .compute_ms = *slowest * to_ms, .median_ms = median_over_ranks(compute_s) * to_ms};
 }
 
 std::vector<IterationMetrics::SlowestRank> slowest_by_timer(const std::optional<TimesOverRanks>& times,
@@ -75,12 +81,10 @@ std::vector<IterationMetrics::SlowestRank> slowest_by_timer(const std::optional<
     std::vector<double> timed;
     std::ranges::copy_if(by_rank, std::back_inserter(timed), [](double s) { return s > 0; });
     if (timed.size() < 2) continue;
-    const auto middle = timed.begin() + static_cast<std::ptrdiff_t>(timed.size() / 2);
-    std::nth_element(timed.begin(), middle, timed.end());
     all.push_back({.timer = timer_name(times->timers[i]),
                    .rank = static_cast<int>(slowest - by_rank.begin()),
                    .ms = *slowest * to_ms,
-                   .median_ms = *middle * to_ms});
+                   .median_ms = median_over_ranks(std::move(timed)) * to_ms});
   }
   return all;
 }
