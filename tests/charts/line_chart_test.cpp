@@ -46,14 +46,33 @@ TEST(DrawnCurves, LieBetweenTheCornersAndHaveGaps) {
   const auto svg =
       draw_curves("norms", "iteration", "loss", {{"a<b", {{0, 10}, {50, kNan}, {100, 2}}}, {"c", {{100, 6}}}});
   // The plot is 720 by 360 pixels from (70, 60): the greatest value at its top, the least at its bottom.
-  EXPECT_EQ(count(svg, "d=\"M70 60M790 420\""), 1U) << svg;
-  EXPECT_EQ(count(svg, "d=\"M790 240\""), 1U) << svg;
+  // A point alone is a line of no length, whose round ends are a dot.
+  EXPECT_EQ(count(svg, "d=\"M70 60h0M790 420h0\""), 1U) << svg;
+  EXPECT_EQ(count(svg, "d=\"M790 240h0\""), 1U) << svg;
+  EXPECT_EQ(count(svg, "stroke-linecap:round"), 1U) << svg;
   EXPECT_EQ(count(svg, ">a&lt;b<"), 1U);
   EXPECT_EQ(count(svg, "nan"), 0U);
 }
 
 TEST(DrawnCurves, OfOneValueHaveAnAxis) {
-  EXPECT_EQ(count(draw_curves("t", "x", "y", {{"a", {{3, 0}}}}), "d=\"M430 240\""), 1U);
+  EXPECT_EQ(count(draw_curves("t", "x", "y", {{"a", {{3, 0}}}}), "d=\"M430 240h0\""), 1U);
+}
+
+TEST(DrawnCurves, MarkNoPointThatALineReaches) {
+  const auto svg = draw_curves("t", "x", "y", {{"a", {{0, 0}, {1, 1}, {2, kNan}, {3, 0}, {4, 1}}}});
+  EXPECT_EQ(count(svg, "d=\"M70 420L250 60M610 420L790 60\""), 1U) << svg;
+}
+
+TEST(DrawnCurves, OfTheLargestNumbersLieBetweenTheCornersToo) {
+  constexpr double kMax = std::numeric_limits<double>::max();
+  const auto svg = draw_curves("t", "x", "y", {{"a", {{0, -kMax}, {1, kMax}, {2, 0}}}});
+  EXPECT_EQ(count(svg, "d=\"M70 420L430 60L790 240\""), 1U) << svg;
+  for (const double value : {kMax, -kMax, 1.7e308}) {
+    const auto one = draw_curves("t", "x", "y", {{"a", {{1, value}}}});
+    EXPECT_EQ(count(one, "nan") + count(one, "inf"), 0U) << one;
+  }
+  EXPECT_EQ(count(svg, "nan") + count(svg, "inf"), 0U) << svg;
+  EXPECT_EQ(smoothed({"a", {{0, kMax}, {1, kMax}}}, 2).points[1].second, kMax);
 }
 
 TEST(DrawnCurves, NeedAFinitePointAndEightColoursAtMost) {

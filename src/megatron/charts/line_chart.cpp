@@ -30,7 +30,7 @@ constexpr std::array<const char*, 8> kColours = {"#0072b2", "#d55e00", "#009e73"
 std::string style() {
   return "<style>text{font:11px sans-serif;fill:#222}.h{font-size:16px;font-weight:bold}.m{text-anchor:middle}"
          ".e{text-anchor:end}.d{fill:#fff}.x{stroke:#444;fill:none}.g{stroke:#e4e4e4;fill:none}"
-         ".c{fill:none;stroke-width:1.6;stroke-linejoin:round}</style>\n";
+         ".c{fill:none;stroke-width:1.6;stroke-linejoin:round;stroke-linecap:round}</style>\n";
 }
 
 struct Extent {
@@ -45,11 +45,12 @@ struct Extent {
     const double size = std::max(std::abs(low), std::abs(high));
     if (high - low > 1e-9 * size) return;
     const double margin = size == 0 ? 1 : size / 10;
-    low -= margin;
-    high += margin;
+    constexpr double kMax = std::numeric_limits<double>::max();
+    low = std::max(low - margin, -kMax);
+    high = std::min(high + margin, kMax);
   }
-  /// `value` in it, as a share of its length.
-  double share(double value) const { return (value - low) / (high - low); }
+  /// `value` in it, as a share of its length, which itself may be no finite number.
+  double share(double value) const { return (value / 2 - low / 2) / (high / 2 - low / 2); }
 };
 
 std::string number(double value) { return fmt::format("{:.10g}", value); }
@@ -97,11 +98,20 @@ class Axes {
 
   std::string line(const Curve& curve, const char* colour) const {
     std::string steps;
-    bool drawing = false;
+    std::size_t drawn = 0;  // points without a gap
+    const auto end = [&] {  // the round cap of a line of no length is a dot
+      if (drawn == 1) steps += "h0";
+      drawn = 0;
+    };
     for (const auto& [x, y] : curve.points) {
-      if (std::isfinite(y)) steps += concat(drawing ? "L" : "M", svg::px(at_x(x)), " ", svg::px(at_y(y)));
-      drawing = std::isfinite(y);
+      if (!std::isfinite(y)) {
+        end();
+        continue;
+      }
+      steps += concat(drawn > 0 ? "L" : "M", svg::px(at_x(x)), " ", svg::px(at_y(y)));
+      ++drawn;
     }
+    end();
     return path("c", steps, colour);
   }
 
@@ -128,7 +138,7 @@ class Axes {
 }  // namespace
 
 std::vector<double> axis_ticks(double low, double high, int most) {
-  const double exact = (high - low) / most;
+  const double exact = high / most - low / most;  // the difference may be no finite number
   const double power = std::pow(10, std::floor(std::log10(exact)));
   double step = 10 * power;
   for (const double times : {5, 2, 1})
@@ -136,7 +146,8 @@ std::vector<double> axis_ticks(double low, double high, int most) {
   std::vector<double> ticks;
   // The last ulp of a tick must not leave it out. Counted, as neighbouring multiples of huge numbers may be one number.
   const double slack = 1e-9 * step, first = std::ceil((low - slack) / step);
-  for (int i = 0; i <= most && (first + i) * step <= high + slack; ++i) ticks.push_back((first + i) * step);
+  for (int i = 0; i <= most && (first + i) * step <= high + slack && std::isfinite((first + i) * step); ++i)
+    ticks.push_back((first + i) * step);
   return ticks;
 }
 
@@ -150,9 +161,9 @@ Curve smoothed(const Curve& curve, int window) {
     }
     last.push_back(y);
     if (std::cmp_greater(last.size(), window)) last.pop_front();
-    double sum = 0;
-    for (const double value : last) sum += value;
-    out.points.emplace_back(x, sum / static_cast<double>(last.size()));
+    double mean = 0;
+    for (const double value : last) mean += value / static_cast<double>(last.size());
+    out.points.emplace_back(x, mean);
   }
   return out;
 }
