@@ -143,7 +143,7 @@ struct Measured {
   std::int64_t peak_memory_bytes = 0;
   std::int64_t peak_tensor_bytes = 0;  // of the tensors of all ranks of this process alone
   double page_faults_per_step = 0;     // minor ones of this process
-  double bytes_per_parameter = 0;      // of parameters, gradients, masters and moments on the first rank
+  double bytes_per_parameter = 0;      // of parameters, frozen too, gradients, masters and moments on the first rank
   double planned_bytes_per_parameter = 0;
   std::string timeline;  // what --trace says
   StepProfile profile;   // of --profile
@@ -192,14 +192,16 @@ Measured measure(const plan::ResolvedRun& run, const BenchStepOptions& options, 
     measured.profile.steps = options.steps;
     measured.profile.uses = profile.uses();
   }
-  const std::int64_t buffers = engine.parameters.value_bytes() + engine.parameters.gradient_bytes();
-  measured.bytes_per_parameter =
-      static_cast<double>(buffers + engine.optimizer.bytes()) / static_cast<double>(engine.parameters.layout().size);
+  const parallel::ParameterStore* const frozen = engine.parameters.frozen().get();  // whose adapters are trained
+  const std::int64_t buffers = engine.parameters.value_bytes() + engine.parameters.gradient_bytes() +
+                               (frozen != nullptr ? frozen->value_bytes() : 0);
+  const auto elements =
+      static_cast<double>(engine.parameters.layout().size + (frozen != nullptr ? frozen->layout().size : 0));
+  measured.bytes_per_parameter = static_cast<double>(buffers + engine.optimizer.bytes()) / elements;
   const plan::MemoryPlan planned =
       plan::memory_plan(run, engine.context.tensor().rank(), engine.context.pipeline().rank(), 0);
   measured.planned_bytes_per_parameter =
-      static_cast<double>(planned.parameters + planned.gradients + planned.optimizer_state) /
-      static_cast<double>(engine.parameters.layout().size);
+      static_cast<double>(planned.parameters + planned.gradients + planned.optimizer_state) / elements;
   measured.loss_layer_s = time_loss_layer(run, engine);
   if (engine.pipeline.measures()) {
     const auto timeline = engine.pipeline.timeline();

@@ -51,5 +51,18 @@ class Profile(unittest.TestCase):
         self.assertIn("--profile --svg", run("bench", "step", "--svg", "x.svg", code=2))
 
 
+class Memory(unittest.TestCase):
+    def test_frozen_weights_count_in_what_is_measured_as_in_what_is_planned(self):
+        with tempfile.TemporaryDirectory(prefix="megatron-step-") as folder:
+            recipe = pathlib.Path(folder) / "small.toml"
+            for adapters in ("", "[lora]\nrank = 4\n"):
+                recipe.write_text(MODEL + adapters)
+                printed = json.loads(run("bench", "step", "--model", recipe, "--seq-length", 64, "--steps", 1,
+                                         "--warmup", 0, "--json"))
+                planned, measured = (printed[name] for name in ("planned_bytes_per_parameter", "bytes_per_parameter"))
+                self.assertAlmostEqual(measured / planned, 1, delta=0.01)
+                self.assertEqual(measured < 8, bool(adapters), "few of the weights have gradients and moments")
+
+
 if __name__ == "__main__":
     unittest.main()

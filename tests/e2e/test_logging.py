@@ -2,11 +2,13 @@
 import json
 import pathlib
 import re
+import shutil
+import subprocess
 import sys
 import unittest
 
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "testing"))
-from program import RunFolder, run  # noqa: E402
+from program import MEGATRON, RunFolder, run  # noqa: E402
 
 # Megatron-LM's line as scripts read it: by field names, whatever stands between the fields that they know.
 LINE = re.compile(r"^ \[[\d-]+ [\d:.]+\] iteration +(\d+)/ +(\d+) \| consumed samples: +(\d+) \| "
@@ -70,6 +72,15 @@ class Logging(unittest.TestCase):
         self.assertNotIn("throughput", printed)
         self.assertNotIn("time across ranks", printed)
         self.assertNotIn("num_zeros", self.place.metrics("plain")[0])
+
+    def test_a_profile_of_steps_behind_the_end_is_said_to_be_none(self):
+        for steps, said in ((["--train-iters", 4], True), (["--train-iters", 2, "--profile-step-start", 1,
+                                                            "--profile-step-end", 2], False)):
+            words = self.place.train_words("none", *steps, "--eval-interval", 0, "--profile")
+            errors = subprocess.run([MEGATRON, *map(str, words)], capture_output=True, text=True, check=True).stderr
+            self.assertEqual("log.profile writes nothing" in errors, said, errors)
+            self.assertEqual((self.place.path / "none/profile").exists(), not said)
+            shutil.rmtree(self.place.path / "none")
 
     def test_profiles_the_steps_that_are_asked_for_on_the_ranks_that_are_named(self):
         self.place.train("profile", "--train-iters", 5, "--world-size", 4, "--pp", 2, "--profile",

@@ -52,6 +52,23 @@ TEST(MemoryPlan, SplitsStateOverTensorParallelRanks) {
   EXPECT_EQ(memory_of(split).logits * 2, one.logits);
 }
 
+// As the output layer computes them: of masked tokens alone, unless these are nearly all.
+TEST(MemoryPlan, HoldsLogitsOfMaskedTokensOfABert) {
+  const auto logits = [](double share, std::int64_t chunk = 0) {
+    const ResolvedRun bert = with([&](auto& c) {
+      c.model.architecture = "bert";
+      c.data.mask_prob = share;
+      c.train.loss_chunk_tokens = chunk;
+    });
+    return memory_of(bert).logits / (4 * bert.shape.padded_vocab);
+  };
+  EXPECT_EQ(logits(0.15), 20);  // of 128
+  EXPECT_EQ(logits(0.5), 64);
+  EXPECT_EQ(logits(0.5, 48), 48);
+  EXPECT_EQ(logits(0.9), 128);
+  EXPECT_EQ(logits(0), 1);
+}
+
 TEST(MemoryPlan, SplitsLayersOverPipelineRanksAndHoldsLogitsOnTheLast) {
   const MemoryPlan one = memory_of(with([](auto&) {}));
   const ResolvedRun run = with([](auto& c) { c.parallel.pp = 4; });

@@ -247,6 +247,11 @@ TEST(Report, ComparesWhatALayerKeepsWithThePapersFormula) {
   config.train.recompute = "selective";
   EXPECT_EQ(paper(), sbh * 34 / 2);
   EXPECT_THAT(report_text(resolve(config)), ::testing::HasSubstr("by Korthikanti et al. 2022, table 2"));
+  config::RunConfig experts = config;
+  experts.train.recompute = "none";
+  experts.model.add_bias_linear = false;
+  experts.model.num_experts = 8;
+  EXPECT_TRUE(report(resolve(experts))["layer_activations"].is_null());
   config.model.gated_linear_unit = true;
   EXPECT_TRUE(report(resolve(config))["layer_activations"].is_null());
 }

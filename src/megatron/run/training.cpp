@@ -208,6 +208,10 @@ TrainingJob open_training(config::RunConfig& config, const ChooseLayout& choose)
   for (const plan::Fault& fault : plan::faults_of(config.guard.inject_faults))
     if (fault.rank >= resolved.run.grid.world_size())
       notes.push_back(concat("note: guard.inject_faults names rank ", fault.rank, ", which this run does not have"));
+  const config::LogConfig& log = resolved.run.config.log;
+  if (log.profile && log.profile_step_start >= now.train_iters)
+    notes.push_back(concat("note: log.profile writes nothing: log.profile_step_start is ", log.profile_step_start,
+                           ", counted from 0, and the run ends after ", now.train_iters, " steps"));
   // Without a tokenizer resolve() has thrown.
   return {std::move(resolved.run), std::move(resolved.tokenizer.value()), std::move(place), std::move(notes)};
 }

@@ -1,6 +1,7 @@
 #include "megatron/plan/cost/memory.h"
 
 #include <algorithm>
+#include <cmath>
 #include <optional>
 #include <set>
 #include <string>
@@ -430,6 +431,15 @@ MemoryPlan held_by(const ResolvedRun& run, int tp_rank, const std::vector<StageP
   return memory;
 }
 
+/// Tokens of a microbatch that have logits (parallel/output_layer.h): of a BERT's the masked ones, unless these are
+/// nearly all.
+std::int64_t tokens_with_logits(const ResolvedRun& run) {
+  const std::int64_t tokens = tokens_of(run.config, run.shape.encoder_decoder());
+  const double share = run.config.data.mask_prob;
+  if (!run.shape.masked_lm_head || !run.shape.predicts_tokens() || share > 7.0 / 8) return tokens;
+  return std::max<std::int64_t>(1, static_cast<std::int64_t>(std::ceil(share * static_cast<double>(tokens))));
+}
+
 /// `memory` with what the rank's passes hold.
 MemoryPlan in_passes(MemoryPlan memory, const ResolvedRun& run, const std::vector<StagePart>& parts,
                      const RankActivations& activations) {
@@ -440,7 +450,7 @@ MemoryPlan in_passes(MemoryPlan memory, const ResolvedRun& run, const std::vecto
                           recomputed_bytes(config, run.shape, part, activations.partial_stages.contains(part.stage)));
   memory.activations = static_cast<std::int64_t>(activations.peak_bytes) + recomputed;
   if (std::any_of(parts.begin(), parts.end(), [](const StagePart& part) { return part.output; }))
-    memory.logits = std::min(loss_chunk_tokens(config), tokens_of(config, run.shape.encoder_decoder())) *
+    memory.logits = std::min(loss_chunk_tokens(config), tokens_with_logits(run)) *
                     (run.shape.padded_vocab / config.parallel.tp) * element_bytes_of(config).value *
                     (run.shape.logit_soft_cap > 0 ? 2 : 1);  // and the slope of the cap
   return memory;
