@@ -7,15 +7,19 @@
 
 namespace megatron::plan {
 
-/// What resolve() says of `config` once `change` is made; "no error".
-inline std::string refusal_of(config::RunConfig config, const std::function<void(config::RunConfig&)>& change) {
-  change(config);
+/// What resolve() says of `config`; "no error".
+inline std::string error_of(const config::RunConfig& config, const Facts& facts = {}) {
   try {
-    resolve(config);
+    resolve(config, facts);
   } catch (const ConfigError& error) {
     return error.what();
   }
   return "no error";
+}
+/// The same once `change` is made.
+inline std::string refusal_of(config::RunConfig config, const std::function<void(config::RunConfig&)>& change) {
+  change(config);
+  return error_of(config);
 }
 
 }  // namespace megatron::plan

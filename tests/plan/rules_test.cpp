@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "megatron/base/error.h"
+#include "tests/plan/refusal.h"
 
 namespace megatron::plan {
 namespace {
@@ -20,15 +21,6 @@ RunConfig valid() {
   RunConfig config;
   config.model.vocab_size = 1000;
   return config;
-}
-
-std::string error_of(const RunConfig& config, const Facts& facts = {}) {
-  try {
-    resolve(config, facts);
-  } catch (const ConfigError& error) {
-    return error.what();
-  }
-  return "no error";
 }
 
 TEST(Resolve, FillsInWhatFollowsFromTheOptions) {
