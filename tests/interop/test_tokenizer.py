@@ -9,6 +9,7 @@ import json
 import os
 import pathlib
 import random
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -252,6 +253,24 @@ class Transformers(unittest.TestCase):
                 (folder / f"{name}.json").write_text(json.dumps(content))
             theirs = transformers.AutoTokenizer.from_pretrained(folder)
             self.assertEqual(ours(text.encode(), folder, "--add-special-tokens"), theirs(text).input_ids, files)
+
+    def test_a_sentencepiece_model_is_what_transformers_makes_of_its_folder(self):
+        llama = {"tokenizer_class": "LlamaTokenizer", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+        decoder = {"340": {"content": "<|user|>", "special": True}, "341": {"content": "<pic>", "special": False}}
+        text = "the cat<|user|>and</s>the mat<pic>a<s>it"
+        for number, (config, added) in enumerate([
+            ({"legacy": True, "add_eos_token": True}, {"<|user|>": 340, "<pic>": 341}),
+            ({"legacy": False, "add_bos_token": True, "add_eos_token": True, "added_tokens_decoder": decoder}, None),
+            ({"legacy": False, "additional_special_tokens": ["<|user|>", "<pic>"]}, None),
+        ]):
+            folder = self.path / f"pieces{number}"
+            folder.mkdir()
+            shutil.copy(pathlib.Path(__file__).parents[1] / "golden/tokenizers/bpe.model", folder / "tokenizer.model")
+            (folder / "tokenizer_config.json").write_text(json.dumps({**llama, **config}))
+            if added:
+                (folder / "added_tokens.json").write_text(json.dumps(added))
+            theirs = transformers.AutoTokenizer.from_pretrained(folder)
+            self.assertEqual(ours(text.encode(), folder, "--add-special-tokens"), theirs(text).input_ids, config)
 
     def test_the_case_of_a_vocabulary_is_that_of_megatrons_name(self):
         text = "Ünder the Old Bridge, I'M naïve."

@@ -194,6 +194,48 @@ TEST_F(TokenizerFiles, EndDocumentsOfBertAsMegatronDoes) {
   EXPECT_EQ(Tokenizer::load(folder_).eod_id(), 4);
 }
 
+/// What transformers 5.12 makes of the folders: the ids of tests/interop/test_tokenizer.py's case.
+TEST_F(TokenizerFiles, FollowsWhatLiesBesideASentencePieceModel) {
+  put("tokenizer.model", read_file(fs::path(tests_folder()) / "golden/tokenizers/bpe.model"));
+  const std::string text = "the cat<|user|>and</s>the mat<pic>a<s>it";
+  const auto ids = [&] {
+    const Tokenizer tokenizer = Tokenizer::load(folder_);
+    const fs::path saved = folder_ / "saved";
+    fs::remove_all(saved);
+    tokenizer.save(saved);
+    const Tokenizer again = Tokenizer::load(saved);
+    EXPECT_EQ(again.fingerprint(), tokenizer.fingerprint());
+    const auto framed = tokenizer.frame(tokenizer.encode(text, Specials::Recognised)).ids;
+    EXPECT_EQ(again.frame(again.encode(text, Specials::Recognised)).ids, framed);
+    return framed;
+  };
+  using Ids = std::vector<std::int32_t>;
+  const std::string llama = R"("tokenizer_class": "LlamaTokenizer", "bos_token": "<s>", "eos_token": "</s>")";
+  put("tokenizer_config.json", concat("{", llama, R"(, "legacy": true, "add_eos_token": true})"));
+  put("added_tokens.json", R"({"<|user|>": 340, "<pic>": 341})");
+  EXPECT_EQ(ids(), (Ids{265, 275, 267, 340, 264, 285, 288, 2, 265, 273, 267, 341, 264, 1, 276, 270, 2}));
+  EXPECT_EQ(Tokenizer::load(folder_).decode(Ids{265, 341, 264}), "the<pic> a");
+
+  fs::remove(folder_ / "added_tokens.json");
+  const char* decoder = R"("added_tokens_decoder": {"340": {"content": "<|user|>", "special": true},
+                                                    "341": {"content": "<pic>", "special": false}})";
+  put("tokenizer_config.json",
+      concat("{", llama, R"(, "legacy": false, "add_bos_token": true, "add_eos_token": true, )", decoder, "}"));
+  EXPECT_EQ(ids(), (Ids{1, 265, 275, 267, 340, 280, 285, 288, 2, 278, 262, 273, 267, 341, 280, 1, 270, 2}));
+
+  put("tokenizer_config.json",
+      concat("{", llama, R"(, "legacy": false, "additional_special_tokens": ["<|user|>", "<pic>"]})"));
+  EXPECT_EQ(ids(), (Ids{265, 275, 267, 340, 280, 285, 288, 2, 278, 262, 273, 267, 341, 280, 1, 270}));
+
+  const auto refused = [&](const std::string& config, const char* word) {
+    put("tokenizer_config.json", config);
+    EXPECT_THAT([&] { Tokenizer::load(folder_); }, ThrowsMessage<ConfigError>(HasSubstr(word))) << config;
+  };
+  refused(R"({"added_tokens_decoder": {"7": {"content": "</s>"}}})", "must have the id that the SentencePiece model");
+  refused(R"({"added_tokens_decoder": {"400": {"content": "<pic>"}}})", "the next id behind the vocabulary, 340");
+  refused(R"({"add_bos_token": true, "bos_token": 3})", "bos_token must be a token");
+}
+
 // The ids that Megatron-LM's BertWordPieceTokenizer gives: [BOS], [EOS], then the sentinels in order.
 TEST_F(TokenizerFiles, AddsSentinelsToWordPieceAsMegatronDoes) {
   put("vocab.txt", "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\n##b\n");

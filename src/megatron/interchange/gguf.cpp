@@ -31,6 +31,7 @@
 #include "megatron/kernels/quantized/blocks.h"
 #include "megatron/text/characters/byte_level.h"
 #include "megatron/text/files/gguf_tokenizer.h"
+#include "megatron/text/files/sentencepiece_file.h"
 #include "megatron/text/tokenizer.h"
 #include "megatron/text/vocabulary.h"
 
@@ -200,7 +201,7 @@ std::optional<Tokens> sentence_piece_tokens(const text::Vocabulary& vocabulary,
       text->space_is_suffix)
     return std::nullopt;
   Tokens result{.model = "llama", .pre = "default", .tokens = vocabulary.tokens, .scores = pieces->scores};
-  result.space_prefix = text->add_dummy_prefix;
+  result.space_prefix = text->add_dummy_prefix || !vocabulary.pipeline->pre_tokenizers.empty();  // those mark the text
   for (const auto type : pieces->types) result.types.push_back(static_cast<std::int32_t>(type));
   for (const text::SpecialToken& token : added) {
     const auto id = static_cast<std::size_t>(token.id);
@@ -265,9 +266,13 @@ Conventions conventions_of(const fs::path& folder, const text::Tokenizer& tokeni
 Tokens tokens_of(const fs::path& folder, const text::Tokenizer& tokenizer) {
   const text::Vocabulary& vocabulary = tokenizer.vocabulary();
   std::optional<Tokens> tokens = byte_level_tokens(vocabulary);
-  if (!tokens && fs::is_regular_file(folder / "tokenizer.model"))  // tokenizer.json has no scores
-    tokens = sentence_piece_tokens(text::Tokenizer::load(folder / "tokenizer.model").vocabulary(),
-                                   vocabulary.sentence_piece ? std::vector<text::SpecialToken>() : vocabulary.specials);
+  const fs::path pieces = folder / "tokenizer.model";
+  if (!tokens && vocabulary.sentence_piece)
+    tokens = sentence_piece_tokens(vocabulary, {});
+  else if (!tokens && fs::is_regular_file(pieces))  // tokenizer.json has no scores
+    tokens = sentence_piece_tokens(
+        text::parse_sentencepiece_model(read_file(pieces), pieces.string(), pieces.filename().string()),
+        vocabulary.specials);
   if (!tokens)
     throw ConfigError(
         rule_got_fix("export: a GGUF file can hold a byte-level BPE tokenizer that cuts text as GPT-2, SmolLM, Llama 3 "

@@ -157,6 +157,7 @@ Vocabulary read_vocabulary(const fs::path& path, std::string_view type) {
   }
   Vocabulary vocabulary = read_one_file(file, type);
   add_sentinels(file.parent_path(), vocabulary);
+  add_pieces_beside(file.parent_path(), vocabulary);
   if (type != "GPT2BPETokenizer" && type != "TikTokenizer")  // whose end no file names
     if (const auto end = end_token_beside(file.parent_path(), vocabulary)) vocabulary.end_of_text = end;
   apply_type(type, file.string(), vocabulary);

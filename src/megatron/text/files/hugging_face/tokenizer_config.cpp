@@ -2,8 +2,11 @@
 
 #include <algorithm>
 #include <charconv>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <unordered_map>
+#include <utility>
+#include <variant>
 
 #include "megatron/base/error.h"
 #include "megatron/base/text/printable.h"
@@ -40,7 +43,11 @@ SpecialToken read_token(const Component& file, const char* key, const json& valu
 /// Added tokens by the order in which they are read; of the same content there is one.
 class AddedList {
  public:
-  explicit AddedList(const VocabularyDocument& vocab) : vocab_(vocab) {}
+  /// What becomes of a token that is named and in no list: an error, or the next id.
+  enum class Unlisted : std::uint8_t { Refused, Appended };
+
+  explicit AddedList(const VocabularyDocument& vocab, Unlisted unlisted = Unlisted::Refused)
+      : vocab_(vocab), unlisted_(unlisted) {}
 
   void add_with_id(const Component& file, SpecialToken token, std::int32_t id) {
     if (token.content.empty()) file.refuse("must not add an empty token", concat("id ", id));
@@ -50,18 +57,18 @@ class AddedList {
     tokens_.push_back(std::move(token));
   }
 
-  /// A token that `key` of `file` names: special from now on.
-  void name(const Component& file, const char* key, SpecialToken token) {
+  /// A token that `key` of `file` names: special from now on. `may_append`: such as Unlisted says.
+  void name(const Component& file, const char* key, SpecialToken token, bool may_append = false) {
     token.special = true;
     if (const auto place = places_.find(token.content); place != places_.end()) {
       tokens_[place->second].special = true;
       return;
     }
     const std::int32_t found = vocab_.ids.find(token.content);
-    if (found < 0)
+    if (found < 0 && (unlisted_ == Unlisted::Refused || !may_append))
       file.refuse(concat(".", key, " must be a token of the vocabulary, or of added_tokens.json"),
                   in_quotes(token.content));
-    add_with_id(file, token, found);
+    add_with_id(file, token, found >= 0 ? found : next_id());
   }
 
   bool has(const std::string& token) const { return places_.contains(token); }
@@ -71,7 +78,7 @@ class AddedList {
     std::ranges::sort(tokens_, {}, &SpecialToken::id);
     auto next = static_cast<std::int64_t>(vocab_.tokens.size());
     for (const SpecialToken& token : tokens_) {
-      if (vocab_.ids.find(token.content) >= 0) continue;
+      if (vocab_.ids.find(token.content) >= 0) continue;  // who makes the vocabulary compares the ids
       if (token.id != next)
         throw ConfigError(
             rule_got_fix(concat(folder, ": an added token must have the next id behind the vocabulary, ", next),
@@ -83,7 +90,14 @@ class AddedList {
   }
 
  private:
+  std::int32_t next_id() const {
+    auto last = static_cast<std::int32_t>(vocab_.tokens.size()) - 1;
+    for (const SpecialToken& token : tokens_) last = std::max(last, token.id);
+    return last < std::numeric_limits<std::int32_t>::max() ? last + 1 : last;  // which take() refuses
+  }
+
   const VocabularyDocument& vocab_;
+  Unlisted unlisted_;
   std::vector<SpecialToken> tokens_;
   std::unordered_map<std::string, std::size_t> places_;
 };
@@ -101,13 +115,22 @@ void read_decoder(const Component& config, AddedList& list) {
   }
 }
 
+/// Those of added_tokens_decoder, or without it of added_tokens.json.
+void read_added(const fs::path& folder, const File& config, AddedList& list) {
+  if (config.root.has("added_tokens_decoder")) return read_decoder(config.root, list);
+  const File added(folder, "added_tokens.json");
+  for (const auto& [content, id] : added.content.items())
+    list.add_with_id(added.root, {.content = content, .special = false, .normalized = true},
+                     added.root.number(content.c_str()));
+}
+
 void read_names(const File& file, const File* before, AddedList& list) {
   for (const char* key : kNames)
     if (file.root.has(key) && (before == nullptr || !before->root.has(key)))
-      list.name(file.root, key, read_token(file.root, key, file.root.get(key)));
+      list.name(file.root, key, read_token(file.root, key, file.root.get(key)), before == nullptr);
   constexpr const char* kMore = "additional_special_tokens";
   for (std::size_t i = 0; i < file.root.array_size(kMore); ++i)
-    list.name(file.root, kMore, read_token(file.root, kMore, file.root.get(kMore)[i]));
+    list.name(file.root, kMore, read_token(file.root, kMore, file.root.get(kMore)[i]), before == nullptr);
 }
 
 /// How texts of a class are cut and framed, where this is known for vocab.json and merges.txt.
@@ -172,14 +195,7 @@ void must_agree(const File& config, const char* key, bool is) {
 std::vector<SpecialToken> added_tokens_beside(const fs::path& folder, const VocabularyDocument& vocab) {
   const File config(folder, "tokenizer_config.json"), map(folder, "special_tokens_map.json");
   AddedList list(vocab);
-  if (config.root.has("added_tokens_decoder")) {
-    read_decoder(config.root, list);
-  } else {
-    const File added(folder, "added_tokens.json");
-    for (const auto& [content, id] : added.content.items())
-      list.add_with_id(added.root, {.content = content, .special = false, .normalized = true},
-                       added.root.number(content.c_str()));
-  }
+  read_added(folder, config, list);
   read_names(config, nullptr, list);
   read_names(map, &config, list);
   const bool roberta = kind_of(folder, config) == Kind::Roberta;
@@ -215,6 +231,67 @@ void follow_config(const fs::path& folder, Vocabulary& vocabulary) {
   const std::int32_t bos = named_token(config, "bos_token", "<|endoftext|>", vocabulary);
   vocabulary.frame.single = {{Item::Token, bos, 0}, {Item::First, 0, 0}};
   vocabulary.frame.pair = {{Item::Token, bos, 0}, {Item::First, 0, 0}, {Item::Token, bos, 1}, {Item::Second, 0, 1}};
+}
+
+namespace {
+
+/// Makes `token` one of the pieces, or marks the piece that it is.
+void add_piece(SpecialToken token, const std::string& folder, Vocabulary& vocabulary) {
+  using Type = SentencePiece::Type;
+  token.normalized = false;  // the model's normalizer would mark it as a word
+  const auto id = static_cast<std::size_t>(token.id);
+  if (id < vocabulary.tokens.size()) {
+    if (vocabulary.tokens[id] != token.content)
+      throw ConfigError(
+          rule_got_fix(concat(folder, ": an added token must have the id that the SentencePiece model gives it"),
+                       concat("id ", id, " for ", in_quotes(token.content)), "save the tokenizer as tokenizer.json"));
+    std::erase_if(vocabulary.specials, [&](const SpecialToken& other) { return other.id == token.id; });
+  } else {
+    if (!token.special)
+      std::get<normalizer::SentencePiece>(vocabulary.pipeline->normalizers.at(0)).user_symbols.push_back(token.content);
+    vocabulary.tokens.push_back(token.content);
+    vocabulary.sentence_piece->types.push_back(token.special ? Type::Control : Type::UserDefined);
+    vocabulary.sentence_piece->scores.push_back(-1000);  // as llama.cpp's converter has it: no merge makes it
+  }
+  vocabulary.specials.push_back(std::move(token));
+}
+
+}  // namespace
+
+void add_pieces_beside(const fs::path& folder, Vocabulary& vocabulary) {
+  if (!vocabulary.sentence_piece) return;
+  const File config(folder, "tokenizer_config.json"), map(folder, "special_tokens_map.json");
+  VocabularyDocument pieces;
+  for (const std::string& piece : vocabulary.tokens) {
+    const auto id = static_cast<std::int32_t>(pieces.tokens.size());
+    pieces.tokens.push_back({piece, id});
+    pieces.ids.emplace(piece, id);
+  }
+  AddedList list(pieces, AddedList::Unlisted::Appended);
+  read_added(folder, config, list);
+  read_names(config, nullptr, list);
+  read_names(map, &config, list);
+  for (SpecialToken& token : list.take(folder.string())) add_piece(std::move(token), folder.string(), vocabulary);
+
+  if (one_of(class_of(folder, config), {"LlamaTokenizer", "CodeLlamaTokenizer"}) &&
+      !config.root.boolean("legacy", true)) {
+    auto& text = std::get<normalizer::SentencePiece>(vocabulary.pipeline->normalizers.at(0));
+    if (std::exchange(text.add_dummy_prefix, false))
+      vocabulary.pipeline->pre_tokenizers = {pretokenizer::Metaspace{.prepend = PrependScheme::First, .split = false}};
+  }
+  const bool begins = config.root.boolean("add_bos_token", false), ends = config.root.boolean("add_eos_token", false);
+  if (!begins && !ends) return;
+  using Item = Template::Kind;
+  const std::int32_t bos = begins ? named_token(config, "bos_token", "<s>", vocabulary) : 0;
+  const std::int32_t eos = ends ? named_token(config, "eos_token", "</s>", vocabulary) : 0;
+  const auto put = [&](Item text, std::int32_t type, std::vector<Template::Item>& items) {
+    if (begins) items.push_back({Item::Token, bos, type});
+    items.push_back({text, 0, type});
+    if (ends) items.push_back({Item::Token, eos, type});
+  };
+  put(Item::First, 0, vocabulary.frame.single);
+  put(Item::First, 0, vocabulary.frame.pair);
+  put(Item::Second, 1, vocabulary.frame.pair);
 }
 
 void check_config(const fs::path& folder, const Vocabulary& vocabulary) {

@@ -22,6 +22,12 @@ std::vector<SpecialToken> added_tokens_beside(const std::filesystem::path& folde
 /// <s> … </s> where tokenizer_class, or without it model_type of config.json, is one that has it.
 void follow_config(const std::filesystem::path& folder, Vocabulary& vocabulary);
 
+/// Adds to a SentencePiece model in `folder` what the files beside it say: the added tokens as above, of which those
+/// that tokenizer_config.json only names (additional_special_tokens) get the next ids; add_bos_token and add_eos_token;
+/// and of a LlamaTokenizer legacy = false, with which the dummy space stands before the whole text alone, not behind
+/// special tokens. Nothing for another vocabulary.
+void add_pieces_beside(const std::filesystem::path& folder, Vocabulary& vocabulary);
+
 /// Refuses a tokenizer_config.json beside tokenizer.json for which transformers would change the tokenizer:
 /// add_prefix_space of another value and, for BERT's classes, do_lower_case, strip_accents, tokenize_chinese_chars.
 void check_config(const std::filesystem::path& folder, const Vocabulary& vocabulary);

@@ -6,6 +6,7 @@
 #include "megatron/text/characters/byte_level.h"
 #include "megatron/text/files/hugging_face/pipeline_forms.h"
 #include "megatron/text/files/hugging_face/pipeline_json.h"
+#include "megatron/text/files/sentencepiece_file.h"
 #include "megatron/text/files/sentinels.h"
 #include "megatron/text/files/tokenizer_files.h"
 
@@ -123,6 +124,36 @@ std::string model_tables(const Vocabulary& vocabulary) {
   return tables + concat(",\n    \"merges\": [", lines(merges, "      "), "\n    ]");
 }
 
+/// What add_pieces_beside() reads, of that which the file of a SentencePiece model does not say itself.
+void describe_pieces(const Vocabulary& vocabulary, Json& fields) {
+  const SourceFile& source = *vocabulary.source;
+  const Vocabulary file = parse_sentencepiece_model(source.bytes, source.name, source.name);
+  Json added = Json::object();
+  for (const SpecialToken& token : vocabulary.specials) {
+    const auto id = static_cast<std::size_t>(token.id);
+    const bool own = id < file.tokens.size() && file.sentence_piece->types[id] == SentencePiece::Type::Control;
+    const bool plain = token.special && !token.single_word && !token.lstrip && !token.rstrip;
+    if ((own && plain) || token.content.starts_with("<extra_id_")) continue;
+    added[std::to_string(token.id)] = {{"content", token.content}, {"single_word", token.single_word},
+                                       {"lstrip", token.lstrip},   {"rstrip", token.rstrip},
+                                       {"normalized", false},      {"special", token.special}};
+  }
+  if (!added.empty()) fields["added_tokens_decoder"] = added;
+  const auto name = [&](const Template::Item& item, const char* key, const char* flag) {
+    if (item.kind != Template::Kind::Token) return;
+    fields[key] = vocabulary.tokens[static_cast<std::size_t>(item.token)];
+    fields[flag] = true;
+  };
+  if (const auto& frame = vocabulary.frame.single; !frame.empty()) {
+    name(frame.front(), "bos_token", "add_bos_token");
+    name(frame.back(), "eos_token", "add_eos_token");
+  }
+  if (vocabulary.pipeline && !vocabulary.pipeline->pre_tokenizers.empty()) {
+    fields["tokenizer_class"] = "LlamaTokenizer";
+    fields["legacy"] = false;
+  }
+}
+
 }  // namespace
 
 std::string to_tokenizer_json(const Vocabulary& vocabulary) {
@@ -148,12 +179,12 @@ void write_vocabulary(const Vocabulary& vocabulary, const std::filesystem::path&
     write_file(folder / "tokenizer.json", to_tokenizer_json(vocabulary));
   const auto config = folder / "tokenizer_config.json";  // one that is there may say more
   if (std::filesystem::exists(config)) return;
-  std::string fields;
+  Json fields = Json::object();
   if (vocabulary.end_of_text)
-    fields = concat("  \"eos_token\": ", quote(vocabulary.tokens[static_cast<std::size_t>(*vocabulary.end_of_text)]));
-  if (const std::size_t sentinels = count_sentinels(vocabulary); sentinels > 0)
-    fields += concat(fields.empty() ? "" : ",\n", "  \"extra_ids\": ", sentinels);
-  if (!fields.empty()) write_file(config, concat("{\n", fields, "\n}\n"));
+    fields["eos_token"] = vocabulary.tokens[static_cast<std::size_t>(*vocabulary.end_of_text)];
+  if (const std::size_t sentinels = count_sentinels(vocabulary); sentinels > 0) fields["extra_ids"] = sentinels;
+  if (vocabulary.sentence_piece && vocabulary.source) describe_pieces(vocabulary, fields);
+  if (!fields.empty()) write_file(config, fields.dump(2) + "\n");
 }
 
 }  // namespace megatron::text
