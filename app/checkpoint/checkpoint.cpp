@@ -19,6 +19,7 @@
 #include "megatron/checkpoint/files/safetensors.h"
 #include "megatron/checkpoint/reader.h"
 #include "megatron/checkpoint/reshard.h"
+#include "megatron/interchange/hugging_face/companions.h"
 #include "megatron/train/resume/run_state.h"
 
 namespace megatron::app {
@@ -106,7 +107,9 @@ int reshard(const Args& args) {
   const checkpoint::ReshardOptions options{
       .files = flags.files, .dtype = stored_dtype(flags.dtype), .weights_only = flags.weights_only};
   std::filesystem::path made;
+  const std::filesystem::path beside = interchange::companion_folder(flags.from);
   checkpoint::read_newest(flags.from, [&] { made = checkpoint::reshard(flags.from, flags.to, options); });
+  if (!beside.empty()) interchange::copy_companions(beside, flags.to);
   const json about = describe(made, checkpoint::read_manifest(made));
   if (flags.json)
     print_json(about);

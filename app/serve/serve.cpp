@@ -26,6 +26,7 @@
 #include "megatron/generate/generate.h"
 #include "megatron/generate/serving/embedder.h"
 #include "megatron/generate/serving/engine.h"
+#include "megatron/interchange/hugging_face/companions.h"
 #include "megatron/interchange/hugging_face/pooling.h"
 #include "megatron/kernels/runtime.h"
 #include "megatron/plan/cost/kv_cache.h"
@@ -132,7 +133,8 @@ void plan_cache(Plan& plan) {
 Plan planned_encoder(const ServeFlags& flags, std::vector<std::string> tokens) {
   if (flags.pp > 1)
     throw ConfigError(rule_got_fix("serve: an encoder is one stage.", concat("--pp ", flags.pp), "--pp 1"));
-  const auto pooling = interchange::read_pooling(flags.load);
+  const std::filesystem::path beside = interchange::companion_folder(flags.load);
+  const auto pooling = interchange::read_pooling(beside.empty() ? std::filesystem::path(flags.load) : beside);
   Plan plan{.flags = flags,
             .model = run::open_trained_model(flags, "serve", interchange::Writes::Embeddings),
             .tokens = std::move(tokens),

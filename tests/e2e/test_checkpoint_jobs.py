@@ -35,9 +35,13 @@ class CheckpointJobs(unittest.TestCase):
 
     def test_reshard_keeps_every_number_and_diff_says_so(self):
         made = self.place.path / "resharded"
+        (self.trained / "chat_template.jinja").write_text("{{ messages[0]['content'] }}")
+        (self.trained / "generation_config.json").write_text('{"eos_token_id": 0}')
         about = json.loads(run("checkpoint", "reshard", self.trained, made, "--files", 3, "--json"))
         self.assertEqual((about["files"], about["iteration"]), (3, 6))
         run("checkpoint", "verify", made)
+        for name in ("tokenizer.json", "chat_template.jinja", "generation_config.json"):
+            self.assertEqual((made / name).read_bytes(), (self.trained / name).read_bytes(), name)
         answer = json.loads(run("checkpoint", "diff", self.trained, made, "--json"))
         self.assertTrue(answer["equal"])
         self.assertEqual(answer["compared"], len(about["tensors"]))

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "megatron/interchange/hugging_face/companions.h"
 #include "tests/interchange/support.h"
 
 namespace megatron::interchange {
@@ -52,6 +53,29 @@ TEST(Pooling, RefusesAPromptThatIsNotPooled) {
                    {kPrompts, R"({"prompts": {"query": "query: "}, "default_prompt_name": "query"})"}});
       },
       {"include_prompt"});
+}
+
+TEST(Pooling, GoesAlongWithTheTokenizer) {
+  const TemporaryFolder place;
+  const fs::path from = place.path() / "from", to = place.path() / "to";
+  for (const char* folder : {"from/2_Pool", "outside", "to"}) fs::create_directories(place.path() / folder);
+  write_file(from / "vocab.txt", "[UNK]\na\n");
+  write_file(from / "modules.json", R"([{"path": "", "type": "sentence_transformers.models.Transformer"},
+      {"path": "2_Pool", "type": "sentence_transformers.models.Pooling"},
+      {"path": "2_Normalize", "type": "sentence_transformers.models.Normalize"}])");
+  write_file(from / "2_Pool/config.json", R"({"pooling_mode_max_tokens": true})");
+  write_file(from / kSizes, R"({"max_seq_length": 32})");
+  write_file(from / kPrompts, R"({"prompts": {"query": "query: "}, "default_prompt_name": "query"})");
+  EXPECT_EQ(copy_companions(from, to), 5);
+  const TextPooling pooling = read_pooling(to);
+  EXPECT_EQ(pooling.kind, TextPooling::Kind::Max);
+  EXPECT_TRUE(pooling.normalized);
+  EXPECT_EQ(pooling.max_tokens, 32);
+  EXPECT_EQ(pooling.prompt, "query: ");
+
+  write_file(place.path() / "outside/config.json", "{}");
+  write_file(from / "modules.json", R"([{"path": "../outside"}, {"path": 3}, 3])");
+  EXPECT_EQ(pooling_files(from), (std::vector<fs::path>{"modules.json", kSizes, kPrompts}));
 }
 
 }  // namespace

@@ -11,6 +11,7 @@
 #include "megatron/interchange/formats.h"
 #include "megatron/interchange/gguf_read.h"
 #include "megatron/interchange/hugging_face/json.h"
+#include "megatron/interchange/hugging_face/pooling.h"
 #include "megatron/text/files/tokenizer_files.h"
 
 namespace megatron::interchange {
@@ -91,8 +92,10 @@ int copy_companions(const fs::path& from, const fs::path& to) {
                               "chat_template.jinja",
                               kGeneration};
   if (const auto file = text::tokenizer_file(from)) names.insert(file->filename());  // it may have any name
+  for (const fs::path& file : pooling_files(from)) names.insert(file);
   for (const fs::path& name : names) {
     if (!fs::is_regular_file(from / name)) continue;
+    if (name.has_parent_path()) make_folder(to / name.parent_path());
     write_file(to / name, read_file(from / name));
     ++copied;
   }

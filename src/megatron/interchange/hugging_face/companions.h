@@ -29,8 +29,9 @@ TokenIds read_token_ids(const std::filesystem::path& folder);
 /// The ids of one entry: none, one or several. Throws ConfigError where it holds something else.
 std::vector<std::int64_t> ids_of(const TokenIds& ids, const std::string& name);
 
-/// Copies the files of a tokenizer and of text generation that `from` has; where that leaves no generation_config.json,
-/// writes one of the ids of read_token_ids(from) if they have an end. Returns how many files.
+/// Copies the files of a tokenizer, of text generation and of sentence-transformers' pooling that `from` has; where
+/// that leaves no generation_config.json, writes one of the ids of read_token_ids(from) if they have an end. Returns
+/// how many files.
 int copy_companions(const std::filesystem::path& from, const std::filesystem::path& to);
 
 /// A run's folder `out` keeps what makes text of its model's tokens, as `data.tokenizer` may change or go. A model that

@@ -17,7 +17,8 @@ namespace {
 using nlohmann::json;
 
 constexpr std::uint64_t kMaxFileOfPooling = std::uint64_t{1} << 20;
-constexpr const char* kPoolingFolder = "1_Pooling";
+constexpr const char *kPoolingFolder = "1_Pooling", *kModules = "modules.json", *kSizes = "sentence_bert_config.json",
+                     *kPrompts = "config_sentence_transformers.json";
 /// Modes of sentence-transformers' Pooling: as a flag, as a word, and what they are.
 constexpr std::tuple<const char*, const char*, TextPooling::Kind> kModes[] = {
     {"pooling_mode_mean_tokens", "mean", TextPooling::Kind::Mean},
@@ -49,6 +50,17 @@ void read_modes(const fs::path& file, TextPooling& pooling) {
   refuse_pooling(file, "the mode of pooling must be mean, cls or max.", printable(mode.empty() ? "none" : mode));
 }
 
+/// The path of a module, "" where it says none.
+std::string path_of(const json& module) {
+  const json path = module.is_object() ? module.value("path", json()) : json();
+  return path.is_string() ? path.get<std::string>() : "";
+}
+
+/// Whether it is the name of a folder in the folder itself.
+bool is_inside(const std::string& path) {
+  return !path.empty() && path[0] != '.' && path.find('/') == std::string::npos && path.find('\0') == std::string::npos;
+}
+
 /// The modules of a folder, in their order: what is made of the states, by the last part of the class's name.
 void read_modules(const fs::path& folder, const fs::path& file, TextPooling& pooling) {
   const json modules = try_parse_json(read_file(file, kMaxFileOfPooling)).value_or(json());
@@ -65,11 +77,8 @@ void read_modules(const fs::path& folder, const fs::path& file, TextPooling& poo
     }
     if (kind != "Pooling" || pooled)
       refuse_pooling(file, "modules must be Transformer, Pooling, Normalize.", printable(name));
-    const json path = module.value("path", json());
-    const std::string inside = path.is_string() ? path.get<std::string>() : "";
-    if (inside.empty() || inside[0] == '.' || inside.find('/') != std::string::npos ||
-        inside.find('\0') != std::string::npos)
-      refuse_pooling(file, "the path of a module must be a folder inside.", printable(inside));
+    const std::string inside = path_of(module);
+    if (!is_inside(inside)) refuse_pooling(file, "the path of a module must be a folder inside.", printable(inside));
     read_modes(folder / inside / "config.json", pooling);
     pooled = true;
   }
@@ -103,8 +112,8 @@ std::string default_prompt(const fs::path& file) {
 
 TextPooling read_pooling(const fs::path& folder) {
   TextPooling pooling;
-  const fs::path modules = folder / "modules.json", alone = folder / kPoolingFolder / "config.json",
-                 sizes = folder / "sentence_bert_config.json", prompts = folder / "config_sentence_transformers.json";
+  const fs::path modules = folder / kModules, alone = folder / kPoolingFolder / "config.json", sizes = folder / kSizes,
+                 prompts = folder / kPrompts;
   if (fs::is_regular_file(prompts)) pooling.prompt = default_prompt(prompts);
   if (fs::is_regular_file(modules))
     read_modules(folder, modules, pooling);
@@ -112,6 +121,18 @@ TextPooling read_pooling(const fs::path& folder) {
     read_modes(alone, pooling);
   if (fs::is_regular_file(sizes)) read_sizes(sizes, pooling);
   return pooling;
+}
+
+std::vector<fs::path> pooling_files(const fs::path& folder) {
+  std::vector<fs::path> files = {kModules, kSizes, kPrompts, fs::path(kPoolingFolder) / "config.json"};
+  if (fs::is_regular_file(folder / kModules)) {
+    const json modules = try_parse_json(read_file(folder / kModules, kMaxFileOfPooling)).value_or(json::array());
+    for (const json& module : modules)
+      if (const std::string path = path_of(module); is_inside(path) && path != kPoolingFolder)
+        files.push_back(fs::path(path) / "config.json");
+  }
+  std::erase_if(files, [&](const fs::path& file) { return !fs::is_regular_file(folder / file); });
+  return files;
 }
 
 }  // namespace megatron::interchange

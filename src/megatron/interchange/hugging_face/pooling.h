@@ -2,6 +2,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <string>
+#include <vector>
 
 namespace megatron::interchange {
 
@@ -19,5 +20,8 @@ struct TextPooling {
 /// config_sentence_transformers.json. Without them the mean as it is, as sentence-transformers takes such a folder.
 /// Throws ConfigError for what is damaged or not known here.
 TextPooling read_pooling(const std::filesystem::path& folder);
+
+/// Which of the files that read_pooling() reads are there, as paths inside of `folder`.
+std::vector<std::filesystem::path> pooling_files(const std::filesystem::path& folder);
 
 }  // namespace megatron::interchange
