@@ -224,6 +224,18 @@ TEST(HuggingFaceFolder, TheFirstBertsNamesOfNormsAreRead) {
   expect_same(read_all(*open_weights(first.folder.path())), read_all(*open_weights(folder)));
 }
 
+TEST(HuggingFaceFolder, TheSingleFileComesBeforeAnIndexThatWasLeft) {  // as transformers has it
+  NEED_GOLDEN(folder, "tiny_llama");
+  TemporaryFolder place;
+  const fs::path out = place.path() / "x";
+  export_hugging_face(*open_weights(folder), read_config(folder), out,
+                      {.dtype = {}, .tokenizer = {}, .shard_bytes = 100'000});
+  ASSERT_TRUE(fs::remove(out / "model-00002-of-00004.safetensors"));
+  expect_refused([&] { open_weights(out); }, {"00002"});
+  fs::copy(folder / "model.safetensors", out);
+  expect_same(read_all(*open_weights(out)), read_all(*open_weights(folder)));
+}
+
 TEST(HuggingFaceFolder, AHostileIndexIsRefused) {
   NEED_GOLDEN(folder, "tiny_llama");
   TemporaryFolder place;

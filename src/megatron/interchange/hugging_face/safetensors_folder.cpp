@@ -51,15 +51,16 @@ std::map<std::string, std::string> parse_index(std::string_view text, const std:
 }
 
 SafetensorsFolder::SafetensorsFolder(const std::filesystem::path& folder, const std::string& single) : folder_(folder) {
-  const auto index_path = folder_ / "model.safetensors.index.json";
-  if (!std::filesystem::exists(index_path)) {
-    if (!std::filesystem::exists(folder_ / single))
-      throw ConfigError(rule_got_fix(
-          concat(folder_.string(), ": must hold ", single, ", or its shards and model.safetensors.index.json."),
-          "neither", "convert other files (pytorch_model.bin) with transformers' save_pretrained"));
+  // As transformers does: an index beside the single file is left over from what was saved there before.
+  if (std::filesystem::exists(folder_ / single)) {
     add_file(single);
     return;
   }
+  const auto index_path = folder_ / "model.safetensors.index.json";
+  if (!std::filesystem::exists(index_path))
+    throw ConfigError(rule_got_fix(
+        concat(folder_.string(), ": must hold ", single, ", or its shards and model.safetensors.index.json."),
+        "neither", "convert other files (pytorch_model.bin) with transformers' save_pretrained"));
   const auto index = parse_index(read_file(index_path, kMaxIndexBytes), index_path.string());
   std::set<std::string> names;
   for (const auto& [tensor, file] : index) names.insert(file);
