@@ -201,6 +201,7 @@ Request prepare(GenerateFlags flags) {
     if (prompts.back().empty() && !model.ends.empty())
       prompts.back() = {model.ends[0]};  // after the end of a text the next begins
   }
+  for (const auto& ids : prompts) run::check_tokens(model, ids, "generate");
   generate::check(prompts, model.run.shape.max_positions, options);
   const auto element_bytes = static_cast<std::int64_t>(c10::elementSize(train::scalar_type(model.run.config)));
   const auto largest_bytes =

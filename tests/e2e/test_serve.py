@@ -214,6 +214,27 @@ class Terminal(Serving):
                          [list(top.values()) for top in logprobs["top_logprobs"]])
         self.assertIn("--json", run(*words[:-1], "--logprobs", 3, code=2))
 
+    def folder(self, name):
+        """The model as a Hugging Face folder."""
+        folder = self.place.path / name
+        run("checkpoint", "export", "--load", self.model, "--output", folder)
+        return folder
+
+    def test_special_tokens_may_lie_behind_the_rows(self):
+        folder = self.folder("pictures")
+        words = ["generate", "--load", folder, "--temperature", 0, "--max-new-tokens", 6, "--json"]
+        before = run(*words, "--prompt", "the cat")
+        file = json.loads((folder / "tokenizer.json").read_text())
+        rows = json.loads((folder / "config.json").read_text())["vocab_size"]
+        extra = {"id": rows, "content": "<image_soft_token>", "single_word": False, "lstrip": False, "rstrip": False,
+                 "normalized": False, "special": True}
+        (folder / "tokenizer.json").write_text(json.dumps({**file, "added_tokens": [*file["added_tokens"], extra]}))
+        self.assertEqual(run(*words, "--prompt", "the cat"), before)
+        self.assertIn("<image_soft_token>", run(*words, "--prompt", "a <image_soft_token> of the cat", code=2))
+        ordinary = {**file["model"]["vocab"], "more": rows}
+        (folder / "tokenizer.json").write_text(json.dumps({**file, "model": {**file["model"], "vocab": ordinary}}))
+        self.assertIn("must hold the tokenizer's tokens", run(*words, "--prompt", "the cat", code=2))
+
 
 class Refusals(Serving):
     def test_have_the_form_of_openai(self):

@@ -7,6 +7,7 @@
 
 #include "megatron/base/error.h"
 #include "megatron/base/machine/out_of_memory.h"
+#include "megatron/base/text/printable.h"
 #include "megatron/checkpoint/model_state.h"
 #include "megatron/checkpoint/weights.h"
 #include "megatron/generate/load.h"
@@ -22,6 +23,7 @@
 #include "megatron/plan/parameters/blocks.h"
 #include "megatron/run/memory_check.h"
 #include "megatron/run/ranks.h"
+#include "megatron/text/vocabulary.h"
 #include "megatron/train/engine.h"
 #include "megatron/train/resume/agreement.h"
 
@@ -112,6 +114,17 @@ void complete(config::RunConfig& config, const ModelFlags& asked) {
   config.train.global_batch_size = config.train.micro_batch_size * parallel.dp;
 }
 
+/// The rows that a model of `rows` must have for its own tokenizer: one for each token, but that special tokens behind
+/// them may have none, as the <image_soft_token> of Gemma 3 in its folders without a part for pictures.
+std::int64_t needed_rows(const text::Tokenizer& tokenizer, std::int64_t rows) {
+  std::int64_t needed = tokenizer.vocab_size();
+  std::vector<bool> special(static_cast<std::size_t>(needed));
+  for (const text::SpecialToken& token : tokenizer.vocabulary().specials)
+    special[static_cast<std::size_t>(token.id)] = true;
+  while (needed > rows && special[static_cast<std::size_t>(needed) - 1]) --needed;
+  return needed > rows ? tokenizer.vocab_size() : needed;
+}
+
 /// On the ranks asked for here. What computes forward alone sets its microbatch before.
 plan::ResolvedRun resolve(const ModelFlags& asked, config::RunConfig config, const text::Tokenizer& tokenizer,
                           const char* job) {
@@ -128,24 +141,25 @@ plan::ResolvedRun resolve(const ModelFlags& asked, config::RunConfig config, con
   if (!asked.dtype.empty()) config.train.dtype = asked.dtype;
   complete(config, asked);
   const bool derived = !place && asked.world_size == 0;
-  const plan::Facts facts{.tokenizer_vocab = tokenizer.vocab_size(),
-                          .flags = {{"parallel.tp", "tp"},
-                                    {"parallel.pp", "pp"},
-                                    {"parallel.ep", "ep"},
-                                    {"parallel.etp", "etp"},
-                                    {"parallel.world_size", "world-size"},
-                                    {"parallel.threads_per_rank", "threads-per-rank"},
-                                    {"parallel.timeout_s", "timeout-s"},
-                                    {"parallel.device", "device"},
-                                    {"train.dtype", "dtype"}},
-                          .otherwise = asked.tokenizer.empty()
-                                           ? "--load a folder whose configuration and weights are whole"
+  const std::int64_t rows = config.model.vocab_size;
+  const plan::Facts facts{
+      .tokenizer_vocab = asked.tokenizer.empty() && rows > 0 ? needed_rows(tokenizer, rows) : tokenizer.vocab_size(),
+      .flags = {{"parallel.tp", "tp"},
+                {"parallel.pp", "pp"},
+                {"parallel.ep", "ep"},
+                {"parallel.etp", "etp"},
+                {"parallel.world_size", "world-size"},
+                {"parallel.threads_per_rank", "threads-per-rank"},
+                {"parallel.timeout_s", "timeout-s"},
+                {"parallel.device", "device"},
+                {"train.dtype", "dtype"}},
+      .otherwise = asked.tokenizer.empty() ? "--load a folder whose configuration and weights are whole"
                                            : "leave --tokenizer out: the model has its own",
-                          .complete = [&, ranks = parallel.world_size](config::RunConfig& changed) {
-                            if (place) changed.parallel.world_size = place->world_size;
-                            if (derived && changed.parallel.world_size == ranks) changed.parallel.world_size = 0;
-                            complete(changed, asked);
-                          }};
+      .complete = [&, ranks = parallel.world_size](config::RunConfig& changed) {
+        if (place) changed.parallel.world_size = place->world_size;
+        if (derived && changed.parallel.world_size == ranks) changed.parallel.world_size = 0;
+        complete(changed, asked);
+      }};
   const auto error_of = [&](const config::RunConfig& tried) {
     std::string error = ranks_error(tried.parallel, place, asked.dp == 0, job);
     if (error.empty()) error = experts_error(tried, job);
@@ -250,6 +264,18 @@ TrainedModel open_task_model(const ModelFlags& flags, const char* job, const Tas
   auto run = resolve(flags, config, tokenizer, job);
   check_weights(flags, run, /*strict=*/false, plan::Holding::Weights);  // of another head: whoever loads them says so
   return {flags.load, std::move(run), std::move(tokenizer), {}};
+}
+
+void check_tokens(const TrainedModel& model, std::span<const std::int64_t> ids, const char* job) {
+  const std::int64_t rows = model.run.shape.vocab;
+  const auto beyond = std::ranges::find_if(ids, [&](std::int64_t id) { return id >= rows; });
+  if (beyond == ids.end()) return;
+  const bool named = *beyond < model.tokenizer.vocab_size();
+  throw ConfigError(rule_got_fix(
+      concat(job, ": a text must have tokens of the model alone, whose embedding has ", rows, " rows."),
+      concat("token ", *beyond,
+             named ? concat(", ", in_quotes(model.tokenizer.id_to_bytes(static_cast<std::int32_t>(*beyond)))) : ""),
+      "leave that token out of the text"));
 }
 
 comm::Facts model_facts(const TrainedModel& model, const config::Fields& flags) {

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -54,6 +55,10 @@ struct TaskModelOptions {
 /// The same of a BERT or GPT with the head of a task, or that lacks it: whether the weights have one the caller asks.
 /// The run is for train::Engine, which keeps nothing for an optimizer.
 TrainedModel open_task_model(const ModelFlags& flags, const char* job, const TaskModelOptions& task);
+
+/// Throws ConfigError that begins with `job` where one of `ids` has no row in the model's embedding: its tokenizer may
+/// have special tokens behind them.
+void check_tokens(const TrainedModel& model, std::span<const std::int64_t> ids, const char* job);
 
 /// What the ranks of a job that computes with `model` must have in common besides its recipe: the tokenizer, the
 /// weights and the job's own options (config::fields_of its flags).
