@@ -1,5 +1,7 @@
 // megatron checkpoint import | export: weights of other programs, both ways.
 #include <algorithm>
+#include <cstdint>
+#include <filesystem>
 #include <memory>
 #include <optional>
 #include <string>
@@ -8,6 +10,8 @@
 #include "app/checkpoint/interchange.h"
 #include "app/checkpoint/interchange_options.h"
 #include "app/print.h"
+#include "megatron/base/error.h"
+#include "megatron/base/files/gguf.h"
 #include "megatron/base/text/printable.h"
 #include "megatron/checkpoint/checkpoint.h"
 #include "megatron/interchange/formats.h"
@@ -23,6 +27,19 @@ namespace {
 const interchange::WeightFormat& format_called(std::string_view name) {
   return *std::ranges::find_if(interchange::weight_formats(),
                                [&](const interchange::WeightFormat& format) { return format.words.name == name; });
+}
+
+/// Says which end tokens of the model a GGUF file, which has two entries for them, does not name.
+void note_ends_left_out(const std::filesystem::path& tokenizer, interchange::TokenIds ids, const std::string& output) {
+  if (tokenizer.empty() || !is_gguf(output)) return;
+  interchange::TokenIds all = interchange::read_token_ids(tokenizer);
+  all.merge(ids);
+  const auto written = interchange::ids_of(interchange::read_token_ids(output), "eos_token_id");
+  std::string missing;
+  for (const std::int64_t id : interchange::ids_of(all, "eos_token_id"))
+    if (std::ranges::count(written, id) == 0) missing += concat(missing.empty() ? "" : ", ", id);
+  if (!missing.empty())
+    write_line(stderr, concat("note: gguf has no place for more than two end tokens: texts do not end at ", missing));
 }
 
 }  // namespace
@@ -61,6 +78,7 @@ int checkpoint_export(const Args& args) {
                               : std::optional<interchange::TrainingState>();
     options.training = training ? &*training : nullptr;
     format.write(rest ? *rest : *all, config, flags.output, options);
+    note_ends_left_out(options.tokenizer, config.token_ids, flags.output);
   });
   print("{}: exported from {}\n", flags.output, flags.load);
   return kDone;

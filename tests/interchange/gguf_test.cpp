@@ -10,8 +10,10 @@
 #include <vector>
 
 #include "megatron/interchange/formats.h"
+#include "megatron/interchange/hugging_face/companions.h"
 #include "megatron/interchange/hugging_face/hf_family.h"
 #include "megatron/interchange/mapping.h"
+#include "megatron/text/tokenizer.h"
 #include "tests/interchange/support.h"
 
 namespace megatron::interchange {
@@ -280,6 +282,26 @@ TEST_F(Gguf, WhatItCannotHoldIsRefusedAndNothingWritten) {
   write_file(path, "somebody's");
   expect_refused([&] { gguf().write(weights_of(small_llama()), small_llama(), path, {}); }, {"must not exist"});
   EXPECT_EQ(read_file(path), "somebody's");
+}
+
+TEST_F(Gguf, KeepsTwoEndsAndMergesThatAreNone) {
+  const fs::path folder = place_.path() / "pair", path = place_.path() / "ends.gguf";
+  fs::create_directory(folder);
+  write_file(folder / "vocab.json", R"({"a": 0, "b": 1, "<|endoftext|>": 2})");
+  write_file(folder / "merges.txt", "#version: 0.2\n");
+  write_file(folder / "generation_config.json", R"({"eos_token_id": [2, 1, 0]})");
+  gguf().write(weights_of(small_llama()), small_llama(), path, {.dtype = "float32", .tokenizer = folder});
+  const Written file = take_apart(path);
+  EXPECT_EQ(file.values.at("tokenizer.ggml.eos_token_id"), std::string("\2\0\0\0", 4));
+  EXPECT_EQ(file.values.at("tokenizer.ggml.eot_token_id"), std::string("\1\0\0\0", 4));
+  EXPECT_EQ(ids_of(read_token_ids(path), "eos_token_id"), (std::vector<std::int64_t>{2, 1}));
+  EXPECT_EQ(text::Tokenizer::load(path).encode("ab"), (std::vector<std::int32_t>{0, 1}));
+
+  std::string bytes = read_file(path);
+  const std::string key = "tokenizer.ggml.merges";
+  bytes.replace(bytes.find(key), key.size(), "tokenizer.ggml.others");
+  write_file(path, bytes);
+  expect_refused([&] { text::Tokenizer::load(path); }, {"must have its merges", "--tokenizer FOLDER"});
 }
 
 /// Llama 3's factors are all that a file has of its scaling.

@@ -251,6 +251,8 @@ Conventions conventions_of(const fs::path& folder, const text::Tokenizer& tokeni
     const auto given = ids_of(ids, std::string(entry) + "_id");
     if (id || !given.empty()) result.ids[name] = id ? *id : given.front();
   }
+  for (const std::int64_t end : ids_of(ids, "eos_token_id"))  // texts end there too; for a third there is no entry
+    if (end != result.ids.at("eos")) result.ids.emplace("eot", end);
   result.add_bos = config.value("add_bos_token", json()) == true;
   result.add_eos = config.value("add_eos_token", json()) == true;
   using Kind = text::Template::Kind;
@@ -307,7 +309,7 @@ void add_tokenizer(Metadata& metadata, const fs::path& folder, const TokenIds& k
   metadata.add("tokenizer.ggml.tokens", tokens.tokens);
   if (!tokens.scores.empty()) metadata.add("tokenizer.ggml.scores", tokens.scores);
   metadata.add("tokenizer.ggml.token_type", tokens.types);
-  if (!tokens.merges.empty()) metadata.add("tokenizer.ggml.merges", tokens.merges);
+  if (tokens.model == "gpt2") metadata.add("tokenizer.ggml.merges", tokens.merges);
   for (const auto& [name, id] : conventions.ids) {
     if (id >= rows)
       throw ConfigError(rule_got_fix(concat("export: the ", name, " token must be one of the tokenizer's."), concat(id),

@@ -100,8 +100,11 @@ Vocabulary read_byte_level(const Gguf& file, const Tokens& tokens) {
       spelled.push_back({tokens.tokens[i], id});
   }
   reader.read_tokens(spelled, std::move(specials));
-  const Texts none, *const merges = file.find<Texts>("tokenizer.ggml.merges");
-  for (const std::string_view merge : merges == nullptr ? none : *merges) {
+  const Texts* const merges = file.find<Texts>("tokenizer.ggml.merges");
+  if (merges == nullptr)  // without them every text would become single bytes
+    throw ConfigError(rule_got_fix(concat(file.name(), ": a tokenizer of model gpt2 must have its merges."),
+                                   "no tokenizer.ggml.merges", kOther));
+  for (const std::string_view merge : *merges) {
     const std::size_t space = merge.find(' ');
     if (space == std::string_view::npos || merge.find(' ', space + 1) != std::string_view::npos)
       throw ConfigError(rule_got_fix(concat(file.name(), ": a merge must be two tokens with one space between."),
