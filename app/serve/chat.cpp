@@ -8,6 +8,7 @@
 #include <csignal>
 #include <cstdio>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -135,6 +136,15 @@ class Conversation {
   /// False where it ends the conversation.
   bool command(const std::string& line);
   void answer(const std::string& line);
+  /// The tokens of the conversation; none where its template refuses it, which is said.
+  std::optional<std::vector<std::int64_t>> prompt() const;
+  /// Takes the last message back, which is `line` and was refused; where that is for /system's message, that one.
+  void leave_out(const std::string& line);
+
+  struct Before {
+    std::string system;
+    std::vector<text::ChatMessage> messages;
+  };
 
   const ChatFlags& flags_;
   const run::TrainedModel& model_;
@@ -146,6 +156,7 @@ class Conversation {
   generate::Engine engine_;
   std::string system_;
   std::vector<text::ChatMessage> messages_;
+  std::optional<Before> before_;  // /system, until a message follows it
 };
 
 bool Conversation::command(const std::string& line) {
@@ -154,6 +165,7 @@ bool Conversation::command(const std::string& line) {
   if (word == "/clear") {
     begin(system_);
   } else if (word == "/system") {
+    before_ = Before{system_, messages_};
     begin(line.size() > word.size() ? line.substr(word.size() + 1) : "");
   } else if (word == "/undo") {
     if (messages_.size() >= 2) messages_.resize(messages_.size() - 2);
@@ -163,10 +175,41 @@ bool Conversation::command(const std::string& line) {
   return true;
 }
 
+std::optional<std::vector<std::int64_t>> Conversation::prompt() const {
+  try {
+    const auto ids = model_.tokenizer.encode(chat_.prompt(messages_), text::Specials::Recognised);
+    std::vector<std::int64_t> tokens(ids.begin(), ids.end());
+    run::check_tokens(model_, tokens, "chat");
+    return tokens;
+  } catch (const ConfigError& error) {
+    write_line(stderr, error.what());
+    return std::nullopt;
+  }
+}
+
+void Conversation::leave_out(const std::string& line) {
+  messages_.pop_back();
+  try {
+    if (before_) chat_.prompt(std::vector<text::ChatMessage>{{"user", line}});
+  } catch (const ConfigError&) {
+    before_.reset();  // not the system message is refused
+  }
+  if (before_) {
+    system_ = std::move(before_->system);
+    messages_ = std::move(before_->messages);
+    before_.reset();
+    write_line(stderr, "the system message is left out: the conversation before it continues");
+  } else {
+    write_line(stderr, "the message is left out: the conversation continues");
+  }
+}
+
 void Conversation::answer(const std::string& line) {
   messages_.push_back({"user", line});
-  const auto ids = model_.tokenizer.encode(chat_.prompt(messages_), text::Specials::Recognised);
-  serve::TextTask task{.prompt = {ids.begin(), ids.end()}, .ends = model_.ends, .seed = flags_.seed};
+  auto tokens = prompt();
+  if (!tokens) return leave_out(line);
+  before_.reset();
+  serve::TextTask task{.prompt = *std::move(tokens), .ends = model_.ends, .seed = flags_.seed};
   task.max_tokens = std::min(flags_.max_new_tokens, context_ - std::ssize(task.prompt));
   if (task.max_tokens < 1) {
     write_line(stderr, concat("the conversation fills the context of ", context_, " tokens: /clear or /undo"));

@@ -220,6 +220,17 @@ class Terminal(Serving):
         run("checkpoint", "export", "--load", self.model, "--output", folder)
         return folder
 
+    def test_goes_on_after_what_the_template_refuses(self):
+        folder = self.folder("refusing")
+        (folder / "chat_template.jinja").write_text(
+            "{% for m in messages %}{% if m['role'] == 'system' or 'boom' in m['content'] %}"
+            "{{ raise_exception('not this') }}{% endif %}{% endfor %}" + TEMPLATE)
+        options = ["--temperature", 0, "--max-new-tokens", 6]
+        plain = run("chat", folder, *options, stdin="the cat\na dog\n")
+        self.assertEqual(plain.count("\n"), 2)
+        self.assertEqual(run("chat", folder, *options, stdin="the cat\nboom\na dog\n"), plain)
+        self.assertEqual(run("chat", folder, *options, stdin="the cat\n/system be brief\nold\na dog\n"), plain)
+
     def test_special_tokens_may_lie_behind_the_rows(self):
         folder = self.folder("pictures")
         words = ["generate", "--load", folder, "--temperature", 0, "--max-new-tokens", 6, "--json"]
