@@ -215,7 +215,7 @@ Request prepare(GenerateFlags flags) {
 }
 
 std::vector<std::int32_t> ids_with_text(const Request& request, const std::vector<std::int64_t>& ids) {
-  return text::ids_with_text(request.model.tokenizer, ids, request.options.ends);
+  return text::ids_with_text(request.model.tokenizer, ids, request.model.ends);
 }
 
 /// What the model found of the new tokens of each prompt, where that was asked for.
@@ -276,7 +276,7 @@ void run_rank(const Request& request, const comm::Group& world, at::Device devic
 
   std::optional<TextStream> stream;
   if (request.prompts.size() == 1 && !request.flags.json && world.rank() == 0)
-    stream.emplace(request.model.tokenizer, request.options.ends);
+    stream.emplace(request.model.tokenizer, request.model.ends);
   if (stream) stream->push(request.written(0));
   Scores scores(request.prompts.size());
   generate::GenerateOptions options = request.options;

@@ -231,6 +231,20 @@ class Terminal(Serving):
         self.assertEqual(run("chat", folder, *options, stdin="the cat\nboom\na dog\n"), plain)
         self.assertEqual(run("chat", folder, *options, stdin="the cat\n/system be brief\nold\na dog\n"), plain)
 
+    def test_ignoring_ends_writes_the_servers_text(self):
+        folder = self.folder("ending")
+        words = ["generate", "--load", folder, "--prompt", "the cat", "--temperature", 0, "--max-new-tokens", 12,
+                 "--ignore-eos", "--json"]
+        end = json.loads(run(*words))["new_ids"][3]
+        (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": end}))
+        written = json.loads(run(*words))
+        self.assertIn(end, written["new_ids"][:-1])
+        server = Server(folder)
+        self.addCleanup(server.close)
+        answer = server.post("/v1/completions", {"prompt": "the cat", "max_tokens": 12, "temperature": 0,
+                                                 "ignore_eos": True})
+        self.assertEqual(written["text"], answer["choices"][0]["text"])
+
     def test_special_tokens_may_lie_behind_the_rows(self):
         folder = self.folder("pictures")
         words = ["generate", "--load", folder, "--temperature", 0, "--max-new-tokens", 6, "--json"]

@@ -36,6 +36,23 @@ TEST(Texts, OfAPromptAndItsAnswerAreTheDecodedWholeWhereverTheyMeet) {
   EXPECT_GT(tried, 300u);
 }
 
+TEST(Texts, BeginWithAByteThatBelongsToNoCharacterBehindAWholeOne) {
+  Vocabulary vocabulary;
+  for (const char* bytes : {"\xc3", "\xa9", "\x80", "a", "\xc3\xa9"}) vocabulary.tokens.emplace_back(bytes);
+  const Tokenizer tokenizer(vocabulary);
+  using Ids = std::vector<std::int32_t>;
+  const auto after = [&](const Ids& prompt, const Ids& added) { return text_after(tokenizer, prompt, added); };
+  EXPECT_EQ(after({4}, {2, 3}),
+            "\x80"
+            "a");
+  EXPECT_EQ(after({3, 0, 1}, {1}), "\xa9");
+  EXPECT_EQ(after({3}, {2}), "\x80");
+  EXPECT_EQ(after({3, 0}, {1, 3}),
+            "\xc3\xa9"
+            "a")
+      << "a character that the prompt began";
+}
+
 TEST(Texts, KeepTheBlankBetweenPromptAndAnswer) {
   for (const char* file : {"llama.json", "bpe.model", "bert.json"}) {
     const auto tokenizer = Tokenizer::load(goldens() / file);

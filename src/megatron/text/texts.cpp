@@ -1,7 +1,9 @@
 #include "megatron/text/texts.h"
 
 #include <algorithm>
+#include <cstddef>
 
+#include "megatron/base/text/utf8.h"
 #include "megatron/text/vocabulary.h"
 
 namespace megatron::text {
@@ -27,8 +29,10 @@ std::vector<std::int32_t> opening_of(const Tokenizer& tokenizer, std::span<const
 
 std::size_t common_characters(std::string_view other, std::string_view text) {
   auto at = static_cast<std::size_t>(std::ranges::mismatch(other, text).in2 - text.begin());
-  const auto inside = [&] { return at < text.size() && (static_cast<unsigned char>(text[at]) & 0xC0) == 0x80; };
-  for (int back = 0; back < 3 && at > 0 && inside(); ++back) --at;  // to the beginning of a character
+  // Back to the beginning of a character that continues here; a byte that belongs to none begins nothing.
+  for (std::size_t back = 1; back <= std::min<std::size_t>(3, at); ++back)
+    if (decode_utf8(text.data() + at - back, text.data() + text.size()).length > static_cast<int>(back))
+      return at - back;
   return at;
 }
 
