@@ -35,11 +35,11 @@ ServeFlags serve_flags(const Args& args) {
   };
   count("--port must be 0 to 65535.", flags.port, 0, 65535, "--port 8000");
   count("--max-texts must be 1 to 1024.", flags.max_texts, 1, 1024, "--max-texts 16");
-  count("--cache-tokens must be 0 or above.", flags.cache_tokens, 0, std::int64_t{1} << 40, "--cache-tokens 0");
+  count("--cache-tokens must be 0 to 1099511627776.", flags.cache_tokens, 0, std::int64_t{1} << 40, "--cache-tokens 0");
   need(flags.cache_tokens == 0 || flags.cache_memory.empty(), "--cache-memory and --cache-tokens say the same.",
        concat(flags.cache_memory, " and ", flags.cache_tokens), concat("--cache-memory ", flags.cache_memory).c_str());
-  count("--max-context must be 0 or above.", flags.max_context, 0, std::int64_t{1} << 40, "--max-context 0");
-  count("--max-tokens must be 0 or above.", flags.max_tokens, 0, std::int64_t{1} << 40, "--max-tokens 0");
+  count("--max-context must be 0 to 1099511627776.", flags.max_context, 0, std::int64_t{1} << 40, "--max-context 0");
+  count("--max-tokens must be 0 to 1099511627776.", flags.max_tokens, 0, std::int64_t{1} << 40, "--max-tokens 0");
   count("--prefill-tokens must be 16 to 65536.", flags.prefill_tokens, 16, 65536, "--prefill-tokens 256");
   count("--max-queue must be 2 to 1000000.", flags.max_queue, 2, 1000000, "--max-queue 256");
   count("--max-connections must be 1 to 100000.", flags.max_connections, 1, 100000, "--max-connections 512");

@@ -1,12 +1,17 @@
 #include "megatron/interchange/mapping.h"
 
+#include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
 #include <algorithm>
 
+#include <memory>
 #include <numeric>
 
 #include "megatron/base/error.h"
 #include "megatron/interchange/hugging_face/hf_family.h"
+#include "megatron/interchange/mapped_source.h"
+#include "tests/interchange/in_memory.h"
+#include "tests/interchange/support.h"
 #include "tests/model/random_layers.h"
 
 namespace megatron::interchange {
@@ -220,6 +225,16 @@ TEST(Mapping, RowsOfAGroupAreItsQueriesThenItsKeyThenItsValue) {
   EXPECT_EQ(pieces[4].source, "model.layers.1.self_attn.k_proj.weight");
   EXPECT_EQ(pieces[4].from, (std::vector<std::int64_t>{3, 0}));
   EXPECT_EQ(pieces[4].to, (std::vector<std::int64_t>{18, 0}));
+}
+
+TEST(MappedSource, RefusesPartsInTwoDtypesWithWhatMendsThem) {
+  const auto raw = std::make_shared<const InMemory>(
+      std::map<std::string, at::Tensor>{{"gate", at::zeros({2, 3})}, {"up", at::zeros({2, 3}, at::kHalf)}});
+  const Mapping both = {{"fc1",
+                         {.shape = {4, 3},
+                          .pieces = {{.source = "gate", .to = {0, 0}, .from = {0, 0}, .shape = {2, 3}},
+                                     {.source = "up", .to = {2, 0}, .from = {0, 0}, .shape = {2, 3}}}}}};
+  expect_refused([&] { MappedSource(raw, both); }, {"must have one dtype", "up: F16", "save_pretrained"});
 }
 
 }  // namespace

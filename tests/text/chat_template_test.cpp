@@ -33,6 +33,11 @@ const std::vector<ChatMessage> kWithSystem = {{"system", "Be brief"}, {"user", "
 
 ChatTemplate parsed(const std::string& jinja) { return {jinja, {{"bos_token", "<s>"}, {"eos_token", "</s>"}}, "test"}; }
 
+TEST(ChatTemplate, OfNoFolderIsRefusedInWords) {
+  EXPECT_THAT([] { ChatTemplate::load(""); },
+              ::testing::ThrowsMessage<ConfigError>(HasSubstr("got:  no folder with a tokenizer")));
+}
+
 /// `text` with `part` replaced by `by`.
 std::string with(std::string text, const std::string& part, const std::string& by) {
   const std::size_t at = text.find(part);

@@ -38,7 +38,8 @@ void check_sources(const checkpoint::WeightSource& raw, const Mapping& mapping, 
         throw ConfigError(
             rule_got_fix(concat(raw.name(), ": the parts of \"", printable(name), "\" must have one dtype."),
                          concat(printable(first), ": ", raw.dtype(first), ", ", printable(piece.source), ": ",
-                                raw.dtype(piece.source))));
+                                raw.dtype(piece.source)),
+                         "save the model in one dtype, as transformers' model.to(torch.bfloat16) and save_pretrained"));
 }
 
 }  // namespace

@@ -101,7 +101,8 @@ ChatTemplate ChatTemplate::load(const std::filesystem::path& path) {
   if (!config.is_object() || jinja.empty())
     throw ConfigError(
         rule_got_fix("a chat needs a template: chat_template.jinja, or chat_template in tokenizer_config.json.",
-                     folder.string(), "name the folder of a chat model as the tokenizer"));
+                     folder.empty() ? "no folder with a tokenizer" : concat("none in ", folder.string()),
+                     "name the folder of a chat model as the tokenizer"));
   return {jinja, tokens_of(config), folder.string()};
 }
 
