@@ -91,6 +91,19 @@ class RunOptions(unittest.TestCase):
         self.assertIn("note: guard.inject_faults names rank 3, which this run does not have", done.stderr)
         self.assertNotIn("names rank 0", done.stderr)
 
+    def test_dropout_is_that_of_the_run_that_resumes_and_not_that_of_weights_alone(self):
+        mock = ("--mock-data", "--vocab-size", 61, "--train-iters", 2, "--use-checkpoint-args")
+        first = self.path / "first"
+        self.train("first", *mock, "--hidden-dropout", 0.3, "--attention-dropout", 0.2)
+        for name, start in (("tuned", ("--load", first, "--finetune")),
+                            ("adapted", ("--lora.rank", 2, "--lora.base", first)), ("resumed", ("--load", first))):
+            with self.subTest(name):
+                self.train(name, *mock, "--train-iters", 3, "--hidden-dropout", 0, "--attention-dropout", 0.1, *start)
+                wanted = ("0.3", "0.2") if name == "resumed" else ("0(.0)?", "0.1")
+                recipe = (self.path / name / "recipe.toml").read_text()
+                self.assertRegex(recipe, rf"(?m)^hidden_dropout = {wanted[0]}$")
+                self.assertRegex(recipe, rf"(?m)^attention_dropout = {wanted[1]}$")
+
     def test_sentinels_follow_a_word_piece_vocabulary(self):
         text = self.path / "text.jsonl"
         sentences = [line.capitalize() for line in text_of_sentences(300)]

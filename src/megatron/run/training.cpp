@@ -51,7 +51,13 @@ void warn_of_differences(const config::RunConfig& config) {
 /// The tokenizer that lies with the weights to begin with is meant where none is named.
 void take_tokenizer_of_weights(config::RunConfig& config) {
   const std::string& load = model_folder(config);
-  if (!config.data.tokenizer.empty() || load.empty() || !std::filesystem::exists(load)) return;
+  if (!config.data.tokenizer.empty() || load.empty()) return;
+  if (!std::filesystem::exists(load)) {
+    // A folder that is missing is what to name, and not the tokenizer that would lie in it.
+    if (&load == &config.lora.base || !(train::has_own_checkpoint(config) || train::begins_where_it_saves(config)))
+      interchange::format_of(load);
+    return;
+  }
   try {
     config.data.tokenizer = interchange::companion_folder(load).string();
   } catch (const ConfigError&) {  // the folder holds no model: said where it is opened
@@ -76,19 +82,21 @@ std::vector<std::string> take_options(config::RunConfig& config, config::RunConf
 }
 
 /// What checkpoint.use_checkpoint_args asks for; what it has changed. Options that belong to training (dropout, the
-/// first weights) come from checkpoints that know them; rows of padding are a matter of the layout.
+/// first weights) come with a run that resumes, and are this run's own where it takes weights alone; rows of padding
+/// are a matter of the layout.
 std::vector<std::string> take_network_of_checkpoint(config::RunConfig& config) {
   if (!config.checkpoint.use_checkpoint_args) return {};
   auto folder = train::checkpoint_to_load(config);
   if (config.lora.rank > 0) folder = config.lora.base;
   if (!folder || !std::filesystem::exists(*folder))
     return {"note: checkpoint.use_checkpoint_args: there is no checkpoint yet; the options hold as given"};
-  const interchange::WeightFormat& format = interchange::format_of(*folder);
+  const bool resumes =
+      interchange::format_of(*folder).knows_training && config.lora.rank == 0 && !train::takes_weights_alone(config);
   config::RunConfig theirs = config;
   theirs.model = interchange::model_config_of(*folder);
   return take_options(config, theirs, "checkpoint.use_checkpoint_args", *folder, [&](const config::Field& field) {
     return field.path != "model.make_vocab_size_divisible_by" &&
-           (format.knows_training || field.meaning.affects == config::Affects::Weights);
+           (resumes || field.meaning.affects == config::Affects::Weights);
   });
 }
 
