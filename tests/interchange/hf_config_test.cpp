@@ -312,6 +312,11 @@ TEST(HuggingFaceConfig, ReadsTheClassesOfGpts) {
     EXPECT_EQ(written["architectures"], json({name}));
     EXPECT_EQ(written["id2label"], object["id2label"]) << name;
     EXPECT_TRUE(written["pad_token_id"].is_null()) << "the end that is read would be taken for padding, " << name;
+    for (const int pad : {0, 3}) {
+      object.update({{"eos_token_id", {2, 0}}, {"pad_token_id", pad}});
+      const json several = json::parse(config_json(parse_config(object.dump(), "config.json"), "float32"));
+      EXPECT_EQ(several["pad_token_id"], pad == 0 ? json() : json(3)) << name << ", which ends with either";
+    }
     config::ModelConfig options = folder.model;
     options.head = "options";
     expect_refused([&] { family_of(options); }, {"model.head options"});

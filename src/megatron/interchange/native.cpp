@@ -61,6 +61,16 @@ TokenIds token_ids_beside(const fs::path& folder, const config::ModelTraits& kin
   return ids;
 }
 
+/// Of a GPT that tells texts apart, whose rows ended as documents do: transformers would take that end for padding and
+/// look for the last token before it.
+void leave_out_padding_that_ends(TokenIds& ids, const fs::path& folder, const config::ModelConfig& model) {
+  const fs::path companions = companions_of(folder);
+  if (model.head != "classes" || !config::model_traits(model.architecture).causal || companions.empty()) return;
+  const auto end = text::Tokenizer::load(companions).find_eod_id();
+  const std::vector<std::int64_t> pad = ids_of(ids, "pad_token_id");
+  if (end && pad == std::vector<std::int64_t>{*end}) ids.erase("pad_token_id");
+}
+
 /// The weights, or those of the base with the adapters that the checkpoint holds.
 std::unique_ptr<checkpoint::WeightSource> open_native(const fs::path& folder) {
   if (holds_adapter(folder)) return open_adapted(folder, checkpoint::saved_recipe(folder).lora.base);
@@ -83,6 +93,7 @@ FolderConfig config_of(const fs::path& folder) {
     config.model.vocab_size = shape->at(0);
   config.family = find_family(config.model);
   config.token_ids = token_ids_beside(folder, config::model_traits(config.model.architecture));
+  leave_out_padding_that_ends(config.token_ids, folder, config.model);
   return config;
 }
 

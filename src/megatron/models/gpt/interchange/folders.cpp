@@ -192,8 +192,9 @@ void read_head(const json& object, JsonFields& fields, FolderConfig& folder) {
 void write_head(const FolderConfig& folder, json& object) {
   if (folder.model.head != "classes") return;
   write_classes(folder, object);
-  // Padding is what transformers looks for to find the last token, which is the end of a text here.
-  if (object["pad_token_id"] == object["eos_token_id"]) object["pad_token_id"] = nullptr;
+  // Padding is what transformers looks for to find the last token, which is an end of a text here.
+  const json &pad = object["pad_token_id"], &ends = object["eos_token_id"];
+  if (pad == ends || (ends.is_array() && std::ranges::count(ends, pad) > 0)) object["pad_token_id"] = nullptr;
 }
 
 void read_sizes(JsonFields& fields, ModelConfig& model, bool grouped) {
