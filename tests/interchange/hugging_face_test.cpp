@@ -7,7 +7,6 @@
 #include <nlohmann/json.hpp>
 #include <tuple>
 
-#include "megatron/checkpoint/files/safetensors.h"
 #include "megatron/interchange/weights.h"
 #include "tests/interchange/support.h"
 
@@ -21,17 +20,6 @@ using testing::Tensors;
 #define NEED_GOLDEN(folder, name)                                                                \
   const fs::path folder = golden_model(name); /* NOLINT(bugprone-macro-parentheses): declared */ \
   if ((folder).empty()) GTEST_SKIP() << (name) << " is not there"
-
-void write_tensors(const fs::path& path, const Tensors& tensors) {
-  std::vector<checkpoint::SafetensorsEntry> entries;
-  for (const auto& [name, tensor] : tensors)
-    entries.push_back({.name = name, .dtype = "F32", .shape = tensor.sizes().vec()});
-  std::string text;
-  checkpoint::make_safetensors(entries, {}, text);
-  for (const auto& [name, tensor] : tensors)
-    text.append(static_cast<const char*>(tensor.contiguous().const_data_ptr()), tensor.nbytes());
-  write_file(path, text);
-}
 
 /// A copy of a reference folder in which one thing is changed.
 struct Changed {

@@ -1,5 +1,9 @@
 #include "megatron/interchange/import.h"
 
+#include <ATen/ops/matmul.h>
+#include <ATen/ops/randn.h>
+
+#include <algorithm>
 #include <map>
 #include <nlohmann/json.hpp>
 
@@ -9,6 +13,7 @@
 #include "megatron/checkpoint/model_state.h"
 #include "megatron/interchange/formats.h"
 #include "megatron/interchange/hugging_face/companions.h"
+#include "megatron/interchange/hugging_face/hf_family.h"
 #include "megatron/interchange/hugging_face/hugging_face.h"
 #include "megatron/interchange/weights.h"
 #include "tests/interchange/support.h"
@@ -178,6 +183,70 @@ TEST(Import, TextsOfAnAdapterEndWhereThoseOfItsBaseDo) {
   EXPECT_EQ(ends(theirs.folder()), (std::vector<std::int64_t>{1, 0}));
   write_file(adapter / "generation_config.json", R"({"eos_token_id": 0})");
   EXPECT_EQ(ends(theirs.folder()), std::vector<std::int64_t>{0});
+}
+
+/// PEFT's folder of an adapter of rank 2 of those matrices of the model in `base` whose names end so, drawn at random;
+/// what its definition makes of them: W + alpha / rank B A.
+testing::Tensors write_adapter(const fs::path& base, const std::vector<std::string>& modules, const fs::path& folder) {
+  testing::Tensors merged = testing::read_safetensors(base / "model.safetensors"), matrices;
+  for (auto& [name, weight] : merged)
+    for (const std::string& module : modules)
+      if (name.ends_with(module + ".weight")) {
+        const at::Tensor a = at::randn({2, weight.size(1)}), b = at::randn({weight.size(0), 2});
+        const std::string theirs = "base_model.model." + name.substr(0, name.rfind(".weight"));
+        matrices[theirs + ".lora_A.weight"] = a;
+        matrices[theirs + ".lora_B.weight"] = b;
+        weight = weight + 3 * at::matmul(b, a);
+      }
+  fs::create_directories(folder);
+  write_tensors(folder / "adapter_model.safetensors", matrices);
+  write_file(folder / "adapter_config.json", nlohmann::json{{"peft_type", "LORA"},
+                                                            {"r", 2},
+                                                            {"lora_alpha", 6},
+                                                            {"target_modules", modules},
+                                                            {"base_model_name_or_path", base.string()}}
+                                                 .dump());
+  return merged;
+}
+
+TEST(Adapters, OfPeftAreOfTheMatricesOfTheirBasesFamily) {
+  const fs::path llama = golden_model("tiny_llama");
+  if (llama.empty()) GTEST_SKIP() << "tiny_llama is not there";
+  const TemporaryFolder place;
+  const fs::path base = place.path() / "base", adapter = place.path() / "adapter", whole = place.path() / "whole";
+  FolderConfig phi = export_config(llama);  // whose network a Phi-3 can be too: the same matrices, some of them fused
+  phi.model.rope_scaling_factor = 1;
+  phi.family = &hf_family("phi3");
+  export_hugging_face(*open_weights(llama), phi, base, {});
+  const auto merged = write_adapter(base, {"qkv_proj", "o_proj", "gate_up_proj", "down_proj"}, adapter);
+  export_hugging_face(*open_weights(adapter), export_config(adapter), whole, {});
+  const auto got = testing::read_safetensors(whole / "model.safetensors");
+  EXPECT_EQ(got.size(), merged.size());
+  for (const auto& [name, tensor] : merged) EXPECT_NEAR_TENSOR(got.at(name), tensor, 1e-5) << name;
+  const auto peft = std::ranges::find_if(weight_formats(), [](const WeightFormat& format) {
+    return std::string_view(format.words.name) == kPeftWords.name;
+  });
+  expect_refused([&] { peft->write(*open_weights(adapter), export_config(adapter), place.path() / "back", {}); },
+                 {"PEFT has one adapter for all of", "qkv_proj"});
+}
+
+TEST(Import, OfAnAdapterBringsTheFilesBesideItsBase) {
+  const Companions theirs(with(with(kPair, "generation_config.json", R"({"eos_token_id": [1, 0]})"),
+                               "chat_template.jinja", "{{ messages }}"));
+  if (!fs::exists(theirs.folder())) GTEST_SKIP() << "tiny_llama is not there";
+  const fs::path adapter = theirs.place.path() / "adapter";
+  const auto merged = write_adapter(theirs.folder(), {"q_proj"}, adapter);
+  for (const bool own : {false, true}) {  // PEFT's users save their tokenizer too
+    const fs::path ours = theirs.place.path() / (own ? "own" : "base's");
+    if (own)
+      for (const auto& [name, text] : with(kPair, "chat_template.jinja", "{{ others }}"))
+        write_file(adapter / name, text);
+    import_weights(adapter, ours, {});
+    EXPECT_EQ(companion_folder(ours), ours);
+    EXPECT_EQ(end_tokens(ours, text::Tokenizer::load(ours)), (std::vector<std::int64_t>{1, 0}));
+    EXPECT_EQ(read_file(ours / "chat_template.jinja"), own ? "{{ others }}" : "{{ messages }}");
+    EXPECT_EQ(export_config(ours).token_ids, export_config(adapter).token_ids);
+  }
 }
 
 TEST(Import, IdsThatOnlyConfigJsonNamesAreKeptToo) {

@@ -10,6 +10,7 @@
 
 #include "megatron/base/error.h"
 #include "megatron/base/files/file.h"
+#include "megatron/checkpoint/files/safetensors.h"
 #include "megatron/checkpoint/weights.h"
 #include "tests/testing/folders.h"
 #include "tests/testing/temporary_folder.h"
@@ -44,6 +45,18 @@ inline void expect_same(const testing::Tensors& got, const testing::Tensors& wan
     ASSERT_TRUE(got.contains(name)) << name;
     EXPECT_TRUE(got.at(name).equal(tensor)) << name;
   }
+}
+
+/// A safetensors file of float32.
+inline void write_tensors(const std::filesystem::path& path, const testing::Tensors& tensors) {
+  std::vector<checkpoint::SafetensorsEntry> entries;
+  for (const auto& [name, tensor] : tensors)
+    entries.push_back({.name = name, .dtype = "F32", .shape = tensor.sizes().vec()});
+  std::string text;
+  checkpoint::make_safetensors(entries, {}, text);
+  for (const auto& [name, tensor] : tensors)
+    text.append(static_cast<const char*>(tensor.contiguous().const_data_ptr()), tensor.nbytes());
+  write_file(path, text);
 }
 
 /// The message of the ConfigError that `work` throws; "" where it throws none.

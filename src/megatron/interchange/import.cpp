@@ -57,7 +57,8 @@ KnownIds known_ids(const fs::path& folder) {
   if (!ids.contains("eos_token_id") && imported) ids = imported->token_ids;
   if (!ids.contains("eos_token_id") && holds_adapter(folder)) {
     const std::string base = adapter_base(folder);
-    if (!holds_adapter(base)) return known_ids(base);  // what is wrong with another is said where it is opened
+    if (!base.empty() && !holds_adapter(base))
+      return known_ids(base);  // what is wrong with another is said where it is opened
   }
   return {std::move(ids), native && !imported};
 }
@@ -81,6 +82,21 @@ checkpoint::HeldSlice whole_tensor(const checkpoint::WeightSource& source, const
   return {name, checkpoint::dtype_name(type), shape, {std::vector<std::int64_t>(shape.size(), 0), shape}};
 }
 
+/// The files that belong to the weights in `folder`; of adapters that have none those of their base, and its ends of
+/// texts where the adapters' files name none.
+void copy_files_beside(const fs::path& folder, const fs::path& output) {
+  constexpr const char* kEnds = "generation_config.json";
+  constexpr std::uint64_t kMaxBytes = std::uint64_t{1} << 24;
+  const auto beside = [](const fs::path& model) {
+    const fs::path companions = companion_folder(model);
+    return companions.empty() ? model : companions;
+  };
+  copy_companions(beside(folder), output);
+  if (!holds_adapter(folder) || fs::exists(output / kEnds)) return;
+  const fs::path of_base = beside(adapter_base(folder)) / kEnds;
+  if (fs::is_regular_file(of_base)) write_file(output / kEnds, read_file(of_base, kMaxBytes));
+}
+
 std::int64_t import_training(const fs::path& folder, const fs::path& output, const TrainingState& training) {
   std::vector<checkpoint::HeldSlice> tensors;
   for (const std::string& name : training.tensors->tensors()) {
@@ -93,7 +109,7 @@ std::int64_t import_training(const fs::path& folder, const fs::path& output, con
   metadata["imported_from"] = nlohmann::json(fs::absolute(folder).lexically_normal().filename().string()).dump();
   make_folder(output);
   const checkpoint::FolderLock lock(output, "name another --output");
-  copy_companions(folder, output);
+  copy_files_beside(folder, output);
   write_file(output / "recipe.toml", config::save_toml(training.recipe));
   checkpoint::save_streamed(output, training.iteration, metadata, {tensors}, SourceStream(*training.tensors));
   return training.iteration;
@@ -118,11 +134,12 @@ std::int64_t import_weights(const fs::path& folder, const fs::path& output, cons
       {"recipe",
        nlohmann::json(config::save_toml(recipe_of(model, checkpoint::dtype_of(tensors.front().dtype)))).dump()},
       {"imported_from", nlohmann::json(fs::absolute(folder).lexically_normal().filename().string()).dump()}};
-  if (const auto& config_json = format_of(folder).config_json)
-    metadata[kConfigKey] = nlohmann::json(config_json(folder)).dump();
+  const fs::path whole = holds_adapter(folder) ? fs::path(adapter_base(folder)) : folder;
+  if (const auto& config_json = format_of(whole).config_json)
+    metadata[kConfigKey] = nlohmann::json(config_json(whole)).dump();
   make_folder(output);
   const checkpoint::FolderLock lock(output, "name another --output");
-  copy_companions(folder, output);
+  copy_files_beside(folder, output);
   checkpoint::save_streamed(output, 0, metadata, {tensors}, SourceStream(*source));
   return 0;
 }

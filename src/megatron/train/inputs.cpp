@@ -469,7 +469,8 @@ std::vector<std::string> check_checkpoint(const interchange::TrainingState& trai
 }
 
 interchange::OpenedAdapter adapters_to_begin_with(const fs::path& folder, const plan::ResolvedRun& run) {
-  auto opened = interchange::open_adapter(folder, run.config.model, interchange::AdapterUse::Training);
+  auto opened =
+      interchange::open_adapter(folder, run.config.model, run.config.lora.base, interchange::AdapterUse::Training);
   const bool drawn = interchange::format_of(folder).native && checkpoint::saved_recipe(folder).lora.base.empty();
   if (run.config.lora.base.empty() && !drawn)
     throw ConfigError(rule_got_fix("Adapters need the weights that they were trained on.", "no lora.base",

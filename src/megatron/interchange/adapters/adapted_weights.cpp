@@ -2,11 +2,16 @@
 
 #include <algorithm>
 #include <map>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <set>
 #include <utility>
 
 #include "megatron/base/error.h"
 #include "megatron/base/named_path.h"
+#include "megatron/base/text/json.h"
 #include "megatron/checkpoint/files/folder.h"
+#include "megatron/checkpoint/files/running_hash.h"
 #include "megatron/checkpoint/model_state.h"
 #include "megatron/interchange/adapters/adapters.h"
 #include "megatron/interchange/adapters/peft.h"
@@ -32,7 +37,57 @@ at::Tensor read_whole(const checkpoint::WeightSource& source, const std::string&
   return whole;
 }
 
+/// What the checkpoint of a run knows the weights by that its adapters were trained on; "": nothing is known.
+std::string digest_of_base(const fs::path& folder) {
+  const auto metadata = checkpoint::read_manifest(checkpoint::find_checkpoint(folder)).metadata;
+  const auto found = metadata.find(kInputs);
+  const auto inputs = found == metadata.end() ? std::nullopt : try_parse_json(found->second);
+  const auto digest = inputs && inputs->is_object() ? inputs->value("base", nlohmann::json()) : nlohmann::json();
+  return digest.is_string() ? digest.get<std::string>() : "";
+}
+
+/// Adapters of a run of ours are changes of certain weights: of others they make anything.
+void check_base(const fs::path& folder, const std::string& base_folder, const config::ModelConfig& base) {
+  if (!format_of(folder).native) return;
+  const std::string saved = digest_of_base(folder);
+  if (saved.empty()) return;
+  config::ModelConfig model = checkpoint::saved_recipe(folder).model;
+  model.vocab_size = base.vocab_size;
+  model.max_position_embeddings = base.max_position_embeddings;
+  if (weights_digest(base_folder, shape_of(model)) != saved)
+    throw ConfigError(rule_got_fix(
+        concat("The adapters in ", folder.string(), " are merged into the weights that they were trained on."),
+        base_folder + ", which holds others", concat("put back what ", base_folder, " held when they were trained")));
+}
+
 }  // namespace
+
+std::string weights_digest(const fs::path& folder, const plan::ModelShape& shape) {
+  constexpr std::int64_t kExtent = 16;  // of three boxes: at a weight's beginning, middle and end
+  const auto source = open_weights(folder);
+  std::set<std::string> names;
+  for (const auto& spec : plan::trained_parameters(shape, 1, 0, {plan::whole_model(shape.num_layers)}))
+    names.insert(spec.name);
+  checkpoint::RunningHash hash;
+  for (const std::string& name : names) {
+    const std::vector<std::int64_t>* whole = source->shape(name);
+    if (whole == nullptr) continue;
+    hash.add(name);
+    for (const std::int64_t place : {0, 1, 2}) {
+      checkpoint::Box box;
+      for (const std::int64_t size : *whole) {
+        const std::int64_t extent = std::min(size, kExtent);
+        box.offset.push_back((size - extent) * place / 2);
+        box.shape.push_back(extent);
+      }
+      const at::Tensor values = at::empty(box.shape, at::kFloat);
+      source->read(name, box, values);
+      const at::Tensor rounded = values.to(at::kBFloat16).contiguous();
+      hash.add(rounded.const_data_ptr(), static_cast<std::size_t>(rounded.nbytes()));
+    }
+  }
+  return hash.text();
+}
 
 bool holds_adapter(const fs::path& folder) {
   const WeightFormat* const format = find_format(folder);
@@ -49,9 +104,10 @@ std::string adapter_base(const fs::path& folder) {
   return format_of(folder).native ? checkpoint::saved_recipe(folder).lora.base : peft_base(folder);
 }
 
-OpenedAdapter open_adapter(const fs::path& folder, const config::ModelConfig& model, AdapterUse use) {
+OpenedAdapter open_adapter(const fs::path& folder, const config::ModelConfig& model, const fs::path& base,
+                           AdapterUse use) {
   const WeightFormat& format = format_of(folder);
-  if (!format.native && is_peft(folder)) return open_peft(folder, model, use);
+  if (!format.native && is_peft(folder)) return open_peft(folder, model, base, use);
   std::shared_ptr<const checkpoint::WeightSource> matrices;
   if (format.native) matrices = checkpoint::open_checkpoint(folder);
   if (!matrices || !has_matrices(*matrices))
@@ -167,8 +223,9 @@ std::unique_ptr<checkpoint::WeightSource> open_adapted(const fs::path& folder, c
         "put the model where the adapters say: lora.base of the recipe, base_model_name_or_path of "
         "adapter_config.json"));
   const config::ModelConfig model = model_config_of(base_folder);
-  return std::make_unique<AdaptedWeights>(open_weights(base_folder), open_adapter(folder, model, AdapterUse::Merging),
-                                          base_folder, model);
+  check_base(folder, base_folder, model);
+  return std::make_unique<AdaptedWeights>(
+      open_weights(base_folder), open_adapter(folder, model, base_folder, AdapterUse::Merging), base_folder, model);
 }
 
 }  // namespace megatron::interchange

@@ -9,6 +9,7 @@
 #include "megatron/checkpoint/weights.h"
 #include "megatron/config/model_config.h"
 #include "megatron/config/run_config.h"
+#include "megatron/interchange/hugging_face/hf_config.h"
 #include "megatron/plan/parameters/adapters.h"
 
 // Low-rank adapters in folders: a checkpoint of a run with lora.rank, or PEFT's (adapter_config.json,
@@ -32,9 +33,10 @@ bool holds_adapter(const std::filesystem::path& folder);
 /// there.
 std::string adapter_base(const std::filesystem::path& folder);
 
-/// The adapters in `folder`, of layers of `model`. Throws ConfigError naming file and field for what is damaged,
-/// unknown (biases, ranks by layer), or of other layers.
-OpenedAdapter open_adapter(const std::filesystem::path& folder, const config::ModelConfig& model, AdapterUse use);
+/// The adapters in `folder`, of layers of `model`, whose weights lie in the folder `base` (empty: in none). Throws
+/// ConfigError naming file and field for what is damaged, unknown (biases, ranks by layer), or of other layers.
+OpenedAdapter open_adapter(const std::filesystem::path& folder, const config::ModelConfig& model,
+                           const std::filesystem::path& base, AdapterUse use);
 
 /// The weights of `base` with those adapters added to them, and with lora.dora rows of their magnitudes.
 class AdaptedWeights final : public checkpoint::WeightSource {
@@ -69,8 +71,16 @@ class AdaptedWeights final : public checkpoint::WeightSource {
   std::map<std::string, std::vector<Part>> parts_;  ///< by the weight's name
 };
 
-/// The weights of `base_folder` with the adapters of `folder` merged. Throws ConfigError where the base is not there or
-/// holds adapters itself.
+/// The weights in `folder` of a model of that shape as a run knows them again, in whatever format: a digest of samples
+/// of each, rounded to bf16.
+std::string weights_digest(const std::filesystem::path& folder, const plan::ModelShape& shape);
+
+/// The name, in a checkpoint's metadata, of what its run was trained with (train/resume/input_digests.h): a JSON object
+/// whose "base" is the weights_digest() of what adapters are trained on.
+inline constexpr const char* kInputs = "inputs";
+
+/// The weights of `base_folder` with the adapters of `folder` merged. Throws ConfigError where the base is not there,
+/// holds adapters itself or other weights than those that a run's adapters were trained on.
 std::unique_ptr<checkpoint::WeightSource> open_adapted(const std::filesystem::path& folder,
                                                        const std::string& base_folder);
 
@@ -82,7 +92,8 @@ struct PeftPart {
   bool transposed = false;
   std::vector<std::int64_t> rows = {};  ///< of their B and magnitude, where they are not all in order; else empty
 };
-/// Every part of the layers of `model`. Throws ConfigError where no family of Hugging Face's holds the model.
-std::vector<PeftPart> peft_parts(const config::ModelConfig& model);
+/// Every part of the layers of a model, by the names of its family: the folder's, or one that holds it. Throws
+/// ConfigError where no family of Hugging Face's holds the model.
+std::vector<PeftPart> peft_parts(const FolderConfig& config);
 
 }  // namespace megatron::interchange

@@ -21,6 +21,7 @@
 #include "megatron/interchange/hugging_face/json.h"
 #include "megatron/interchange/hugging_face/json_fields.h"
 #include "megatron/interchange/hugging_face/safetensors_folder.h"
+#include "megatron/interchange/import.h"
 #include "megatron/interchange/stored_tensor.h"
 #include "megatron/interchange/weights.h"
 
@@ -86,8 +87,7 @@ plan::Lora read_lora(const fs::path& folder) {
 /// The matrices of a folder under our names.
 class PeftMatrices final : public checkpoint::WeightSource {
  public:
-  PeftMatrices(const fs::path& folder, const config::ModelConfig& model, AdapterUse use, bool dora)
-      : raw_(folder, kMatrices) {
+  PeftMatrices(const fs::path& folder, const FolderConfig& model, AdapterUse use, bool dora) : raw_(folder, kMatrices) {
     std::set<std::string> used;
     for (const PeftPart& part : peft_parts(model)) {
       const std::string a = concat(kPrefix, part.module, kA), b = concat(kPrefix, part.module, kB),
@@ -185,7 +185,7 @@ void write_peft(const checkpoint::WeightSource& weights, const FolderConfig& con
   AtomicFolder::check(folder);
   const checkpoint::WeightSource& matrices = *adapted->adapter().matrices;
   const plan::Lora& lora = adapted->adapter().lora;
-  const std::vector<PeftPart> all = peft_parts(config.model);
+  const std::vector<PeftPart> all = peft_parts(config);
   std::vector<PeftPart> written;
   for (const PeftPart& part : all) {
     if (matrices.shape(part.a) == nullptr) continue;
@@ -240,9 +240,10 @@ void write_peft(const checkpoint::WeightSource& weights, const FolderConfig& con
 
 }  // namespace
 
-std::vector<PeftPart> peft_parts(const config::ModelConfig& model) {
-  const plan::ModelShape shape = shape_of(model);
-  const Mapping mapping = family_of(model).written_table(shape, [](const std::string&) { return true; });
+std::vector<PeftPart> peft_parts(const FolderConfig& config) {
+  const plan::ModelShape shape = shape_of(config.model);
+  const HfFamily& family = config.family != nullptr ? *config.family : family_of(config.model);
+  const Mapping mapping = family.written_table(shape, [](const std::string&) { return true; });
   const auto theirs = source_shapes(mapping);
   std::vector<PeftPart> parts;
   for (std::int64_t number = 0; number < shape.num_layers; ++number) {
@@ -298,9 +299,13 @@ std::string peft_base(const fs::path& folder) {
              folder.string())));
 }
 
-OpenedAdapter open_peft(const fs::path& folder, const config::ModelConfig& model, AdapterUse use) {
+OpenedAdapter open_peft(const fs::path& folder, const config::ModelConfig& model, const fs::path& base,
+                        AdapterUse use) {
   plan::Lora lora = read_lora(folder);
-  return {std::make_shared<const PeftMatrices>(folder, model, use, lora.dora), std::move(lora)};
+  FolderConfig of_base;
+  if (!base.empty()) of_base.family = export_config(base).family;
+  of_base.model = model;
+  return {std::make_shared<const PeftMatrices>(folder, of_base, use, lora.dora), std::move(lora)};
 }
 
 WeightFormat peft_format() {

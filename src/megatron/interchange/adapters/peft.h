@@ -13,6 +13,7 @@ bool is_peft(const std::filesystem::path& folder);
 std::string peft_base(const std::filesystem::path& folder);
 
 /// As open_adapter().
-OpenedAdapter open_peft(const std::filesystem::path& folder, const config::ModelConfig& model, AdapterUse use);
+OpenedAdapter open_peft(const std::filesystem::path& folder, const config::ModelConfig& model,
+                        const std::filesystem::path& base, AdapterUse use);
 
 }  // namespace megatron::interchange

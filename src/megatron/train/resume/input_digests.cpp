@@ -1,20 +1,17 @@
 #include "megatron/train/resume/input_digests.h"
 
-#include <ATen/ops/empty.h>
-#include <xxhash.h>
-
 #include <algorithm>
 #include <cstddef>
 #include <filesystem>
 #include <nlohmann/json.hpp>
-#include <set>
 #include <span>
 
 #include "megatron/base/error.h"
 #include "megatron/base/files/file.h"
 #include "megatron/base/text/json.h"
+#include "megatron/checkpoint/files/running_hash.h"
 #include "megatron/data/run_blends.h"
-#include "megatron/interchange/weights.h"
+#include "megatron/interchange/adapters/adapters.h"
 #include "megatron/plan/parameters/adapters.h"
 #include "megatron/text/tokenizer.h"
 
@@ -23,25 +20,12 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// XXH3 of what it is given, in order.
-class RunningHash {
- public:
-  void add(const void* data, std::size_t size) {
-    value_ = XXH3_64bits_withSeed(data, size, value_ ^ static_cast<std::uint64_t>(size));
-  }
-  void add(std::string_view text) { add(text.data(), text.size()); }
-  std::string text() const { return concat(std::hex, value_); }
-
- private:
-  std::uint64_t value_ = 0;
-};
-
 /// A file by its size and, where it is large, its ends and places between: what looks at terabytes for a moment.
 std::string sampled_digest(const fs::path& path) {
   constexpr std::size_t kWhole = 1 << 20, kEnd = 64 << 10, kSample = 4 << 10, kSamples = 16;
   const MappedFile file(path);
   const std::span<const std::byte> bytes = file.bytes();
-  RunningHash hash;
+  checkpoint::RunningHash hash;
   if (bytes.size() <= kWhole) {
     hash.add(bytes.data(), bytes.size());
   } else {
@@ -73,36 +57,8 @@ std::vector<std::string> data_lines(const config::DataConfig& config) {
 
 /// The first `count` tokens.
 std::string vocabulary_digest(const text::Tokenizer& tokenizer, std::int64_t count) {
-  RunningHash hash;
+  checkpoint::RunningHash hash;
   for (std::int64_t id = 0; id < count; ++id) hash.add(tokenizer.id_to_bytes(static_cast<std::int32_t>(id)));
-  return hash.text();
-}
-
-/// Each weight of the model by three small boxes, at its beginning, middle and end.
-std::string weights_digest(const fs::path& folder, const plan::ModelShape& shape) {
-  constexpr std::int64_t kExtent = 16;
-  const auto source = interchange::open_weights(folder);
-  std::set<std::string> names;
-  for (const auto& spec : plan::trained_parameters(shape, 1, 0, {plan::whole_model(shape.num_layers)}))
-    names.insert(spec.name);
-  RunningHash hash;
-  for (const std::string& name : names) {
-    const std::vector<std::int64_t>* whole = source->shape(name);
-    if (whole == nullptr) continue;
-    hash.add(name);
-    for (const std::int64_t place : {0, 1, 2}) {
-      checkpoint::Box box;
-      for (const std::int64_t size : *whole) {
-        const std::int64_t extent = std::min(size, kExtent);
-        box.offset.push_back((size - extent) * place / 2);
-        box.shape.push_back(extent);
-      }
-      const at::Tensor values = at::empty(box.shape, at::kFloat);
-      source->read(name, box, values);
-      const at::Tensor rounded = values.to(at::kBFloat16).contiguous();
-      hash.add(rounded.const_data_ptr(), static_cast<std::size_t>(rounded.nbytes()));
-    }
-  }
   return hash.text();
 }
 
@@ -127,7 +83,7 @@ void digest_files(const plan::ResolvedRun& run, InputDigests& digests) {
   if_readable([&] { digests.data = data_lines(run.config.data); });
   const std::string& base = run.config.lora.base;
   if (run.shape.lora && !base.empty())
-    if_readable([&] { digests.base = weights_digest(base, plan::without_adapters(run.shape)); });
+    if_readable([&] { digests.base = interchange::weights_digest(base, plan::without_adapters(run.shape)); });
 }
 
 }  // namespace

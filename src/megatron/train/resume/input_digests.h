@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "megatron/checkpoint/checkpoint.h"
+#include "megatron/interchange/adapters/adapters.h"
 #include "megatron/plan/rules.h"
 
 // What a run is trained with besides its options, as its checkpoints keep it to be known again: digests of contents,
@@ -23,7 +24,7 @@ struct InputDigests {
 };
 
 /// The metadata's name of their text.
-inline constexpr const char* kInputs = "inputs";
+inline constexpr const char* kInputs = interchange::kInputs;
 
 /// Of the run's files as they are now; of large ones by samples. What cannot be read stays unknown. Not collective.
 InputDigests digest_inputs(const plan::ResolvedRun& run);
