@@ -1,5 +1,6 @@
 #include <cstdio>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <utility>
 
 #include "app/eval/jobs.h"
@@ -9,6 +10,7 @@
 #include "megatron/base/files/file.h"
 #include "megatron/base/machine/cores.h"
 #include "megatron/base/progress.h"
+#include "megatron/base/text/json.h"
 #include "megatron/base/text/printable.h"
 #include "megatron/base/timer.h"
 #include "megatron/config/finetune_recipe.h"
@@ -17,7 +19,7 @@
 #include "megatron/finetune/evaluate.h"
 #include "megatron/finetune/results.h"
 #include "megatron/finetune/weights.h"
-#include "megatron/interchange/weights.h"
+#include "megatron/interchange/hugging_face/labels.h"
 #include "megatron/kernels/runtime.h"
 #include "megatron/run/ranks.h"
 #include "megatron/tasks/task_info.h"
@@ -35,11 +37,19 @@ struct TaskWork {
   double null_threshold = 0;  ///< of SQuAD 2.0: the fine-tuning's
 };
 
-/// Of "squad" what the file is: published files of version 2.0, and they alone, say of each question whether it can be
-/// answered.
-std::string task_name(const std::string& job, const std::string& data) {
+/// Of "squad" what the file is: labelled ones of version 2.0, and they alone, say of each question whether it can be
+/// answered, and published ones name their version. Of a file without one what the model was fine-tuned for.
+std::string task_name(const std::string& job, const std::string& data, const std::string& load) {
   if (job != "squad") return job;
-  return read_file(data).find("\"is_impossible\"") == std::string::npos ? "squad1" : "squad2";
+  const std::string text = read_file(data);
+  if (text.find("\"is_impossible\"") != std::string::npos) return "squad2";
+  const auto object = try_parse_json(text);
+  const nlohmann::json version = object && object->is_object() ? object->value("version", nlohmann::json()) : nullptr;
+  const std::string named = version.is_string() ? version.get<std::string>() : "";
+  if (named.starts_with("v2") || named.starts_with("2")) return "squad2";
+  if (!named.empty()) return "squad1";
+  const auto trained = finetune::read_result(load);
+  return trained && trained->task == "squad2" ? "squad2" : "squad1";
 }
 
 /// `trained`: with what the model was fine-tuned, or the defaults.
@@ -65,7 +75,8 @@ void check_head(const std::string& folder, const std::string& task, tasks::TaskK
                 const plan::ResolvedRun& run) {
   finetune::check_labels(folder, tasks::task_labels(kind));
   finetune::check_weights(folder, run);
-  const auto missing = checkpoint::compare_weights(*interchange::open_weights(folder), run.shape, false).missing;
+  const auto missing =
+      checkpoint::compare_weights(*interchange::open_weights_for(folder, run.config.model), run.shape, false).missing;
   if (!missing.empty())
     throw ConfigError(rule_got_fix(concat("The model in ", folder, " must have the head of ", task, "."),
                                    concat("no ", missing[0]),
@@ -74,7 +85,7 @@ void check_head(const std::string& folder, const std::string& task, tasks::TaskK
 }
 
 TaskWork open_work(const TaskFlags& flags, const std::string& job) {
-  const std::string name = task_name(job, flags.data);
+  const std::string name = task_name(job, flags.data, flags.load);
   const tasks::TaskKind kind = tasks::task_kind_of(name);
   const tasks::TaskForm form = tasks::task_form(kind);
   run::TrainedModel model = run::open_task_model(flags, "eval",

@@ -310,6 +310,41 @@ class Finetune(unittest.TestCase):
             predictions = next(one.glob("predictions.*"))
             self.assertEqual(predictions.read_bytes(), (other / predictions.name).read_bytes())
 
+    def test_a_result_is_learned_on_with_the_head_of_another_task(self):
+        self.finetune("mnli", "--epochs", 1, "--seeds", 1)
+        for task, of in (("qqp", "mnli"), ("squad1", "qqp"), ("mnli", "squad1")):
+            data = self.path / f"{task}.data"
+            BY_HEART[task](data)
+            words = ["finetune", self.path / "recipe.toml", "--task", task, "--train-data", data, "--valid-data", data,
+                     "--load", self.path / of / "seed_1", "--epochs", 1, "--seeds", 1, "--train.out",
+                     self.path / f"{task}-of-{of}"]
+            words += ["--doc-stride", 4, "--max-query-length", 6] if task == "squad1" else []
+            done = subprocess.run([MEGATRON, *map(str, words)], capture_output=True, text=True, timeout=300)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertIn("is of another task and left out", done.stderr)
+            self.assertRegex(done.stderr, "initialized: .*task_head.weight")
+            if not (self.path / task).exists():
+                (self.path / f"{task}-of-{of}").rename(self.path / task)
+        self.assertIn("must have the head of squad1", run("eval", "squad", "--load", self.path / "qqp/seed_1", "--data",
+                                                          self.path / "squad1.data", code=2))
+
+    def test_an_unlabelled_file_of_squad_is_of_the_version_that_it_names(self):
+        data = self.path / "squad.json"
+        squad(data, "2.0")
+        self.finetune("out", "--task", "squad2", "--train-data", data, "--valid-data", data, "--epochs", 1, "--seeds",
+                      1, "--doc-stride", 4, "--max-query-length", 6)
+        asked = json.loads(data.read_text())
+        for paragraph in asked["data"][0]["paragraphs"]:
+            for question in paragraph["qas"]:
+                for label in ("answers", "is_impossible"):
+                    del question[label]
+        for name, version, task in (("named", "v2.0", "squad2"), ("first", "1.1", "squad1"), ("none", None, "squad2")):
+            asked["version"] = version
+            data.write_text(json.dumps(asked))
+            told = json.loads(run("eval", "squad", "--load", self.path / "out/seed_1", "--data", data, "--output",
+                                  self.path / name, "--doc-stride", 4, "--max-query-length", 6, "--json"))
+            self.assertEqual(told["task"], task, name)
+
     def test_its_timers_are_those_of_training(self):
         out = self.finetune("timed", "--seeds", 1, "--epochs", 1, "--save-interval", 2, "--timing-log-level", 1,
                             "--world-size", 2, "--tp", 2)

@@ -412,7 +412,10 @@ TEST(Weights, OthersThanThoseOfTheHeadMustBeThere) {
   more.shape.num_layers = more.config.model.num_layers = 3;
   EXPECT_THROW(check_weights(folder.path(), more), ConfigError);
   plan::ResolvedRun spans = run_of({}, tasks::task_form(tasks::TaskKind::Squad1), true, "fp32");
-  EXPECT_THROW(check_weights(folder.path(), spans), ConfigError) << "a head of another size";
+  const std::vector<std::string> said = check_weights(folder.path(), spans);
+  ASSERT_GE(said.size(), 2u);
+  EXPECT_NE(said[0].find("of another task"), std::string::npos) << said[0];
+  EXPECT_EQ(said[1], "initialized: task_head.bias, task_head.weight");
 }
 
 }  // namespace

@@ -19,9 +19,17 @@ bool begins_with_one_of(const std::string& name, std::initializer_list<const cha
 }  // namespace
 
 std::vector<std::string> check_weights(const std::filesystem::path& folder, const plan::ResolvedRun& run) {
-  interchange::check_same_network(run.config.model, folder);
-  const auto report = checkpoint::compare_weights(*interchange::open_weights(folder), run.shape, /*strict=*/false);
+  config::ModelConfig theirs = interchange::model_config_of(folder);
+  const bool other_head = interchange::has_other_head(theirs, run.config.model);
+  if (other_head) {
+    theirs.head = run.config.model.head;
+    theirs.num_classes = run.config.model.num_classes;
+  }
+  interchange::check_same_network(run.config.model, theirs, folder);
+  const auto report = checkpoint::compare_weights(*interchange::open_weights_for(folder, run.config.model), run.shape,
+                                                  /*strict=*/false);
   std::vector<std::string> lost, misplaced, messages;
+  if (other_head) messages.push_back(concat("note: the head in ", folder.string(), " is of another task and left out"));
   std::ranges::copy_if(report.missing, std::back_inserter(lost), [](const std::string& name) {
     return !begins_with_one_of(name, {"task_head.", "pooler."});
   });
@@ -54,7 +62,7 @@ void check_labels(const std::filesystem::path& folder, const std::vector<std::st
 }
 
 void load_weights(const std::filesystem::path& folder, train::Engine& engine, const plan::ResolvedRun& run) {
-  train::load_weights(*interchange::open_weights(folder), engine, run.shape, /*strict=*/false);
+  train::load_weights(*interchange::open_weights_for(folder, run.config.model), engine, run.shape, /*strict=*/false);
 }
 
 }  // namespace megatron::finetune

@@ -10,8 +10,9 @@
 namespace megatron::finetune {
 
 /// Which weights of the model in `folder`, of any kind, a model with the head of a task takes; reads none. Returns
-/// what the user should know, one message each: which parameters of the head are drawn anew, and what of the folder has
-/// no place. Throws ConfigError where anything else is missing or does not fit, or the network is another.
+/// what the user should know, one message each: that the folder's head is of another task, which parameters of the head
+/// are drawn anew, and what of the folder has no place. Throws ConfigError where anything else is missing or does not
+/// fit, or the network is another.
 std::vector<std::string> check_weights(const std::filesystem::path& folder, const plan::ResolvedRun& run);
 
 /// Throws ConfigError where the model in `folder` names the classes of the task in another order than `labels`: its

@@ -17,6 +17,7 @@
 #include "megatron/checkpoint/save/messages.h"
 #include "megatron/checkpoint/weights.h"
 #include "megatron/interchange/formats.h"
+#include "megatron/interchange/hugging_face/labels.h"
 #include "megatron/interchange/weights.h"
 #include "megatron/plan/parameters/adapters.h"
 #include "megatron/train/inputs.h"
@@ -186,7 +187,7 @@ class Attempts {
       if (run_.shape.lora)
         source = adapters_to_begin_with(folder, run_).matrices;
       else
-        source = interchange::open_weights(folder);
+        source = interchange::open_weights_for(folder, run_.config.model);
       const auto report = load_weights(*source, engine_, run_.shape, run_.config.checkpoint.load_strict);
       for (const std::string& line : report.lines()) start.messages.push_back("warning: " + line);
     })));
