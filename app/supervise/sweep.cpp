@@ -22,6 +22,7 @@
 #include "megatron/charts/line_chart.h"
 #include "megatron/config/options.h"
 #include "megatron/config/run_config.h"
+#include "megatron/config/value.h"
 #include "megatron/plan/rules.h"
 #include "megatron/supervise/child.h"
 #include "megatron/supervise/run_files.h"
@@ -173,6 +174,7 @@ class Sweep {
   }
 
   int go() {
+    check_kept();
     std::vector<Trial*> left;
     for (Trial& trial : trials_) left.push_back(&trial);
     for (int round = 0; round < options_.rounds; ++round) {
@@ -214,6 +216,7 @@ class Sweep {
       write_line(stderr, concat("sweep: lr ", trial.lr, ", batch ", trial.batch, ": to iteration ", end, " of ", all));
       const sv::ChildEnd child = sv::run_child(
           program, signals_, [] { return false; }, 0);
+      if (child.code != kWrong) keep();  // the recipe can be run
       if (child.stopped || child.code == kInterrupted) return kInterrupted;
       if (child.code == kFaulty) return kFaulty;  // so would ranks of the other trials
       const bool first = &trial == &trials_.front() && trial.losses.empty();
@@ -223,6 +226,56 @@ class Sweep {
     trial.losses.push_back(trial.failed ? kNone : loss_at(trial, end));
     trial.failed = trial.failed || !std::isfinite(trial.last());
     return kDone;
+  }
+
+  fs::path kept_file() const { return fs::path(command_.config.train.out) / "sweep_recipe.json"; }
+
+  /// What all trials have in common.
+  config::RunConfig common_recipe() const {
+    config::RunConfig recipe = command_.config;
+    config::ScheduleConfig& schedule = recipe.schedule;
+    schedule.min_lr = schedule.lr > 0 ? schedule.min_lr / schedule.lr : 0;  // the share alone counts
+    schedule.lr = 1;
+    recipe.train.exit_interval = 0;
+    recipe.train.out = recipe.checkpoint.save = "";
+    recipe.checkpoint.save_interval = 0;
+    recipe.checkpoint.keep_last = 1;
+    if (validates()) recipe.train.eval_interval = 1;
+    recipe.parallel = {};  // no result depends on the layout
+    return recipe;
+  }
+
+  /// For the same command again: trials of another recipe would be compared with these.
+  void keep() const {
+    if (fs::exists(kept_file())) return;
+    make_folder(kept_file().parent_path());
+    const Json kept = {{"rounds", options_.rounds}, {"recipe", config::save_toml(common_recipe())}};
+    write_file(kept_file(), kept.dump(2) + "\n");
+  }
+
+  void check_kept() const {
+    const fs::path path = kept_file();
+    if (!fs::exists(path)) return;
+    const auto object = try_parse_json(read_file(path, std::uint64_t{1} << 24));
+    if (!object || !object->is_object() || !object->value("recipe", nlohmann::json()).is_string() ||
+        !object->value("rounds", nlohmann::json()).is_number_integer())
+      throw ConfigError(rule_got_fix(path.string() + " must be what a sweep keeps.", "something else",
+                                     "another folder in train.out"));
+    config::RunConfig theirs, ours = common_recipe();
+    config::read_toml(config::fields_of(theirs), (*object)["recipe"].get<std::string>(), path.string());
+    const config::Fields before = config::fields_of(theirs), now = config::fields_of(ours);
+    std::string changed;
+    const auto add = [&](const std::string& name, const std::string& was, const std::string& is) {
+      if (was != is) changed += concat(changed.empty() ? "" : "\n        ", name, ": ", was, " -> ", is);
+    };
+    add("--rounds", std::to_string((*object)["rounds"].get<std::int64_t>()), std::to_string(options_.rounds));
+    for (std::size_t i = 0; i < now.fields.size(); ++i)
+      if (now.fields[i].meaning.affects != config::Affects::Nothing)
+        add(now.fields[i].path, config::plain_value(before.fields[i].value), config::plain_value(now.fields[i].value));
+    if (!changed.empty())
+      throw ConfigError(rule_got_fix(
+          concat("The trials of a sweep must be of one recipe, as those in ", path.parent_path().string(), "."),
+          changed, "another folder in train.out; or the options as they were"));
   }
 
   /// The least rate is the recipe's share of the rate.

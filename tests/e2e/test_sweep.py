@@ -44,6 +44,16 @@ class Sweep(unittest.TestCase):
         before = (out / "lr_5e-3_batch_8" / "metrics.jsonl").read_bytes()
         self.assertEqual(self.told(*options), told)
         self.assertEqual((out / "lr_5e-3_batch_8" / "metrics.jsonl").read_bytes(), before)
+        # Trials of another recipe are no results of this one; how it is shown is no part of it.
+        validating = ["--eval-interval", 1, "--eval-iters", 1]
+        for option, value, name in (("--hidden-size", 32, "model.hidden_size: 64 -> 32"),
+                                    ("--data-path", self.place.path / "other", "data.data_path"),
+                                    ("--train-iters", 16, "train.train_iters: 8 -> 16")):
+            message = self.sweep("swept", *options, train=[*validating, option, value], code=2)
+            self.assertIn("must be of one recipe", message)
+            self.assertIn(name, message)
+        self.assertIn("--rounds: 2 -> 1", self.sweep("swept", *options, "--rounds", 1, train=validating, code=2))
+        self.assertEqual(json.loads(self.sweep("swept", *options, train=[*validating, "--log.interval", 1])), told)
 
     def test_without_validation_the_loss_of_training_counts_and_a_trial_that_breaks_is_left_out(self):
         text = self.sweep("trained", "--lr", "1000,1e-3", "--rounds", 1,
