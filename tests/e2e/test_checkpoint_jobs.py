@@ -216,6 +216,66 @@ class CheckpointJobs(unittest.TestCase):
         message = self.place.train("adapters", *adapters, code=2)
         self.assertIn("The weights that adapters are trained on must stay those of the checkpoint", message)
 
+    def test_adapters_are_merged_into_the_weights_that_they_were_begun_on_alone(self):
+        base = self.place.path / "replaced"
+        shutil.copytree(self.trained, base)
+        self.place.train("merged", "--lora.rank", 2, "--lora.base", base, "--train-iters", 2)
+        words = ["generate", "--load", self.place.path / "merged", "--prompt", "the", "--temperature", 0,
+                 "--max-new-tokens", 4]
+        before = run(*words)
+        self.place.train("others", "--train-iters", 6, "--seed", 8)
+        shutil.rmtree(base)
+        shutil.copytree(self.place.path / "others", base)
+        message = run(*words, code=2)
+        self.assertIn("merged into the weights that they were trained on", message)
+        self.assertIn("replaced/checkpoints/iter_0000006, which holds others", message)
+        shutil.rmtree(base)
+        run("checkpoint", "export", "--load", self.trained, "--output", base / "checkpoints/iter_0000006")
+        self.assertEqual(run(*words), before, "the same weights in another format")
+
+    def test_what_has_no_effect_need_not_be_the_checkpoints(self):
+        shutil.copytree(self.trained, self.place.path / "same")
+        self.place.train("same", "--train-iters", 6, "--lora.alpha", 16)
+
+    def test_adapters_on_weights_that_were_never_saved_are_called_so(self):
+        self.place.train("drawn", "--lora.rank", 2, "--train-iters", 1)
+        for job in (["generate", "--prompt", "the"], ["serve"]):
+            self.assertIn("weights that were drawn and never saved",
+                          run(job[0], "--load", self.place.path / "drawn", *job[1:], code=2))
+
+    def test_a_folder_that_is_missing_is_named_before_the_tokenizer_that_would_be_in_it(self):
+        nowhere = self.place.path / "nowhere"
+        for option in (["--load", nowhere, "--finetune"], ["--lora.rank", 2, "--lora.base", nowhere]):
+            message = run("train", self.place.recipe, "--data-path", self.place.path / "tokens_text_document",
+                          "--train.out", self.place.path / "never", *option, code=2)
+            self.assertIn(f"{nowhere}, which does not exist", message)
+            self.assertFalse((self.place.path / "never").exists())
+
+    def test_samples_that_are_too_long_for_the_network_of_a_folder_are_to_be_shortened(self):
+        words = ["--load", self.trained, "--finetune", "--use-checkpoint-args", "--train-iters", 1]
+        message = self.place.train("long", *words, "--seq-length", 64, code=2)
+        fix = re.search(r"fix: +(--seq-length \d+)$", message, re.MULTILINE)[1].split()
+        self.place.train("long", *words, "--seq-length", 64, *fix)
+
+    def test_preferences_need_for_validation_what_was_computed_at_the_start(self):
+        pairs = self.place.path / "preferences.jsonl"
+        pairs.write_text("".join(json.dumps({"prompt": f"the {name}", "chosen": " sees a dog.", "rejected": " likes."})
+                                 + "\n" for name in ("cat", "dog", "old man", "friend") * 5))
+
+        def prefer(*options, code=0):
+            words = ["train", self.place.recipe, "--tokenizer", self.place.tokenizer, "--data-path", pairs, "--load",
+                     self.trained, "--finetune", "--train.out", self.place.path / "preferring", *options]
+            done = subprocess.run([MEGATRON, *map(str, words)], capture_output=True, text=True, timeout=300)
+            self.assertEqual(done.returncode, code, done.stderr)
+            return done.stdout + done.stderr
+
+        prefer("--dpo.beta", 0.1, "--eval-interval", 0, "--train-iters", 1)
+        message = prefer("--dpo.beta", 0.1, "--eval-interval", 1, "--train-iters", 2, code=1)
+        self.assertIn("the run began without validation", message)
+        self.assertIn("--eval-interval 0", message)
+        said = prefer("--dpo.beta", 0.2, "--eval-interval", 0, "--train-iters", 2)
+        self.assertIn("dpo.beta: 0.1 -> 0.2\n", said, "the pairs come in the same order")
+
     def begun(self, name):
         """A run without an end that has saved in the folder `name`."""
         words = self.place.train_words(name, "--train-iters", 1_000_000, "--save-interval", 2)

@@ -75,7 +75,13 @@ class MultiToken(unittest.TestCase):
         message = run("generate", "--load", self.place.path / "plain", "--prompt", "a", "--num-speculative-tokens", 2,
                       code=2)
         self.assertIn("needs --speculative-method mtp", message)
-        self.assertIn("excludes model.mtp_num_layers", self.place.train("wrong", *MODEL, "--lora.rank", 4, code=2))
+        message = self.place.train("wrong", *MODEL, "--lora.rank", 4, code=2)
+        self.assertIn("excludes model.mtp_num_layers", message)
+        self.assertIn("fix:  --mtp-num-layers 0", message)
+        self.place.train("deep", *MODEL, "--train-iters", 1)  # whose network would bring its depths again
+        message = self.place.train("wrong", *LLAMA, "--lora.rank", 4, "--lora.base", self.place.path / "deep",
+                                   "--use-checkpoint-args", code=2)
+        self.assertIn("fix:  leave --lora.rank and --lora.base out", message)
 
     def test_a_folder_of_deepseek_v3_has_them_as_layers_behind_the_last(self):
         self.place.train("run", *DEEPSEEK, "--train-iters", 4, "--save-interval", 4)

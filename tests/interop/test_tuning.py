@@ -266,7 +266,7 @@ class Preferences(Tuned):
         return log_p[0, begin - 1:].sum()
 
     def their_losses(self, smoothing):
-        """The sigmoid loss, written out; with it what trl's DPOTrainer logs, in `figures`. trl smooths no labels of it."""
+        """The sigmoid loss, written out; with it what trl's DPOTrainer logs, in `figures`. It smooths no labels."""
         self.figures = []
         model = self.model()
         reference = copy.deepcopy(model)

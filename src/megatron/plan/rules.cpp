@@ -243,6 +243,13 @@ void check_train(const config::TrainConfig& train, const config::DataConfig& dat
                 "--train.matmul_precision highest");
 }
 
+/// Whether another number of positions would not be that of the folder whose network the run takes.
+bool positions_are_given(const config::RunConfig& config) {
+  const bool loads = !config.checkpoint.load.empty() || !config.lora.base.empty();
+  return loads && config.model.max_position_embeddings > 0 &&
+         (config.checkpoint.use_checkpoint_args || config.model.position_embedding_type == "learned_absolute");
+}
+
 /// Fills in the model's sizes that were 0 and checks those that depend on one another.
 void resolve_model(config::RunConfig& config, const Facts& facts, Rules& rules) {
   config::ModelConfig& model = config.model;
@@ -261,7 +268,8 @@ void resolve_model(config::RunConfig& config, const Facts& facts, Rules& rules) 
   rules.require(model.max_position_embeddings >= config.data.seq_length,
                 "model.max_position_embeddings must be at least data.seq_length.",
                 concat(model.max_position_embeddings, " positions, samples of ", config.data.seq_length, " tokens"),
-                concat("--max-position-embeddings ", config.data.seq_length));
+                positions_are_given(config) ? concat("--seq-length ", model.max_position_embeddings)
+                                            : concat("--max-position-embeddings ", config.data.seq_length));
   rules.require(model.vocab_size >= 1, "model.vocab_size must be given where no tokenizer is.", "0",
                 "--vocab-size 50257, or --tokenizer FOLDER");
   rules.require(model.vocab_size >= facts.tokenizer_vocab, "model.vocab_size must hold the tokenizer's tokens.",

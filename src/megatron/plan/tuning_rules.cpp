@@ -119,11 +119,20 @@ void check_distillation(const config::RunConfig& config, Rules& rules) {
 /// are divided by rows.
 void check_depths(const config::RunConfig& config, Rules& rules) {
   if (config.model.mtp_num_layers <= 0) return;
-  for (const auto& [option, on] : {std::pair{"lora.rank", config.lora.rank > 0},
-                                   {"dpo.beta", config.dpo.beta > 0},
-                                   {"distill.teacher", !config.distill.teacher.empty()}})
-    rules.require(!on, concat(option, " excludes model.mtp_num_layers, whose depths it would not train."),
-                  concat("mtp_num_layers ", config.model.mtp_num_layers), "--mtp-num-layers 0 (the default)");
+  // The folder whose network the run takes would bring them again.
+  const bool from_folder = config.checkpoint.use_checkpoint_args &&
+                           !(config.lora.rank > 0 ? config.lora.base : config.checkpoint.load).empty();
+  struct Exclusion {
+    const char *option, *without;
+    bool on;
+  };
+  for (const Exclusion& each :
+       {Exclusion{"lora.rank", "leave --lora.rank and --lora.base out", config.lora.rank > 0},
+        Exclusion{"dpo.beta", "--dpo.beta 0", config.dpo.beta > 0},
+        Exclusion{"distill.teacher", "leave --distill.teacher out", !config.distill.teacher.empty()}})
+    rules.require(!each.on, concat(each.option, " excludes model.mtp_num_layers, whose depths it would not train."),
+                  concat("mtp_num_layers ", config.model.mtp_num_layers),
+                  from_folder ? each.without : "--mtp-num-layers 0 (the default)");
   const std::int64_t hidden = config.model.hidden_size, tp = config.parallel.tp;
   rules.require(tp < 1 || tp > kMaxRanks || hidden % tp == 0,
                 "model.mtp_num_layers divides rows of the model's width between ranks: model.hidden_size must divide "

@@ -126,7 +126,9 @@ std::vector<std::string> changed_options(const Values& saved, const Values& want
     if (saved[path] == wanted[path] || has_no_effect(option, wanted, run)) continue;
     if ((inputs.same_data && names_data(path)) || (inputs.same_base && path == "lora.base")) continue;  // moved
     if (lines.empty()) lines.emplace_back("warning: options differ from those of the checkpoint (saved -> now):");
-    const bool reorders = option.meaning.affects == config::Affects::Samples;
+    // Another beta above 0 is another loss of the same pairs.
+    const bool reorders = option.meaning.affects == config::Affects::Samples &&
+                          !(path == "dpo.beta" && std::stod(saved[path]) > 0 && std::stod(wanted[path]) > 0);
     lines.push_back(concat("  ", path, ": ", text_of(saved[path]), " -> ", text_of(wanted[path]),
                            reorders ? " (samples come in another order than before)" : ""));
   }
@@ -442,6 +444,7 @@ std::vector<std::string> check_checkpoint(const fs::path& folder, const plan::Re
   for (const config::Field& option : wanted.fields().fields) {
     const std::string& path = option.path;
     if (option.meaning.affects != config::Affects::Weights || saved[path] == wanted[path]) continue;
+    if (!config::is_read(option, wanted.fields()) && !config::is_read(option, saved.fields())) continue;
     add(rule_got_fix(concat(path, " must be ", saved[path], ", as in the checkpoint ", found.string(), "."),
                      wanted[path], fix_of_difference(path, saved, wanted)));
   }

@@ -121,11 +121,16 @@ void write_references(const std::filesystem::path& path, const std::vector<doubl
 
 /// Throws ConfigError where the file is not there, or of other answers than those that `digests` are of.
 std::vector<double> read_references(const std::filesystem::path& path, const std::vector<std::int64_t>& digests) {
-  if (!std::filesystem::exists(path))
+  if (!std::filesystem::exists(path)) {
+    // Of a set that a run has not had from its beginning on there never was one; training has one always.
+    const bool further = !path.filename().string().starts_with("train");
     throw ConfigError(rule_got_fix(
-        "A run of preferences resumes with the log-probabilities of the model that it began with.",
-        path.string() + " is not there",
-        "bring the file back; or begin from the weights alone: --finetune --load, and another --train.out"));
+        concat("A run of preferences resumes with the log-probabilities of the model that it began with",
+               further ? ", also of what it validates on." : "."),
+        concat(path.string(), " is not there", further ? ": the run began without validation, or it is lost" : ""),
+        concat(further ? "leave validation out: --eval-interval 0; or bring the file back" : "bring the file back",
+               "; or begin from the weights alone: --finetune --load, and another --train.out")));
+  }
   const interchange::SafetensorsFolder folder(path.parent_path(), path.filename().string());
   const std::vector<std::int64_t> shape{std::ssize(digests)};
   const auto refuse = [&](const std::string& got) {
