@@ -102,7 +102,7 @@ PredictedRecipe predict_recipe(const std::string& name, const ScalingPredictOpti
   config::RunConfig config;
   config::load_toml(config, config_file(name, "configs", "--recipes"));
   config.train.dtype = options.dtype;
-  config.parallel.device = hardware.device;
+  config.parallel.device = hardware.device.empty() ? "cuda" : hardware.device;
   if (options.world_size > 0) {
     config.parallel.world_size = options.world_size;
     config.parallel.dp = 0;

@@ -27,7 +27,7 @@ struct Options {
   config::RunConfig run;
   SearchFlags flags;
   bool as_json = false;
-  std::string device = {};  ///< of the hardware, which the run is planned for
+  std::string device = {};  ///< which the run is planned for
   void visit(auto& v) {
     v("json", as_json, "Print one JSON object.");
     flags.visit(v);
@@ -183,9 +183,9 @@ int plan_search(const Args& args) {
     throw ConfigError(rule_got_fix("--search needs the number of ranks.", "no --world-size", "--world-size 8"));
   const RanksMachine machine = machine_of(options.flags.hardware, options.flags.fit);
   const plan::Hardware& hardware = machine.hardware;
-  options.device = hardware.device;
+  options.device = hardware.device.empty() ? options.run.parallel.device : hardware.device;
   config::RunConfig recipe = options.run;
-  recipe.parallel.device = hardware.device;
+  recipe.parallel.device = options.device;
   const plan::LayoutSearch found = find_layouts(recipe, machine, usable_cores(), options.flags.top);
   const double tokens = options.flags.tokens > 0
                             ? options.flags.tokens
@@ -210,7 +210,7 @@ int plan_search(const Args& args) {
     for (std::size_t i = 0; i < std::min(found.layouts.size(), static_cast<std::size_t>(options.flags.top)); ++i)
       rows.push_back(row_of(found.layouts[i], options, tokens));
     print_json(ordered_json{{"hardware", hardware.name},
-                            {"device", hardware.device},
+                            {"device", options.device},
                             {"world_size", options.run.parallel.world_size},
                             {"capacity_bytes", machine.capacity_bytes},
                             {"allowed", found.allowed},

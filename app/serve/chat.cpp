@@ -163,9 +163,10 @@ bool Conversation::command(const std::string& line) {
   const std::string word = line.substr(0, line.find(' '));
   if (word == "/quit" || word == "/exit") return false;
   if (word == "/clear") {
+    before_.reset();
     begin(system_);
   } else if (word == "/system") {
-    before_ = Before{system_, messages_};
+    if (!before_) before_ = Before{system_, messages_};
     begin(line.size() > word.size() ? line.substr(word.size() + 1) : "");
   } else if (word == "/undo") {
     if (messages_.size() >= 2) messages_.resize(messages_.size() - 2);

@@ -20,9 +20,9 @@ ChatFlags chat_flags(const Args& args) {
   ChatFlags flags;
   run::take_model(flags, config::parse_command_line(flags, args, kUsage), "chat");
   generate::check({.temperature = flags.temperature, .top_k = flags.top_k, .top_p = flags.top_p, .min_p = flags.min_p});
-  if (!(flags.repetition_penalty > 0 && flags.repetition_penalty <= 100))
-    throw ConfigError(rule_got_fix("chat: --repetition-penalty must be above 0 and at most 100.",
-                                   concat(flags.repetition_penalty), "--repetition-penalty 1 (the default)"));
+  if (!(flags.repetition_penalty >= 0.01 && flags.repetition_penalty <= 100))
+    throw ConfigError(rule_got_fix("chat: --repetition-penalty must be 0.01 to 100.", concat(flags.repetition_penalty),
+                                   "--repetition-penalty 1 (the default)"));
   if (flags.max_new_tokens < 1)
     throw ConfigError(rule_got_fix("chat: --max-new-tokens must be 1 or above.", concat(flags.max_new_tokens),
                                    "--max-new-tokens 512"));

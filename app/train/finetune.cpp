@@ -178,7 +178,7 @@ Work make_job(const Args& args, const std::optional<comm::LaunchedRank>& place) 
 std::optional<finetune::SeedResult> finished(const Work& job, std::uint64_t seed) {
   const fs::path folder = finetune::seed_folder(job.out(), seed);
   auto result = finetune::read_result(folder);
-  if (result && result->recipe != job.recipe)
+  if (result && !finetune::same_recipe(result->recipe, job.recipe))
     throw ConfigError(rule_got_fix(concat(folder.string(), " has the result of another recipe."), "other options",
                                    "name another --train.out"));
   if (!result) finetune::check_state(folder, job.recipe);
@@ -328,7 +328,7 @@ int run_finetune(const Args& args) {
         run::check_gpu_memory(job.run, world, device, plan::Holding::Training);
         comm::run_together(
             world, world.rank() == 0 ? std::function<void()>(begin) : [] {});
-        return run::with_planned_memory(job.run, world.rank(), device, [&] { return run_seeds(job, world, device); });
+        return run::with_planned_memory(job.run, world, device, [&] { return run_seeds(job, world, device); });
       },
       facts_of(job));
 }

@@ -163,14 +163,17 @@ TEST_P(AtomicFileTest, ReplacesNoPipeOrDevice) {
   const fs::path pipe = folder_ / "pipe", link = folder_ / "link";
   ASSERT_EQ(mkfifo(pipe.c_str(), 0666), 0);
   fs::create_symlink(pipe, link);
-  for (const fs::path& path : {pipe, link, fs::path("/dev/null")}) {
+  const int open_file = open((folder_ / "open").c_str(), O_CREAT | O_WRONLY | O_CLOEXEC, 0666);
+  const fs::path descriptor = "/dev/fd/" + std::to_string(open_file);  // as /dev/stdout leads to what the shell opened
+  for (const fs::path& path : {pipe, link, fs::path("/dev/null"), descriptor}) {
     try {
       AtomicFile file(path, GetParam());
       ADD_FAILURE() << path;
     } catch (const ConfigError& error) {
-      EXPECT_THAT(error.what(), HasSubstr("regular file"));
+      EXPECT_THAT(error.what(), HasSubstr("whole or not at all"));
     }
   }
+  close(open_file);
   EXPECT_TRUE(fs::is_fifo(pipe));
   EXPECT_TRUE(fs::is_symlink(link));
 }

@@ -387,6 +387,8 @@ TEST(SeedRun, DoesNotGoOnFromAnotherRecipe) {
   int asked = 0;
   EXPECT_FALSE(learn(folder.path(), run, 1, [&] { return ++asked > 3; }));
   EXPECT_NO_THROW(check_state(folder.path(), "the recipe"));
+  EXPECT_TRUE(same_recipe("[task]\nvalid = \"dev.tsv\"\ntest = \"\"\n", "[task]\nvalid = [\"dev.tsv\"]\ntest = []\n"));
+  EXPECT_FALSE(same_recipe("[task]\nvalid = \"dev.tsv\"\n", "[task]\nvalid = [\"dev.tsv\", \"b.tsv\"]\n"));
   EXPECT_THROW(check_state(folder.path(), "another"), ConfigError);
   EXPECT_NO_THROW(check_state(folder.path() / "nowhere", "another"));
 }

@@ -132,10 +132,14 @@ TEST(ToolCallParser, GivesCallsThatDoNotEndOrAreNoneAsText) {
         "{\"name\": \"f\", \"arguments\": {\"a\": 01}}", "{\"name\": \"f\", \"arguments\": {\"a\": tru}}",
         "{\"name\": \"f\", \"arguments\": {\"a\": \"\n\"}}", "{\"name\": \"f\", \"arguments\": {\"a\": \"\\x\"}}",
         "{\"name\": \"f\" \"arguments\": {}}", "{\"name\": \"f\", \"arguments\": {]}", "[]", "f(1)",
-        "{\"name\": \"f\", \"arguments\": {\"a\": 1, \"a\": 2}}", "{'name': 'f', 'arguments': {}}"}) {
+        "{'name': 'f', 'arguments': {}}"}) {
     const std::string answer = "<tool_call>\n" + std::string(object) + "\n</tool_call>";
     EXPECT_EQ(read_in_pieces(parsing("Hermes", false), answer, {}), answer_of(answer, {}));
   }
+  const std::string twice = "<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": 1, \"a\": 2}}</tool_call>";
+  EXPECT_EQ(read_in_pieces(parsing("Hermes", false), twice, {}), answer_of("", {{"f", "{\"a\": 1, \"a\": 2}"}}));
+  const std::string open = "<TOOLCALL>[{\"name\": \"f\", \"arguments\": {}}] Done";
+  EXPECT_EQ(read_in_pieces(parsing("Nemotron", false), open, {}), answer_of(" Done", {{"f", "{}"}}));
   // A good one after a bad one, and the other way.
   const std::string good = "<tool_call>{\"name\": \"f\", \"arguments\": {}}</tool_call>",
                     bad = "<tool_call>{]</tool_call>";

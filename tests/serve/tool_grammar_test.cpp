@@ -130,9 +130,11 @@ TEST(ToolGrammar, NamesTheSchemaThatIsAtFault) {
     return "";
   };
   ToolUse use = two_tools(ToolChoice::Required);
-  for (const char* schema : {R"({"type": "array"})", R"({"properties": {"a": {"not": {}}}})", R"({"$ref": "#"})",
-                             R"({"properties": {"a": {"$ref": "#"}}, "required": ["a"]})",
-                             R"({"type": "object", "properties": {"a": {"$ref": "#/$defs/none"}}})"}) {
+  for (const char* schema :
+       {R"({"type": "array"})", R"({"anyOf": [{"type": "object"}, {"type": "string"}]})", R"({"enum": ["x"]})",
+        R"({"$defs": {"s": {"type": "string"}}, "$ref": "#/$defs/s"})", R"({"properties": {"a": {"not": {}}}})",
+        R"({"$ref": "#"})", R"({"properties": {"a": {"$ref": "#"}}, "required": ["a"]})",
+        R"({"type": "object", "properties": {"a": {"$ref": "#/$defs/none"}}})"}) {
     use.tools[1].parameters = Ordered::parse(schema);
     EXPECT_THAT(refusal(use), ::testing::StartsWith("tools[1].function.parameters | 'tools[1].function.parameters': "))
         << schema;

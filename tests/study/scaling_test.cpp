@@ -91,7 +91,7 @@ TEST(ScalingStudy, ComparesWithTheFiguresThatThePaperPrints) {
 
 /// The numbers of a hardware file by their keys.
 void collect(auto& part, const std::string& prefix, std::map<std::string, double*>& numbers) {
-  auto field = [&](const char* name, auto& value, const char*) {
+  auto field = [&](const char* name, auto& value, const char*, const auto&...) {
     if constexpr (std::is_same_v<std::decay_t<decltype(value)>, double>)
       numbers[prefix + name] = &value;
     else if constexpr (std::is_class_v<std::decay_t<decltype(value)>> &&

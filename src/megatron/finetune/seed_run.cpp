@@ -10,9 +10,11 @@
 #include "megatron/base/error.h"
 #include "megatron/base/progress.h"
 #include "megatron/base/text/format.h"
+#include "megatron/base/text/json.h"
 #include "megatron/base/timer.h"
 #include "megatron/checkpoint/files/folder.h"
 #include "megatron/checkpoint/save/saver.h"
+#include "megatron/config/finetune_recipe.h"
 #include "megatron/config/options.h"
 #include "megatron/finetune/evaluate.h"
 #include "megatron/finetune/weights.h"
@@ -301,6 +303,21 @@ std::int64_t steps_of(std::int64_t samples, double epochs, std::int64_t global_b
   return (total + global_batch - 1) / global_batch;
 }
 
+bool same_recipe(const std::string& kept, const std::string& asked) {
+  if (kept == asked) return true;
+  const auto values_of = [](const std::string& text) {
+    config::FinetuneRecipe recipe;
+    config::read_toml(config::fields_of(recipe), text, "a kept recipe");
+    std::erase(recipe.task.test, "");
+    return config::save_toml(std::move(recipe));
+  };
+  try {
+    return values_of(kept) == values_of(asked);
+  } catch (const ConfigError&) {
+    return false;
+  }
+}
+
 void check_state(const fs::path& seed_folder, const std::string& recipe) {
   const fs::path folder = state_folder(seed_folder);
   if (!checkpoint::has_checkpoint(folder)) return;
@@ -308,7 +325,8 @@ void check_state(const fs::path& seed_folder, const std::string& recipe) {
     try {
       const auto metadata = checkpoint::read_manifest(candidate).metadata;
       const auto saved = metadata.find(kRecipe);
-      if (saved == metadata.end() || saved->second != nlohmann::json(recipe).dump())
+      const auto kept = saved == metadata.end() ? std::nullopt : try_parse_json(saved->second);
+      if (!kept || !kept->is_string() || !same_recipe(kept->get<std::string>(), recipe))
         throw ConfigError(rule_got_fix(concat(folder.string(), " must have been saved by a run of this recipe."),
                                        "other options", "name another --train.out, or remove the folder"));
       return;

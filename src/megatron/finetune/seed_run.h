@@ -34,6 +34,10 @@ struct TaskData {
 /// Steps of a run over `samples`: as many as `epochs` need, the last one with what is left.
 std::int64_t steps_of(std::int64_t samples, double epochs, std::int64_t global_batch);
 
+/// Whether the texts of two recipes have the same values: one that an earlier version has kept lacks options, and has
+/// single names where there are lists now.
+bool same_recipe(const std::string& kept, const std::string& asked);
+
 /// Throws ConfigError where what a seed that was interrupted has left in its folder to resume from is of another recipe
 /// (see SeedResult).
 void check_state(const std::filesystem::path& seed_folder, const std::string& recipe);

@@ -1,12 +1,15 @@
 // GGUF, version 3: llama.cpp's one file of a model, with its tokenizer. What is written, and in which order of rows,
 // follows its convert_hf_to_gguf.py; the layout (base/files/gguf.h) follows the package gguf (constants.py,
 // gguf_writer.py, quants.py). gguf_read.cpp reads it.
+#include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <numbers>
@@ -466,21 +469,27 @@ std::vector<Tensor> tensors_of(const MappedSource& theirs, const config::ModelCo
 std::string quantized(std::span<const float> x, const Tensor& tensor) {
   const GgufBlock blocks = gguf_block(tensor.type);
   const auto numbers = static_cast<std::size_t>(blocks.numbers), size = static_cast<std::size_t>(blocks.bytes);
-  std::string bytes;
-  bytes.reserve(x.size() / numbers * size);
-  const auto append = [&](const auto& block) { bytes.append(reinterpret_cast<const char*>(block.data()), size); };
-  for (std::size_t begin = 0; begin < x.size(); begin += numbers) {
+  std::string bytes(x.size() / numbers * size, '\0');
+  std::atomic<bool> all_finite = true;
+  constexpr std::int64_t kTogether = 64;
+  at::parallel_for(0, std::ssize(x) / blocks.numbers, kTogether, [&](std::int64_t from, std::int64_t to) {
     bool finite = true;
-    const std::span<const float> rest = x.subspan(begin);
-    if (tensor.type == Type::Q4_K)
-      append(q4_k_block(rest.first<256>(), finite));
-    else
-      append(kernels::quantize_block(tensor.type, rest.first<kBlock>(), finite));
-    if (!finite)
-      throw ConfigError(rule_got_fix(
-          concat("export: weights in blocks must be finite, also as scales in half precision: ", tensor.name),
-          "inf, nan or beyond it", "--dtype fp32, which keeps them"));
-  }
+    const auto put = [&](std::size_t i, const auto& block) {
+      std::memcpy(bytes.data() + i * size, block.data(), size);
+    };
+    for (auto i = static_cast<std::size_t>(from); i < static_cast<std::size_t>(to); ++i) {
+      const std::span<const float> rest = x.subspan(i * numbers);
+      if (tensor.type == Type::Q4_K)
+        put(i, q4_k_block(rest.first<256>(), finite));
+      else
+        put(i, kernels::quantize_block(tensor.type, rest.first<kBlock>(), finite));
+    }
+    if (!finite) all_finite = false;
+  });
+  if (!all_finite)
+    throw ConfigError(rule_got_fix(
+        concat("export: weights in blocks must be finite, also as scales in half precision: ", tensor.name),
+        "inf, nan or beyond it", "--dtype fp32, which keeps them"));
   return bytes;
 }
 

@@ -5,10 +5,12 @@
 #include <optional>
 #include <utility>
 
+#include "megatron/base/error.h"
 #include "megatron/base/machine/out_of_memory.h"
 #include "megatron/comm/group.h"
 #include "megatron/comm/processes/environment.h"
 #include "megatron/plan/cost/memory_fit.h"
+#include "megatron/plan/ranks/rank_grid.h"
 
 namespace megatron::run {
 
@@ -30,14 +32,17 @@ void check_gpu_memory(const plan::ResolvedRun& run, const comm::Group& world, at
 OutOfMemory out_of_planned_memory(const plan::ResolvedRun& run, int rank, at::Device device,
                                   const std::exception& error);
 
-/// Does `work` of such a rank, whose errors of memory become those of out_of_planned_memory().
+/// Does `work` of such a rank, whose errors of memory become those of out_of_planned_memory(). The other ranks of
+/// `world` are told first: to find options takes a moment.
 template <class Work>
-decltype(auto) with_planned_memory(const plan::ResolvedRun& run, int rank, at::Device device, Work&& work) {
+decltype(auto) with_planned_memory(const plan::ResolvedRun& run, const comm::Group& world, at::Device device,
+                                   Work&& work) {
   try {
     return std::forward<Work>(work)();
   } catch (const std::exception& error) {
     if (dynamic_cast<const OutOfMemory*>(&error) == nullptr && !is_out_of_memory(error)) throw;
-    throw out_of_planned_memory(run, rank, device, error);
+    if (world.size() > 1) world.abort(concat(plan::rank_name(run.grid, world.rank()), ": ", error.what()));
+    throw out_of_planned_memory(run, world.rank(), device, error);
   }
 }
 

@@ -301,7 +301,7 @@ int train(const TrainingJob& job, const TrainingOptions& options) {
     try {
       RunMonitor::Watched watched(*monitor, ranks.rank());
       const comm::Group world = comm::observed(ranks, watched.activity());
-      const auto outcome = with_planned_memory(run, ranks.rank(), device, [&] {
+      const auto outcome = with_planned_memory(run, world, device, [&] {
         return train::train(
             run, eod, world, device, stop, [&] { prepare(world, device); }, options.forward_step, job_id,
             {.saves_requested = saves_requested, .activity = &watched.activity(), .require_folders = [&] {

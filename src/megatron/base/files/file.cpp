@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <tuple>
 #include <utility>
 
 #include "megatron/base/error.h"
@@ -58,11 +59,22 @@ std::filesystem::path folder_of(const std::filesystem::path& path) {
   return path.has_parent_path() ? path.parent_path() : ".";
 }
 
+/// Throws ConfigError for a link of /proc/…/fd, as /dev/stdout is one: what is open there may be a regular file, which
+/// others write too.
+void check_no_descriptor(const std::filesystem::path& path) {
+  std::error_code error;
+  const std::filesystem::path folder = std::filesystem::canonical(folder_of(path), error);
+  if (!error && folder.filename() == "fd" && folder.string().starts_with("/proc/"))
+    throw ConfigError(rule_got_fix("an output must be a file of its own, which is there whole or not at all.",
+                                   path.string() + ", a file that is open", "name a file"));
+}
+
 /// What `path` leads to where it is a link, be it there or not.
 std::filesystem::path end_of_links(std::filesystem::path path) {
   constexpr int kMost = 40;  // as the system follows
   std::error_code error;
   for (int i = 0; i < kMost && std::filesystem::is_symlink(path, error); ++i) {
+    check_no_descriptor(path);
     const std::filesystem::path target = std::filesystem::read_symlink(path, error);
     if (error) break;
     path = folder_of(path) / target;  // the target alone where it is absolute
@@ -148,8 +160,7 @@ std::span<const std::byte> MappedFile::range(std::uint64_t offset, std::uint64_t
 AtomicFile::AtomicFile(std::filesystem::path path, Until until) : path_(end_of_links(std::move(path))) {
   check_replaceable(path_);
   if (until == Until::Named || !open_unnamed()) open_named();
-  if (struct stat replaced{}; stat(path_.c_str(), &replaced) == 0 && fchmod(descriptor_, replaced.st_mode & 07777) != 0)
-    fail(path_, "cannot be given the mode of the one it replaces");
+  keep_mode();
   buffer_.reserve(kBufferSize);
 }
 
@@ -157,6 +168,15 @@ AtomicFile::~AtomicFile() {
   if (descriptor_ < 0) return;
   close(descriptor_);
   if (is_named_) unlink(temporary_path_.c_str());
+}
+
+/// Gives it the mode of the one that it replaces, where the file system has modes to give.
+void AtomicFile::keep_mode() const {
+  constexpr mode_t kModes = 0777;
+  struct stat replaced = {}, own = {};
+  if (stat(path_.c_str(), &replaced) == 0 && fstat(descriptor_, &own) == 0 &&
+      ((replaced.st_mode ^ own.st_mode) & kModes) != 0)
+    std::ignore = fchmod(descriptor_, replaced.st_mode & kModes);
 }
 
 /// False where the file system has no unnamed files, or nothing by which one could be named later.
@@ -243,7 +263,7 @@ std::string read_file(const std::filesystem::path& path, std::uint64_t limit) {
 
 void check_replaceable(const std::filesystem::path& path) {
   std::error_code none;
-  const std::filesystem::file_type type = std::filesystem::status(path, none).type();
+  const std::filesystem::file_type type = std::filesystem::status(end_of_links(path), none).type();
   if (type == std::filesystem::file_type::directory)
     throw ConfigError(rule_got_fix("an output must be a file.", path.string() + ", a folder", "name a file in it"));
   if (std::filesystem::exists(std::filesystem::file_status(type)) && type != std::filesystem::file_type::regular)

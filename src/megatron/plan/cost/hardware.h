@@ -99,8 +99,8 @@ struct SoftwareCosts {
 
 struct Hardware {
   std::string name;
-  std::string device = "cpu";     ///< parallel.device of its ranks
-  std::string processor = "amx";  ///< of a CPU's: packs_weights() (memory.h)
+  std::string device = "";     ///< parallel.device of its ranks; "": what a recipe says
+  std::string processor = "";  ///< of a CPU's: packs_weights() (memory.h); "": one that packs none
   std::int64_t ranks_per_node = 1;
   ComputeRates compute;
   MemoryRates memory;
@@ -110,9 +110,9 @@ struct Hardware {
 
   void visit(auto& v) {
     v("name", name, "What reports call it.");
-    v("device", device, "What its ranks compute on, as --device has it.", config::Choices({"cpu", "cuda"}));
+    v("device", device, "What its ranks compute on, as --device has it.", config::Choices({"", "cpu", "cuda"}));
     v("processor", processor, "Instruction set of a CPU's ranks, as --processor of megatron plan has it.",
-      config::Choices({"amx", "avx512_bf16", "avx512", "avx2", "reference"}));
+      config::Choices({"", "amx", "avx512_bf16", "avx512", "avx2", "reference"}));
     v("ranks_per_node", ranks_per_node, "Ranks of a node; a world of fewer has one node.");
     v("compute", compute, "What computes.");
     v("memory", memory, "One rank's memory.");

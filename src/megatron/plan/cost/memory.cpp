@@ -436,7 +436,7 @@ MemoryPlan held_by(const ResolvedRun& run, int tp_rank, const std::vector<StageP
 std::int64_t tokens_with_logits(const ResolvedRun& run) {
   const std::int64_t tokens = tokens_of(run.config, run.shape.encoder_decoder());
   const double share = run.config.data.mask_prob;
-  if (!run.shape.masked_lm_head || !run.shape.predicts_tokens() || share > 7.0 / 8) return tokens;
+  if (!run.shape.masked_lm_head || share > 7.0 / 8) return tokens;
   return std::max<std::int64_t>(1, static_cast<std::int64_t>(std::ceil(share * static_cast<double>(tokens))));
 }
 
@@ -449,7 +449,8 @@ MemoryPlan in_passes(MemoryPlan memory, const ResolvedRun& run, const std::vecto
     recomputed = std::max(recomputed,
                           recomputed_bytes(config, run.shape, part, activations.partial_stages.contains(part.stage)));
   memory.activations = static_cast<std::int64_t>(activations.peak_bytes) + recomputed;
-  if (std::any_of(parts.begin(), parts.end(), [](const StagePart& part) { return part.output; }))
+  if (run.shape.predicts_tokens() &&
+      std::any_of(parts.begin(), parts.end(), [](const StagePart& part) { return part.output; }))
     memory.logits = std::min(loss_chunk_tokens(config), tokens_with_logits(run)) *
                     (run.shape.padded_vocab / config.parallel.tp) * element_bytes_of(config).value *
                     (run.shape.logit_soft_cap > 0 ? 2 : 1);  // and the slope of the cap

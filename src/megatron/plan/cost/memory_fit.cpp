@@ -165,9 +165,11 @@ void check_gpu_memory(const ResolvedRun& run, int rank, Holding holding, const G
                concat("fewer --num-layers, a smaller --hidden-size, --vocab-size, --seq-length or --micro-batch-size, "
                       "or ranks on more GPUs; ",
                       kPlanShows));
-  throw ConfigError(rule_got_fix(
+  const std::string message = rule_got_fix(
       concat("A GPU's memory must hold ", what_is_held(holding), and_besides(besides), " of its rank."),
-      concat(bytes_text(bytes), ", and free are ", bytes_text(gpu.free), " of ", bytes_text(gpu.total)), fix));
+      concat(bytes_text(bytes), ", and free are ", bytes_text(gpu.free), " of ", bytes_text(gpu.total)), fix);
+  if (bytes > gpu.total) throw ConfigError(message);
+  throw std::runtime_error(message);
 }
 
 }  // namespace megatron::plan

@@ -6,6 +6,7 @@
 
 #include "megatron/base/error.h"
 #include "megatron/base/progress.h"
+#include "megatron/base/text/format.h"
 #include "megatron/plan/cost/counts.h"
 #include "megatron/plan/cost/memory.h"
 #include "megatron/plan/pipeline_plan.h"
@@ -276,7 +277,7 @@ bool all_within(const ResolvedRun& run, const std::vector<MemoryPlan>& plans) {
 }
 
 std::string limit_flag(std::int64_t bytes) {
-  return concat("--train.memory_limit_gb ", std::ceil(static_cast<double>(bytes) / kGigabyte * 1000) / 1000);
+  return fmt::format("--train.memory_limit_gb {}", std::ceil(static_cast<double>(bytes) / kGigabyte * 1000) / 1000);
 }
 
 /// Throws for ranks that cannot hold less than `plans`. `otherwise`: a fix besides a higher limit.

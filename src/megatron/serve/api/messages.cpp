@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 #include <string>
+#include <tuple>
 #include <utility>
 
 #include "megatron/base/error.h"
@@ -57,7 +58,18 @@ std::string content_of(const std::string& name, const json& value) {
   return text;
 }
 
-/// The arguments of a call, which clients write as a string: the text of an object.
+bool is_deep(const std::string& text) {
+  int deepest = 0;
+  const auto measure = [&](int depth, json::parse_event_t, json&) {
+    deepest = std::max(deepest, depth);
+    return true;
+  };
+  std::ignore = json::parse(text, measure, false);
+  return deepest > static_cast<int>(kMaxArgumentsDepth);
+}
+
+/// The arguments of a call, which clients write as a string: the text of an object. As models write them: a key may
+/// come twice, the last counts.
 std::string arguments_of(RequestFields& function) {
   const std::string name = function.name_of("arguments");
   const json& value = function.need("arguments");
@@ -65,13 +77,15 @@ std::string arguments_of(RequestFields& function) {
   if (!value.is_string()) refuse_field(name, concat(rule, "not ", json_kind(value)));
   const auto text = value.get<std::string>();
   if (text.empty()) return "{}";
+  json parsed;
   try {
-    const json parsed = parse_json(text, kMaxArgumentsDepth);
-    if (!parsed.is_object()) refuse_field(name, concat(rule, "not one that is ", json_kind(parsed)));
-    check_json_keys(name, parsed);
+    parsed = parse_json(text, kMaxArgumentsDepth);
   } catch (const JsonError& error) {
-    refuse_field(name, concat(rule, "and has ", error.what()));
+    if (!json::accept(text) || is_deep(text)) refuse_field(name, concat(rule, "and has ", error.what()));
+    parsed = json::parse(text);
   }
+  if (!parsed.is_object()) refuse_field(name, concat(rule, "not one that is ", json_kind(parsed)));
+  check_json_keys(name, parsed);
   return text;
 }
 

@@ -117,8 +117,7 @@ void take_common(RequestFields& fields, Request& request, const RequestLimits& l
   if (sampling.top_p == 0) refuse_field("top_p", "must be above 0");
   sampling.top_k = static_cast<int>(std::max<std::int64_t>(0, fields.integer("top_k", -1, 1 << 30).value_or(0)));
   sampling.min_p = fields.number("min_p", 0, 1, 0);
-  sampling.repetition_penalty = fields.number("repetition_penalty", 0, 100, 1);
-  if (sampling.repetition_penalty == 0) refuse_field("repetition_penalty", "must be above 0");
+  sampling.repetition_penalty = fields.number("repetition_penalty", 0.01, 100, 1);
   sampling.presence_penalty = fields.number("presence_penalty", -2, 2, 0);
   sampling.frequency_penalty = fields.number("frequency_penalty", -2, 2, 0);
   if (const json* seed = fields.find("seed")) {

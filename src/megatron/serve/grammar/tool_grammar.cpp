@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -23,6 +24,8 @@ ApiError error_of_tool(std::size_t tool, const std::string& what) {
   return {400, concat("'", path, "': ", what), path, "invalid_json_schema"};
 }
 
+constexpr const char* kObjectsAlone = "arguments are an object: \"type\": \"object\"";
+
 /// What the arguments of a tool must satisfy, an object in any case.
 Ordered arguments_schema(const ToolUse& use, std::size_t number) {
   const Tool& tool = use.tools[number];
@@ -33,9 +36,25 @@ Ordered arguments_schema(const ToolUse& use, std::size_t number) {
   if (!says("type") && !says("$ref") && !says("anyOf") && !says("oneOf") && !says("allOf") && !says("enum") &&
       !says("const"))
     schema["type"] = "object";
-  if (says("type") && schema["type"] != "object")
-    throw error_of_tool(number, "arguments are an object: \"type\": \"object\"");
+  if (says("type") && schema["type"] != "object") throw error_of_tool(number, kObjectsAlone);
   return schema;
+}
+
+/// Whether every text of a rule begins with {. No alternative is empty at its front: JSON has no empty texts.
+bool begins_with_brace(const Grammar& grammar, std::int32_t rule) {
+  std::vector<std::int32_t> left = {rule};
+  std::set<std::int32_t> seen = {rule};
+  while (!left.empty()) {
+    const std::vector<std::uint32_t>& alternatives = grammar.alternatives(left.back());
+    left.pop_back();
+    for (const std::uint32_t at : alternatives) {
+      const Grammar::Place& first = grammar.at(at);
+      if (first.kind == Grammar::Kind::Rule && seen.insert(first.rule).second) left.push_back(first.rule);
+      if (first.kind == Grammar::Kind::End) return false;
+      if (first.kind == Grammar::Kind::Bytes && grammar.set(first) != any_byte_of("{")) return false;
+    }
+  }
+  return true;
 }
 
 /// The places in `use.tools` of those that may be called.
@@ -90,6 +109,8 @@ class Answers {
       } catch (const ApiError& error) {
         throw named(i, error);
       }
+    for (std::size_t i = 0; i < tools.size(); ++i)
+      if (!begins_with_brace(grammar, rules[i])) throw error_of_tool(tools[i], kObjectsAlone);
     return grammar;
   }
 

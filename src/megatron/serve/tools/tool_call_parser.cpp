@@ -88,6 +88,7 @@ void ToolCallParser::take(char c) {
         raw_.clear();
         mode_ = Mode::Next;
       } else if (c == ']') {
+        raw_.clear();
         in_list_ = false;
         mode_ = syntax().closing.empty() ? Mode::Text : Mode::Closing;
       } else {
@@ -207,11 +208,11 @@ bool ToolCallParser::announce() {
 }
 
 bool ToolCallParser::end_object() {
-  const auto value = try_parse_json(object_);
-  if (!value || value->size() == 0) return false;
+  // A key may come twice in an object, of which readers take the last: a schema does not forbid it.
   const auto name = string_in(name_);
-  const auto arguments = try_parse_json(arguments_);
-  if (!name || !parsing_.names.contains(*name) || !arguments || !arguments->is_object()) return false;
+  if (!name || !parsing_.names.contains(*name) || !arguments_.starts_with('{') || !nlohmann::json::accept(object_) ||
+      !nlohmann::json::accept(arguments_))
+    return false;
   if (announced_) return true;
   out_.calls.push_back({.index = said_, .id = parsing_.new_id(said_), .name = *name, .arguments = arguments_});
   ++said_;
