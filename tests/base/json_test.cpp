@@ -28,6 +28,9 @@ TEST(Json, RefusesAKeyThatAnObjectHasAgain) {
   EXPECT_EQ(fault(R"({"a": 1, "b": 2, "b": 3, "a": 4})"), "the key \"b\" twice in one object");
   EXPECT_EQ(fault(R"([{"x": [{}, {"": 1, "\u0061": 2, "": 3}]}])"), "the key \"\" twice in one object");
   EXPECT_EQ(fault(R"({"a": {"b": {}}, "\u0061": 2})"), "the key \"a\" twice in one object");
+  const auto last = parse_json(R"({"a": {"b": 1}, "c": 2, "\u0061": {"b": 3, "b": [4]}})", 3, RepeatedKeys::LastCounts);
+  EXPECT_EQ(last.dump(), R"({"a":{"b":[4]},"c":2})");
+  EXPECT_THROW(parse_json(R"({"a": 1, "a": [[2]]})", 2, RepeatedKeys::LastCounts), JsonError);
 }
 
 TEST(Json, CountsObjectsAndArraysThatAreOpenTogether) {

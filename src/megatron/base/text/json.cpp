@@ -17,7 +17,7 @@ using nlohmann::json;
 /// parent has so far, so that 100,000 objects in an array take minutes; and what it says of faults comes too late.
 class Builder : public nlohmann::json_sax<json> {
  public:
-  explicit Builder(std::size_t max_depth) : max_depth_(max_depth) {}
+  Builder(std::size_t max_depth, RepeatedKeys repeated) : max_depth_(max_depth), repeated_(repeated) {}
 
   bool null() override { return put(nullptr); }
   bool boolean(bool value) override { return put(value); }
@@ -32,7 +32,8 @@ class Builder : public nlohmann::json_sax<json> {
   bool end_array() override { return close(); }
   bool key(string_t& key) override {
     const auto [member, is_new] = open_.back()->get_ref<json::object_t&>().try_emplace(key);
-    if (!is_new) throw JsonError(concat("the key \"", printable(key), "\" twice in one object"), 0, "");
+    if (!is_new && repeated_ == RepeatedKeys::Refused)
+      throw JsonError(concat("the key \"", printable(key), "\" twice in one object"), 0, "");
     member_ = &member->second;
     return true;
   }
@@ -71,6 +72,7 @@ class Builder : public nlohmann::json_sax<json> {
   }
 
   std::size_t max_depth_;
+  RepeatedKeys repeated_;
   json root_;
   json* member_ = nullptr;  // the value of the key that came last
   std::vector<json*> open_;
@@ -78,8 +80,8 @@ class Builder : public nlohmann::json_sax<json> {
 
 }  // namespace
 
-json parse_json(std::string_view text, std::size_t max_depth) {
-  Builder builder(max_depth);
+json parse_json(std::string_view text, std::size_t max_depth, RepeatedKeys repeated) {
+  Builder builder(max_depth, repeated);
   json::sax_parse(text, &builder);
   return builder.take();
 }

@@ -1,5 +1,6 @@
 #pragma once
 #include <cstddef>
+#include <cstdint>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <stdexcept>
@@ -22,10 +23,13 @@ struct JsonError : std::runtime_error {
 /// What follows parsing may use the stack for each level.
 constexpr std::size_t kMaxJsonDepth = 64;
 
+enum class RepeatedKeys : std::uint8_t { Refused, LastCounts };
+
 /// The value that `text` says, in time linear in it. Throws JsonError where it is not JSON in UTF-8, where an object
-/// has a key twice, the second of which would hide the first, or where objects and arrays are nested deeper than
-/// `max_depth`.
-nlohmann::json parse_json(std::string_view text, std::size_t max_depth = kMaxJsonDepth);
+/// has a key twice, the second of which would hide the first, unless `repeated` takes it, or where objects and arrays
+/// are nested deeper than `max_depth`.
+nlohmann::json parse_json(std::string_view text, std::size_t max_depth = kMaxJsonDepth,
+                          RepeatedKeys repeated = RepeatedKeys::Refused);
 
 /// The same; nothing where that throws.
 std::optional<nlohmann::json> try_parse_json(std::string_view text);

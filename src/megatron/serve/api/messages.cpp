@@ -4,7 +4,6 @@
 #include <nlohmann/json.hpp>
 #include <set>
 #include <string>
-#include <tuple>
 #include <utility>
 
 #include "megatron/base/error.h"
@@ -58,16 +57,6 @@ std::string content_of(const std::string& name, const json& value) {
   return text;
 }
 
-bool is_deep(const std::string& text) {
-  int deepest = 0;
-  const auto measure = [&](int depth, json::parse_event_t, json&) {
-    deepest = std::max(deepest, depth);
-    return true;
-  };
-  std::ignore = json::parse(text, measure, false);
-  return deepest > static_cast<int>(kMaxArgumentsDepth);
-}
-
 /// The arguments of a call, which clients write as a string: the text of an object. As models write them: a key may
 /// come twice, the last counts.
 std::string arguments_of(RequestFields& function) {
@@ -77,15 +66,13 @@ std::string arguments_of(RequestFields& function) {
   if (!value.is_string()) refuse_field(name, concat(rule, "not ", json_kind(value)));
   const auto text = value.get<std::string>();
   if (text.empty()) return "{}";
-  json parsed;
   try {
-    parsed = parse_json(text, kMaxArgumentsDepth);
+    const json parsed = parse_json(text, kMaxArgumentsDepth, RepeatedKeys::LastCounts);
+    if (!parsed.is_object()) refuse_field(name, concat(rule, "not one that is ", json_kind(parsed)));
+    check_json_keys(name, parsed);
   } catch (const JsonError& error) {
-    if (!json::accept(text) || is_deep(text)) refuse_field(name, concat(rule, "and has ", error.what()));
-    parsed = json::parse(text);
+    refuse_field(name, concat(rule, "and has ", error.what()));
   }
-  if (!parsed.is_object()) refuse_field(name, concat(rule, "not one that is ", json_kind(parsed)));
-  check_json_keys(name, parsed);
   return text;
 }
 
