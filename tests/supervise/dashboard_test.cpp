@@ -66,6 +66,8 @@ TEST_F(Dashboard, SaysWhereARunStands) {
   EXPECT_THAT(text, HasSubstr("12.0 k tokens/s"));
   EXPECT_THAT(text, HasSubstr("07:12:04 supervisor: failed · signal 9\n"));
   EXPECT_THAT(text, HasSubstr("█"));
+  EXPECT_THAT(drawn(80, 24), HasSubstr("\n  loss 4.0000 (lowest 4.0000 at 40) · valid 4.2500 at 40 · lr 1.000e-03\n"
+                                       "  grad norm 1.500 · 12.0 k tokens/s · 500 ms · 1.00 MB (peak 2.00 MB)\n"));
 }
 
 TEST_F(Dashboard, TellsHowUnevenlyExpertsAreUsed) {

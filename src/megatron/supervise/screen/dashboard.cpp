@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <numeric>
 #include <optional>
+#include <string_view>
 #include <utility>
 
 #include "megatron/base/error.h"
@@ -29,6 +30,24 @@ std::string cut_to(const std::string& text, int width) {
     if (begins && columns++ == width) return text.substr(0, i);
   }
   return text;
+}
+
+/// A line of parts, " · " between them, as up to three that break between parts where it is wider than `width`.
+std::vector<std::string> wrapped(const std::string& line, int width) {
+  constexpr std::string_view kBetween = " · ";
+  constexpr std::size_t kMost = 3;
+  std::vector<std::string> lines = {""};
+  for (std::size_t begin = 0; begin <= line.size();) {
+    const std::size_t end = std::min(line.find(kBetween, begin), line.size());
+    const std::string part = line.substr(begin, end - begin);
+    const std::string longer = lines.back().empty() ? part : concat(lines.back(), kBetween, part);
+    if (lines.back().empty() || lines.size() == kMost || cut_to(longer, width) == longer)
+      lines.back() = longer;
+    else
+      lines.push_back(part);
+    begin = end + kBetween.size();
+  }
+  return lines;
 }
 
 /// "12:01:07 supervisor: failed exit_code 1 signal 9".
@@ -171,7 +190,8 @@ std::string spark_line(const char* name, const std::vector<double>& values, int 
 
 std::vector<std::string> run_lines(const WatchedRun& run, int width, int height, double now_unix_s) {
   const std::vector<StepPoint>& steps = run.curves().steps();
-  std::vector<std::string> lines = {head_line(run, now_unix_s), "  " + figures_line(run)};
+  std::vector<std::string> lines = {head_line(run, now_unix_s)};
+  for (const std::string& figures : wrapped(figures_line(run), width - 2)) lines.push_back("  " + figures);
   if (const std::string experts = experts_line(run); !experts.empty()) lines.push_back("  " + experts);
   const std::size_t events = std::min<std::size_t>(run.events().size(), height >= 14 ? 3 : 1);
   // The lines above the chart, its axis, three lines of other curves.
