@@ -150,7 +150,7 @@ TEST_P(AtomicFileTest, ReplacesTheOldFile) {
 }
 
 TEST_P(AtomicFileTest, LeavesNothingWhereItsNameIsAFolders) {
-  EXPECT_THROW(AtomicFile(folder_, GetParam()), ConfigError);
+  EXPECT_THROW(check_replaceable(folder_), ConfigError);
   {
     AtomicFile file(folder_ / "out", GetParam());
     fs::create_directory(folder_ / "out");  // meanwhile

@@ -331,8 +331,9 @@ class Finetune(unittest.TestCase):
     def test_an_unlabelled_file_of_squad_is_of_the_version_that_it_names(self):
         data = self.path / "squad.json"
         squad(data, "2.0")
-        self.finetune("out", "--task", "squad2", "--train-data", data, "--valid-data", data, "--epochs", 1, "--seeds",
-                      1, "--doc-stride", 4, "--max-query-length", 6)
+        words = self.words("out", "--task", "squad2", "--epochs", 1, "--seeds", 1, "--doc-stride", 4,
+                           "--max-query-length", 6)
+        run(*[data if word in (self.path / "train.tsv", self.path / "valid.tsv") else word for word in words])
         asked = json.loads(data.read_text())
         for paragraph in asked["data"][0]["paragraphs"]:
             for question in paragraph["qas"]:

@@ -76,7 +76,8 @@ class Search(unittest.TestCase):
         words = [CONFIGS / "gemma3_270m.toml", "--world-size", 8, "--global-batch-size", 64]
         with tempfile.TemporaryDirectory(prefix="megatron-search-") as folder:
             machine = pathlib.Path(folder) / "machine.toml"
-            machine.write_text((CONFIGS / "hardware/dgx-h100.toml").read_text().replace('device = "cuda"', ""))
+            published = (CONFIGS / "hardware/dgx-h100.toml").read_text()
+            machine.write_text(published.replace('device = "cuda"', 'device = "cpu"\nprocessor = "amx"'))
             for hardware, device in (("dgx-h100", "cuda"), (machine, "cpu")):
                 found = json.loads(run("plan", *words, "--search", "--hardware", hardware, "--top", 2, "--json"))
                 self.assertEqual(found["device"], device)
@@ -88,6 +89,12 @@ class Search(unittest.TestCase):
                 on_gpu = json.loads(run("plan", *words, "--device", "cuda", "--search", "--hardware", hardware, "--top",
                                         1, "--json"))["layouts"][0]
                 self.assertEqual("--device cpu" in on_gpu["flags"], device == "cpu")
+            machine.write_text(published.replace('device = "cuda"', ""))  # as files were before they said it
+            for device in ("cpu", "cuda"):
+                found = json.loads(run("plan", *words, "--device", device, "--search", "--hardware", machine, "--top",
+                                       1, "--json"))
+                self.assertEqual(found["device"], device)
+                self.assertNotIn("--device", found["layouts"][0]["flags"])
 
     def test_the_command_is_words_of_a_shell_and_takes_back_dp(self):
         with tempfile.TemporaryDirectory(prefix="megatron search's ") as folder:

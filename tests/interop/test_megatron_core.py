@@ -248,7 +248,7 @@ class MegatronCore(unittest.TestCase):
         state = lambda saved: saved["optimizer"]["optimizer"]["state"]  # noqa: E731
         masters = lambda saved: saved["optimizer"]["fp32_from_fp16_params"]  # noqa: E731
         for path, change, problem in (
-                (plain, lambda saved: state(saved)[3].pop("exp_avg"), '"exp_avg" of all parameters'),
+                (plain, lambda saved: state(saved)[3].pop("exp_avg"), '"exp_avg" of all its parameters'),
                 (plain, lambda saved: state(saved)[3].update(exp_avg=torch.zeros(5)), "the shape of"),
                 (plain, lambda saved: state(saved)[3].update(exp_avg=7), "tensors"),
                 (plain, lambda saved: masters(saved)[0].pop(), "a master of every parameter"),

@@ -94,8 +94,7 @@ TEST(MemoryOptions, OfAGpuFitOnEachAndMayNeedMoreOfThem) {
   const std::int64_t held = of_all_ranks(run);
   const auto fix = [&](double share, int gpus) {
     const auto free = static_cast<std::uint64_t>(share * static_cast<double>(held));
-    return fix_of(
-        [&] { check_gpu_memory(run, 0, Holding::Training, {.free = free, .total = 2 * free, .gpus = gpus}); });
+    return fix_of([&] { check_gpu_memory(run, 0, Holding::Training, {.free = free, .total = free, .gpus = gpus}); });
   };
   EXPECT_EQ(fix(1.0, 1), "no error");
   for (const double share : {0.9, 0.7, 0.5})

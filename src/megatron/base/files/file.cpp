@@ -93,6 +93,16 @@ void write_all(int descriptor, std::span<const std::byte> bytes, std::uint64_t o
   }
 }
 
+/// Throws ConfigError for a device, a pipe or a socket.
+void check_kind(const std::filesystem::path& path) {
+  std::error_code none;
+  const std::filesystem::file_status status = std::filesystem::status(path, none);
+  if (std::filesystem::exists(status) && !std::filesystem::is_regular_file(status) &&
+      !std::filesystem::is_directory(status))
+    throw ConfigError(rule_got_fix("an output must be a regular file, which is there whole or not at all.",
+                                   path.string() + ", a device, a pipe or a socket", "name a file"));
+}
+
 }  // namespace
 
 OpenedFile open_regular(const std::filesystem::path& path) {
@@ -158,7 +168,7 @@ std::span<const std::byte> MappedFile::range(std::uint64_t offset, std::uint64_t
 }
 
 AtomicFile::AtomicFile(std::filesystem::path path, Until until) : path_(end_of_links(std::move(path))) {
-  check_replaceable(path_);
+  check_kind(path_);
   if (until == Until::Named || !open_unnamed()) open_named();
   keep_mode();
   buffer_.reserve(kBufferSize);
@@ -262,13 +272,9 @@ std::string read_file(const std::filesystem::path& path, std::uint64_t limit) {
 }
 
 void check_replaceable(const std::filesystem::path& path) {
-  std::error_code none;
-  const std::filesystem::file_type type = std::filesystem::status(end_of_links(path), none).type();
-  if (type == std::filesystem::file_type::directory)
+  if (std::error_code none; std::filesystem::is_directory(path, none))
     throw ConfigError(rule_got_fix("an output must be a file.", path.string() + ", a folder", "name a file in it"));
-  if (std::filesystem::exists(std::filesystem::file_status(type)) && type != std::filesystem::file_type::regular)
-    throw ConfigError(rule_got_fix("an output must be a regular file, which is there whole or not at all.",
-                                   path.string() + ", a device, a pipe or a socket", "name a file"));
+  check_kind(end_of_links(path));
 }
 
 void write_file(const std::filesystem::path& path, std::string_view text) {

@@ -57,7 +57,7 @@ class AtomicFile {
   enum class Until : std::uint8_t { Unnamed, Named };  ///< what it is before commit(); Unnamed: where that can be
 
   /// A link's target is written. Throws ConfigError where the folder does not exist or may not be written, or `path` is
-  /// there and no regular file; what is replaced keeps its mode where that can be.
+  /// a device, a pipe or a socket; what is replaced keeps its mode where that can be.
   explicit AtomicFile(std::filesystem::path path, Until until = Until::Unnamed);
   ~AtomicFile();
   AtomicFile(const AtomicFile&) = delete;
