@@ -46,7 +46,7 @@ std::string task_name(const std::string& job, const std::string& data, const std
   const auto object = try_parse_json(text);
   const nlohmann::json version = object && object->is_object() ? object->value("version", nlohmann::json()) : nullptr;
   const std::string named = version.is_string() ? version.get<std::string>() : "";
-  if (named.starts_with("v2") || named.starts_with("2")) return "squad2";
+  if (named.starts_with("v2") || named.starts_with('2')) return "squad2";
   if (!named.empty()) return "squad1";
   const auto trained = finetune::read_result(load);
   return trained && trained->task == "squad2" ? "squad2" : "squad1";

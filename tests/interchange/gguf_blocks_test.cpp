@@ -27,9 +27,8 @@ TEST(BlockOf256, KeepsWhatItCanHold) {
   for (int round = 0; round < 50; ++round) {
     Numbers x;
     for (std::size_t i = 0; i < x.size(); ++i) {
-      const auto piece = static_cast<float>(i / 32), level = static_cast<float>(i % 32 == 0   ? 0
-                                                                                : i % 32 == 1 ? 15
-                                                                                              : random() % 16);
+      const std::size_t number = i / 32, drawn = i % 32 == 0 ? 0 : i % 32 == 1 ? 15 : random() % 16;
+      const auto piece = static_cast<float>(number), level = static_cast<float>(drawn);
       x[i] = 0.25F * (63 - 7 * piece) * level - 0.5F * (63 - 9 * piece);  // scales and least values in 6 bits
     }
     const Numbers back = as_read(x);

@@ -1,5 +1,6 @@
 #include "megatron/interchange/import.h"
 
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/randn.h>
 
@@ -196,7 +197,7 @@ testing::Tensors write_adapter(const fs::path& base, const std::vector<std::stri
         const std::string theirs = "base_model.model." + name.substr(0, name.rfind(".weight"));
         matrices[theirs + ".lora_A.weight"] = a;
         matrices[theirs + ".lora_B.weight"] = b;
-        weight = weight + 3 * at::matmul(b, a);
+        weight = weight + at::matmul(b, a) * 3;
       }
   fs::create_directories(folder);
   write_tensors(folder / "adapter_model.safetensors", matrices);

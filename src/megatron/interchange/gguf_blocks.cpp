@@ -125,8 +125,8 @@ PieceScale best_scale(std::span<const float, kPiece> x) {
   constexpr int kRoundings = 21, kRounds = 2;
   PieceScale tried;
   for (int round = 0; round < kRoundings * kRounds; ++round) {
-    if (round % kRounds == 0)
-      tried = {(high - low) / (kMostLevel - 1 + 0.1F * static_cast<float>(round / kRounds)), -low};
+    const int rounding = round / kRounds;
+    if (round % kRounds == 0) tried = {(high - low) / (kMostLevel - 1 + 0.1F * static_cast<float>(rounding)), -low};
     double w = 0, wl = 0, wll = 0, wx = 0, wlx = 0;
     std::array<double, kPiece> levels, weights;
     for (std::size_t i = 0; i < kPiece; ++i) {
