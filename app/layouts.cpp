@@ -38,7 +38,7 @@ int fewer_ranks(config::RunConfig recipe, const RanksMachine& machine, const pla
   constexpr int kMaxRanks = 1 << 20;
   const int ranks = std::min(recipe.parallel.world_size, kMaxRanks);
   const config::ModelConfig& model = recipe.model;
-  // Sizes of tp, cp, pp and dp as a search may try them, and some more: it says of which products it does.
+  // A superset of the products tp * cp * pp * dp that a search tries: which of them are allowed it says itself, below.
   std::vector<bool> products(static_cast<std::size_t>(ranks), false);
   products[1] = true;
   products = times_divisors(products, recipe.train.global_batch_size, ranks);

@@ -89,6 +89,7 @@ plan::Hardware measure(const comm::Group& world) {
   kernels::configure_thread(std::max(1, usable_cores() / world.size()));
   plan::Hardware hardware;
   hardware.name = concat(world.size(), " ranks on a processor with ", name_of(available_isas().front()));
+  hardware.device = "cpu";
   hardware.processor = name_of(available_isas().front());
   hardware.ranks_per_node = world.size();
   const Curve fp32 = curve_of(product_rate(world, at::kFloat, kLarge), product_rate(world, at::kFloat, kThin));

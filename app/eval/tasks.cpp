@@ -37,8 +37,9 @@ struct TaskWork {
   double null_threshold = 0;  ///< of SQuAD 2.0: the fine-tuning's
 };
 
-/// Of "squad" what the file is: labelled ones of version 2.0, and they alone, say of each question whether it can be
-/// answered, and published ones name their version. Of a file without one what the model was fine-tuned for.
+/// The task of a job: "squad" is squad1 or squad2, as the file is. Labelled files of version 2.0, and they alone, say
+/// of each question whether it can be answered; published ones name their version. A file without either is taken for
+/// what the model was fine-tuned for.
 std::string task_name(const std::string& job, const std::string& data, const std::string& load) {
   if (job != "squad") return job;
   const std::string text = read_file(data);

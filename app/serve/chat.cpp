@@ -193,7 +193,7 @@ void Conversation::leave_out(const std::string& line) {
   try {
     if (before_) chat_.prompt(std::vector<text::ChatMessage>{{"user", line}});
   } catch (const ConfigError&) {
-    before_.reset();  // not the system message is refused
+    before_.reset();  // refused without the system message too: that one is not at fault
   }
   if (before_) {
     system_ = std::move(before_->system);

@@ -210,7 +210,7 @@ tasks::TaskScores score_ensemble(const Work& job, const std::vector<finetune::Se
   return scores;
 }
 
-/// What the seeds score on each set that has labels.
+/// The scores of the seeds on each data set with labels.
 tasks::SeedTable seed_table(const Work& job, const std::vector<finetune::SeedResult>& results) {
   tasks::SeedTable table{.task = job.options.recipe.task.name, .metrics = {}, .runs = {}, .ensemble = {}};
   const auto add_columns = [&](const std::string& set, const std::vector<tasks::Metric>& metrics) {

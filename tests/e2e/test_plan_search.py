@@ -106,7 +106,7 @@ class Search(unittest.TestCase):
             at = words.index("train") + 1
             self.assertEqual(words[at], str(recipe))
             self.assertIn("--dp 0", command)
-            run("plan", *words[at:], "--world-size", 2, "--dp", 2, "--global-batch-size", 64, *words[at + 1:])
+            run("plan", words[at], "--world-size", 2, "--dp", 2, "--global-batch-size", 64, *words[at + 1:])
 
     def test_a_number_of_ranks_that_is_proposed_is_taken(self):
         words = ["plan", CONFIGS / "gpt_tiny.toml", "--search", "--global-batch-size", 64, "--world-size"]

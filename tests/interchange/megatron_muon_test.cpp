@@ -29,37 +29,14 @@ struct SavedRank {
   std::list<std::string> storages;
 
   void tensor(const at::Tensor& values) {
-    const std::vector<std::int64_t> shape = values.sizes().vec();
-    pickle.name("torch._utils", "_rebuild_tensor_v2");
-    pickle.begin_tuple();
-    pickle.begin_tuple();
-    pickle.text("storage");
-    pickle.name("torch", "FloatStorage");
-    pickle.text(std::to_string(storages.size()));
-    pickle.text("cpu");
-    pickle.integer(values.numel());
-    pickle.end_tuple();
-    pickle.persistent();
-    pickle.integer(0);
-    for (const auto& numbers : {shape, values.strides().vec()}) {
-      pickle.begin_tuple();
-      for (const std::int64_t number : numbers) pickle.integer(number);
-      pickle.end_tuple();
-    }
-    pickle.boolean(false);
-    pickle.name("collections", "OrderedDict");
-    pickle.begin_tuple();
-    pickle.end_tuple();
-    pickle.call();
-    pickle.end_tuple();
-    pickle.call();
+    pickle.tensor("FloatStorage", storages.size(), values.sizes().vec());
     storages.emplace_back(static_cast<const char*>(values.const_data_ptr()), values.nbytes());
   }
 
   /// `common`: the pickle of a dictionary, to which the entries here are added.
   void write(const fs::path& file, std::string common) {
-    common.resize(common.size() - 2);  // its end
-    const std::string entries = common + pickle.take().substr(2 + 2);
+    common.resize(common.size() - 2);  // without the opcodes that end the dictionary and the pickle
+    const std::string entries = common + pickle.take().substr(2 + 2);  // without the protocol and a dictionary's start
     std::vector<ArchiveFile> files{{"archive/data.pkl", entries}, {"archive/byteorder", "little"}};
     std::size_t i = 0;
     for (const std::string& storage : storages) files.push_back({concat("archive/data/", i++), storage});
@@ -76,15 +53,7 @@ struct MuonRun {
 
   MuonRun() {
     config::RunConfig& run = state.recipe;
-    run.model.vocab_size = run.model.max_position_embeddings = run.data.seq_length = 32;
-    run.model.num_layers = 2;
-    run.model.hidden_size = 8;
-    run.model.num_attention_heads = 2;
-    run.model.ffn_hidden_size = 16;
-    run.model.position_embedding_type = "rope";
-    run.train.global_batch_size = 8;
-    run.train.train_iters = 7;
-    run.schedule.lr = 1e-3;
+    run = small_run();
     run.optimizer.name = "muon";
     run.optimizer.muon_momentum = 0.75;
     state.iteration = kSteps;

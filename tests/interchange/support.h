@@ -12,6 +12,7 @@
 #include "megatron/base/files/file.h"
 #include "megatron/checkpoint/files/safetensors.h"
 #include "megatron/checkpoint/weights.h"
+#include "megatron/config/run_config.h"
 #include "tests/testing/folders.h"
 #include "tests/testing/temporary_folder.h"
 #include "tests/testing/tensors.h"
@@ -74,6 +75,21 @@ inline void expect_refused(const std::function<void()>& work, const std::vector<
   const std::string message = refusal(work);
   EXPECT_NE(message, "") << "not refused";
   for (const std::string& word : words) EXPECT_NE(message.find(word), std::string::npos) << word << " in: " << message;
+}
+
+/// The recipe of a GPT of 2 layers that trains 7 steps.
+inline config::RunConfig small_run() {
+  config::RunConfig run;
+  run.model.vocab_size = run.model.max_position_embeddings = run.data.seq_length = 32;
+  run.model.num_layers = 2;
+  run.model.hidden_size = 8;
+  run.model.num_attention_heads = 2;
+  run.model.ffn_hidden_size = 16;
+  run.model.position_embedding_type = "rope";
+  run.train.global_batch_size = 8;
+  run.train.train_iters = 7;
+  run.schedule.lr = 1e-3;
+  return run;
 }
 
 }  // namespace megatron::interchange

@@ -53,20 +53,6 @@ TEST(TorchDist, WhatIsWrittenIsReadBack) {
   }
 }
 
-config::RunConfig small_run() {
-  config::RunConfig run;
-  run.model.vocab_size = run.model.max_position_embeddings = run.data.seq_length = 32;
-  run.model.num_layers = 2;
-  run.model.hidden_size = 8;
-  run.model.num_attention_heads = 2;
-  run.model.ffn_hidden_size = 16;
-  run.model.position_embedding_type = "rope";
-  run.train.global_batch_size = 8;
-  run.train.train_iters = 7;
-  run.schedule.lr = 1e-3;
-  return run;
-}
-
 /// What a run has after its first step, of numbers drawn at random.
 struct Trained {
   explicit Trained(const config::RunConfig& run) {

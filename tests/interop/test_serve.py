@@ -136,10 +136,12 @@ class OpenAi(unittest.TestCase):
         self.assertEqual(len(set(ids)), len(ids))
         named = {"type": "function", "function": {"name": "weather"}}
         for fields in ({"tool_choice": named}, {"tool_choice": "required", "parallel_tool_calls": False}):
-            for choice in create(**self.asked(n=8, **fields)).choices:
-                if choice.finish_reason == "tool_calls":
-                    self.assertEqual(len(choice.message.tool_calls), 1)
-                    self.check_calls(choice.message.tool_calls)
+            ended = [choice for choice in create(**self.asked(n=8, **fields)).choices
+                     if choice.finish_reason == "tool_calls"]
+            self.assertTrue(ended, fields)
+            for choice in ended:
+                self.assertEqual(len(choice.message.tool_calls), 1)
+                self.check_calls(choice.message.tool_calls)
 
         class Weather(pydantic.BaseModel):
             days: int = pydantic.Field(ge=1, le=3)

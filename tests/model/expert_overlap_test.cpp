@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "megatron/comm/counting_backend.h"
 #include "megatron/comm/threads/local_backend.h"
 #include "tests/model/small_model.h"
 
@@ -36,32 +37,17 @@ class WatchedExchange final : public comm::Work {
   std::shared_ptr<ExchangeCounts> counts_;
 };
 
-class WatchedBackend final : public comm::Backend {
+class WatchedBackend final : public comm::CountingBackend {
  public:
   WatchedBackend(std::shared_ptr<comm::Backend> inner, std::shared_ptr<ExchangeCounts> counts)
-      : inner_(std::move(inner)), counts_(std::move(counts)) {}
+      : CountingBackend(std::move(inner)), counts_(std::move(counts)) {}
 
-  int rank() const override { return inner_->rank(); }
-  int size() const override { return inner_->size(); }
-  std::string name() const override { return inner_->name(); }
-  comm::WorkHandle all_reduce(at::Tensor inout, comm::ReduceOp op) override { return inner_->all_reduce(inout, op); }
-  comm::WorkHandle all_gather(at::Tensor out, at::Tensor in) override { return inner_->all_gather(out, in); }
-  comm::WorkHandle reduce_scatter(at::Tensor out, at::Tensor in, comm::ReduceOp op) override {
-    return inner_->reduce_scatter(out, in, op);
-  }
-  comm::WorkHandle broadcast(at::Tensor inout, int root) override { return inner_->broadcast(inout, root); }
   comm::WorkHandle all_to_all(at::Tensor out, at::Tensor in) override {
     ++counts_->begun;
-    return std::make_shared<WatchedExchange>(inner_->all_to_all(out, in), counts_);
+    return std::make_shared<WatchedExchange>(CountingBackend::all_to_all(std::move(out), std::move(in)), counts_);
   }
-  comm::WorkHandle send(at::Tensor tensor, int to, int tag) override { return inner_->send(tensor, to, tag); }
-  comm::WorkHandle recv(at::Tensor tensor, int from, int tag) override { return inner_->recv(tensor, from, tag); }
-  comm::WorkHandle barrier() override { return inner_->barrier(); }
-  std::shared_ptr<comm::Backend> split(const std::vector<int>& ranks) override { return inner_->split(ranks); }
-  void abort(const std::string& reason) override { inner_->abort(reason); }
 
  private:
-  std::shared_ptr<comm::Backend> inner_;
   std::shared_ptr<ExchangeCounts> counts_;
 };
 

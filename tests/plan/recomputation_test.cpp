@@ -224,13 +224,18 @@ TEST(RecomputedLayers, ThatFitBalancedStagesOfAT5KeepThem) {
   }
 }
 
-// Of one layer per rank recomputation keeps no less, but holds what it makes again besides.
-TEST(RecomputedLayers, AreNoneWhereThatAloneKeepsTheLimit) {
+/// Whose recomputation keeps no less, but holds what it makes again besides.
+config::RunConfig one_layer_a_rank() {
   config::RunConfig config = small();
   config.model.num_layers = 2;
   config.parallel.pp = config.parallel.world_size = 2;
   config.parallel.pp_schedule = "zb-h1";
   config.model.vocab_size = 50257;
+  return config;
+}
+
+TEST(RecomputedLayers, AreNoneWhereThatAloneKeepsTheLimit) {
+  config::RunConfig config = one_layer_a_rank();
   const double without = largest_gb(config, "nothing");
   ASSERT_LT(without, largest_gb(config, "0-1"));
   config.train.recompute_layers = "fit";
@@ -261,13 +266,8 @@ TEST(RecomputedLayers, ThatCannotFitAreRefusedWithTheLimitThatCould) {
   expect_offered_limit_fits(config);
 }
 
-// Whose ranks hold more with recomputed layers than without, as in RecomputedLayers.AreNoneWhereThatAloneKeepsTheLimit.
 TEST(RecomputedLayers, AreNoAdviceForALimitWhereTheyHoldMore) {
-  config::RunConfig config = small();
-  config.model.num_layers = 2;
-  config.parallel.pp = config.parallel.world_size = 2;
-  config.parallel.pp_schedule = "zb-h1";
-  config.model.vocab_size = 50257;
+  config::RunConfig config = one_layer_a_rank();
   const double without = largest_gb(config, "nothing");
   ASSERT_LT(without, largest_gb(config, "0-1"));
   config.train.memory_limit_gb = without / 2;

@@ -8,7 +8,7 @@
 namespace megatron::plan {
 
 /// What resolve() says of `config`; "no error".
-inline std::string error_of(const config::RunConfig& config, const Facts& facts = {}) {
+inline std::string refusal_of(const config::RunConfig& config, const Facts& facts = {}) {
   try {
     resolve(config, facts);
   } catch (const ConfigError& error) {
@@ -19,7 +19,7 @@ inline std::string error_of(const config::RunConfig& config, const Facts& facts 
 /// The same once `change` is made.
 inline std::string refusal_of(config::RunConfig config, const std::function<void(config::RunConfig&)>& change) {
   change(config);
-  return error_of(config);
+  return refusal_of(config);
 }
 
 }  // namespace megatron::plan

@@ -46,30 +46,30 @@ TEST(Resolve, ShardsGradientsBesideTheOptimizerAlone) {
   auto& optimizer = config.optimizer;
   for (const char* strategy : {"no_shard", "optim"}) {
     optimizer.data_parallel_sharding_strategy = strategy;
-    EXPECT_EQ(error_of(config), "no error");
+    EXPECT_EQ(refusal_of(config), "no error");
   }
   for (const std::string strategy : {"optim_grads", "optim_grads_params"}) {
     optimizer.data_parallel_sharding_strategy = strategy;
     optimizer.use_distributed_optimizer = false;
-    EXPECT_THAT(error_of(config), HasSubstr(strategy + " needs optimizer.use_distributed_optimizer"));
+    EXPECT_THAT(refusal_of(config), HasSubstr(strategy + " needs optimizer.use_distributed_optimizer"));
     optimizer.use_distributed_optimizer = true;
-    EXPECT_EQ(error_of(config), "no error");
+    EXPECT_EQ(refusal_of(config), "no error");
   }
   config.lora.rank = 4;
-  EXPECT_THAT(error_of(config), HasSubstr("the frozen weights would stay whole"));
+  EXPECT_THAT(refusal_of(config), HasSubstr("the frozen weights would stay whole"));
   config.lora.rank = 0;
   optimizer.data_parallel_sharding_strategy = "no_shard";
-  EXPECT_THAT(error_of(config), HasSubstr("no_shard must go without"));
+  EXPECT_THAT(refusal_of(config), HasSubstr("no_shard must go without"));
   optimizer.data_parallel_sharding_strategy = "optim_grad";
-  EXPECT_THAT(error_of(config), HasSubstr("optim_grads"));
+  EXPECT_THAT(refusal_of(config), HasSubstr("optim_grads"));
 }
 
 TEST(Resolve, TakesTheTokenizersVocabularyWhereNoneIsGiven) {
   RunConfig config;
   EXPECT_EQ(resolve(config, {.tokenizer_vocab = 300}).shape.vocab, 300);
-  EXPECT_THAT(error_of(config), HasSubstr("model.vocab_size must be given"));
+  EXPECT_THAT(refusal_of(config), HasSubstr("model.vocab_size must be given"));
   config.model.vocab_size = 200;
-  EXPECT_THAT(error_of(config, {.tokenizer_vocab = 300}), HasSubstr("fix:  --model.vocab-size 300"));
+  EXPECT_THAT(refusal_of(config, {.tokenizer_vocab = 300}), HasSubstr("fix:  --model.vocab-size 300"));
 }
 
 TEST(Resolve, FollowsTheLauncherRatherThanTheRecipe) {
@@ -90,7 +90,7 @@ TEST(Resolve, LeavesTheRanksThatTensorAndPipelineDoNotTakeToData) {
 TEST(Resolve, TakesSequenceParallelismWithoutTensorParallelism) {
   RunConfig config = valid();
   config.parallel.sp = true;
-  EXPECT_EQ(error_of(config), "no error");
+  EXPECT_EQ(refusal_of(config), "no error");
 }
 
 TEST(Resolve, StaysResolvedWhenResolvedAgain) {
@@ -124,13 +124,13 @@ TEST(Resolve, AResumedRunKeepsItsGlobalBatch) {
   RunConfig config = valid();
   config.parallel.world_size = 16;
   config.train.micro_batch_size = 2;
-  const std::string error = error_of(config, {.resumed_batch = 8});
+  const std::string error = refusal_of(config, {.resumed_batch = 8});
   EXPECT_EQ(error,
             "A resumed run keeps its global batch, which must be a multiple of dp.\n"
             "  got:  global batch 8 in the checkpoint, dp 16\n"
             "  fix:  --global-batch-size 32, another batch from here on; or ranks of which dp divides 8");
   config.train.global_batch_size = 32;
-  EXPECT_EQ(error_of(config, {.resumed_batch = 8}), "no error") << "as its fix says";
+  EXPECT_EQ(refusal_of(config, {.resumed_batch = 8}), "no error") << "as its fix says";
   config.parallel.world_size = 4;
   config.train.global_batch_size = 0;
   config.schedule.rampup_batch_size = {4, 4, 20};
@@ -146,7 +146,7 @@ TEST(Resolve, ReportsAllViolatedRulesTogether) {
   config.train.dtype = "fp8";
   config.train.micro_batch_size = 4;
   config.train.global_batch_size = 6;
-  const std::string error = error_of(config);
+  const std::string error = refusal_of(config);
   for (const char* rule : {"model.num_attention_heads", "parallel.backend", "data.split", "schedule.lr_decay_style",
                            "train.dtype", "train.global_batch_size must be a multiple"})
     EXPECT_THAT(error, HasSubstr(rule));
@@ -166,7 +166,7 @@ TEST(Resolve, NamesTheRanksThatGroupsOfHeadsFit) {
   config.model.num_attention_heads = 12;
   config.model.num_query_groups = 3;
   config.parallel.tp = config.parallel.world_size = 4;
-  const std::string error = error_of(config);
+  const std::string error = refusal_of(config);
   EXPECT_THAT(error, HasSubstr("model.num_query_groups must divide by it or it by them"));
   EXPECT_THAT(error, HasSubstr("12 heads in 3 groups, tp=4"));
   EXPECT_THAT(error, HasSubstr("fix:  --tp 1"));
@@ -179,17 +179,17 @@ TEST(Resolve, ProposesRanksThatEveryRuleAllows) {
   config.model.num_query_groups = 3;
   config.model.ffn_hidden_size = 1536;  // which nine ranks cannot share
   config.parallel.tp = config.parallel.world_size = 6;
-  EXPECT_THAT(error_of(config), HasSubstr("fix:  --tp 3"));
-  EXPECT_THAT(error_of(config), Not(HasSubstr("or 9")));
+  EXPECT_THAT(refusal_of(config), HasSubstr("fix:  --tp 3"));
+  EXPECT_THAT(refusal_of(config), Not(HasSubstr("or 9")));
   config.model.ffn_hidden_size = 1152;
-  EXPECT_THAT(error_of(config), HasSubstr("fix:  --tp 3 or 9"));
+  EXPECT_THAT(refusal_of(config), HasSubstr("fix:  --tp 3 or 9"));
   config.parallel.sp = true;  // 128 positions
-  EXPECT_THAT(error_of(config), HasSubstr("fix:  --tp 1"));
-  EXPECT_THAT(error_of(config), Not(HasSubstr("--tp 1 or")));
+  EXPECT_THAT(refusal_of(config), HasSubstr("fix:  --tp 1"));
+  EXPECT_THAT(refusal_of(config), Not(HasSubstr("--tp 1 or")));
   for (const int tp : {1, 3, 9}) {
     config.parallel.tp = config.parallel.world_size = tp;
     config.parallel.sp = false;
-    EXPECT_EQ(error_of(config), "no error") << tp;
+    EXPECT_EQ(refusal_of(config), "no error") << tp;
   }
 }
 
@@ -401,11 +401,11 @@ TEST(Resolve, NamesTheOptionOfEveryViolation) {
       {"log.interval", [](RunConfig& c) { c.log.interval = 0; }},
       {"progress", [](RunConfig& c) { c.log.progress = "maybe"; }},
   };
-  EXPECT_EQ(error_of(valid()), "no error");
+  EXPECT_EQ(refusal_of(valid()), "no error");
   for (const Violation& violation : violations) {
     RunConfig config = valid();
     violation.make(config);
-    EXPECT_THAT(error_of(config), HasSubstr(violation.named));
+    EXPECT_THAT(refusal_of(config), HasSubstr(violation.named));
   }
 }
 
@@ -468,7 +468,7 @@ TEST(Resolve, NamesWhatAT5DoesNotHaveAndWhatItAloneHas) {
   for (const auto& [named, make] : of_t5s) {
     RunConfig config = valid_t5();
     make(config);
-    EXPECT_THAT(error_of(config), HasSubstr(named));
+    EXPECT_THAT(refusal_of(config), HasSubstr(named));
   }
   const std::vector<Violation> of_gpts = {
       {"model.position_embedding_type", [](RunConfig& c) { c.model.position_embedding_type = "relative"; }},
@@ -478,7 +478,7 @@ TEST(Resolve, NamesWhatAT5DoesNotHaveAndWhatItAloneHas) {
   for (const auto& [named, make] : of_gpts) {
     RunConfig config = valid();
     make(config);
-    EXPECT_THAT(error_of(config), HasSubstr(named));
+    EXPECT_THAT(refusal_of(config), HasSubstr(named));
   }
 }
 
@@ -486,7 +486,7 @@ TEST(Resolve, SaysWhatWouldBeRight) {
   const auto fix_after = [](auto make) {
     RunConfig config = valid();
     make(config);
-    return error_of(config);
+    return refusal_of(config);
   };
   EXPECT_EQ(fix_after([](RunConfig& c) { c.train.micro_batch_size = 0; }),
             "train.micro_batch_size must be from 1 to 1073741824.\n  got:  0\n"
@@ -515,7 +515,7 @@ TEST(Resolve, RefusesSamplesOfTwoKindsAtOnce) {
   const auto error_after = [](const auto& change) {
     RunConfig config = valid();
     change(config);
-    return error_of(config);
+    return refusal_of(config);
   };
   EXPECT_EQ(error_after([](RunConfig& c) { c.data.packed = c.data.sft = true; }), "no error");
   EXPECT_THAT(error_after([](RunConfig& c) { c.data.packed = c.data.fim_data = true; }), HasSubstr("data.fim_data"));
@@ -529,11 +529,11 @@ TEST(Resolve, TakesTimeoutsThatAClockCanCount) {
   RunConfig config = valid();
   for (const double good : {1e-3, 600.0, 1e7}) {
     config.parallel.timeout_s = good;
-    EXPECT_EQ(error_of(config), "no error") << good;
+    EXPECT_EQ(refusal_of(config), "no error") << good;
   }
   for (const double bad : {0.0, 1e-4, 1.1e7, 1e300}) {
     config.parallel.timeout_s = bad;
-    EXPECT_THAT(error_of(config), HasSubstr("parallel.timeout_s must be from 0.001 to 1e+07")) << bad;
+    EXPECT_THAT(refusal_of(config), HasSubstr("parallel.timeout_s must be from 0.001 to 1e+07")) << bad;
   }
 }
 
@@ -548,12 +548,12 @@ TEST(Resolve, MeasuresTimelinesOnEveryDevice) {
 }
 
 TEST(Resolve, AsksForDataWhereTheJobReadsIt) {
-  EXPECT_THAT(error_of(valid(), {.needs_data = true}), HasSubstr("data.data_path"));
-  EXPECT_THAT(error_of(valid(), {.needs_data = true}), HasSubstr("data.tokenizer"));
+  EXPECT_THAT(refusal_of(valid(), {.needs_data = true}), HasSubstr("data.data_path"));
+  EXPECT_THAT(refusal_of(valid(), {.needs_data = true}), HasSubstr("data.tokenizer"));
   RunConfig config = valid();
   config.data.data_path = {"prefix"};
   config.data.tokenizer = "tokenizer.json";
-  EXPECT_EQ(error_of(config, {.needs_data = true}), "no error");
+  EXPECT_EQ(refusal_of(config, {.needs_data = true}), "no error");
 }
 
 // Every integer at its ends: no overflow in what is derived (run under UBSan too).
@@ -586,7 +586,7 @@ TEST(Resolve, RefusesTheEndsOfEveryIntegerWithoutOverflow) {
       RunConfig config = valid();
       config.schedule.lr_warmup_fraction = 0.5;
       *options_of(config)[i] = end;
-      EXPECT_NE(error_of(config), "no error") << i;
+      EXPECT_NE(refusal_of(config), "no error") << i;
     }
 }
 

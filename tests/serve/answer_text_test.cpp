@@ -101,13 +101,14 @@ TEST(AnswerText, KnowsWhereEachTokenBegins) {
   EXPECT_EQ(passed.offset(), 2);
 }
 
-TEST(AnswerText, KnowsWhereATokenBeginsThatMakesBytesBeforeItCertain) {
+/// The three bytes of a euro sign, and two letters behind it: each token's offset, whatever the prompt is.
+void expect_euro_and_letters(const std::vector<std::int64_t>& prompt) {
   text::Vocabulary vocabulary;
   vocabulary.tokens = {"<0xE2>", "<0x82>", "<0xAC>", "a"};
   vocabulary.characters.emplace();
   vocabulary.pipeline.emplace();
   vocabulary.pipeline->decoders = {text::decoder::ByteFallback(), text::decoder::Fuse()};
-  AnswerText text(text::Tokenizer(vocabulary), {}, {}, {});
+  AnswerText text(text::Tokenizer(vocabulary), prompt, {}, {});
   std::string whole;
   std::vector<std::int64_t> offsets;
   for (const std::int64_t token : {0, 1, 2, 3, 3}) {
@@ -117,6 +118,8 @@ TEST(AnswerText, KnowsWhereATokenBeginsThatMakesBytesBeforeItCertain) {
   EXPECT_EQ(whole, "€aa");
   EXPECT_EQ(offsets, (std::vector<std::int64_t>{0, 0, 0, 1, 2}));
 }
+
+TEST(AnswerText, KnowsWhereATokenBeginsThatMakesBytesBeforeItCertain) { expect_euro_and_letters({}); }
 
 TEST(AnswerText, KnowsWhereTokensOfWordsWithASuffixBegin) {
   text::Vocabulary vocabulary;
@@ -148,22 +151,7 @@ TEST(AnswerText, KnowsWhereTokensOfWordsWithASuffixBegin) {
   EXPECT_EQ(offsets, std::vector<std::int64_t>{0});
 }
 
-TEST(AnswerText, BeginsBehindBytesOfThePromptThatTheFirstTokenMakesCertain) {
-  text::Vocabulary vocabulary;
-  vocabulary.tokens = {"<0xE2>", "<0x82>", "<0xAC>", "a"};
-  vocabulary.characters.emplace();
-  vocabulary.pipeline.emplace();
-  vocabulary.pipeline->decoders = {text::decoder::ByteFallback(), text::decoder::Fuse()};
-  AnswerText text(text::Tokenizer(vocabulary), {3, 0, 1, 2}, {}, {});
-  std::string whole;
-  std::vector<std::int64_t> offsets;
-  for (const std::int64_t token : {0, 1, 2, 3, 3}) {
-    whole += text.push(token);
-    offsets.push_back(text.offset());
-  }
-  EXPECT_EQ(whole, "€aa");
-  EXPECT_EQ(offsets, (std::vector<std::int64_t>{0, 0, 0, 1, 2}));
-}
+TEST(AnswerText, BeginsBehindBytesOfThePromptThatTheFirstTokenMakesCertain) { expect_euro_and_letters({3, 0, 1, 2}); }
 
 TEST(AnswerText, IsWhatTokensAddToTheDecodedPromptWhereverTheyMeet) {
   const std::filesystem::path goldens = std::filesystem::path(tests_folder()) / "golden/tokenizers";

@@ -12,17 +12,13 @@
 #include "megatron/serve/tools/json_object_scanner.h"
 #include "megatron/serve/tools/tool_call_parser.h"
 #include "megatron/serve/tools/tool_syntax.h"
+#include "tests/serve/syntax_named.h"
 #include "tests/testing/folders.h"
 
 namespace megatron::serve {
 namespace {
 
 using nlohmann::json;
-
-const ToolSyntax& syntax_named(const std::string& name) {
-  const auto all = tool_syntaxes();
-  return *std::ranges::find_if(all, [&](const ToolSyntax& one) { return one.name == name; });
-}
 
 ToolParsing parsing(const std::string& syntax, bool live, bool one = false) {
   return {.syntax = &syntax_named(syntax),

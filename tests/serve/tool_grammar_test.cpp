@@ -8,16 +8,12 @@
 #include <vector>
 
 #include "megatron/serve/api/api_error.h"
+#include "tests/serve/syntax_named.h"
 
 namespace megatron::serve {
 namespace {
 
 using Ordered = nlohmann::ordered_json;
-
-const ToolSyntax& syntax_row(const std::string& name) {
-  const auto all = tool_syntaxes();
-  return *std::ranges::find_if(all, [&](const ToolSyntax& one) { return one.name == name; });
-}
 
 ToolUse two_tools(ToolChoice choice) {
   return {.choice = choice,
@@ -51,35 +47,35 @@ std::string hermes(const std::string& object) { return "<tool_call>\n" + object 
 TEST(ToolGrammar, IsCallsThatAreAskedFor) {
   ToolUse use = two_tools(ToolChoice::Required);
   expect_texts(
-      tool_grammar(syntax_row("Hermes"), use, nullptr, kNoSpecials),
+      tool_grammar(syntax_named("Hermes"), use, nullptr, kNoSpecials),
       {hermes(kAdd), hermes(kNow), hermes(kAdd) + "\n" + hermes(kNow),
        hermes(R"({"name": "add", "arguments": {"a": -2, "b": "y"}})")},
       {"", "a", kAdd, hermes(R"({"name": "sub", "arguments": {}})"), hermes(R"({"name": "add", "arguments": {}})"),
        hermes(R"({"name": "add", "arguments": {"a": 1, "b": "z"}})"),
        hermes(R"({"name": "now", "arguments": {"a": 1}})"), hermes(kAdd) + " a", hermes(kAdd) + hermes(kNow)});
-  expect_texts(tool_grammar(syntax_row("Mistral"), use, nullptr, kNoSpecials),
+  expect_texts(tool_grammar(syntax_named("Mistral"), use, nullptr, kNoSpecials),
                {"[TOOL_CALLS][" + kAdd + "]", "[TOOL_CALLS] [" + kAdd + ", " + kNow + "]"},
                {"[TOOL_CALLS]" + kAdd, "[TOOL_CALLS][]", "[" + kAdd + "]", "[TOOL_CALLS][" + kAdd + ", ]"});
   const std::string add = R"({"name": "add", "parameters": {"a": 1}})";
-  expect_texts(tool_grammar(syntax_row("Llama"), use, nullptr, kNoSpecials), {add},
+  expect_texts(tool_grammar(syntax_named("Llama"), use, nullptr, kNoSpecials), {add},
                {add + add, add + "; " + add, kAdd, "a" + add});
   use.parallel = false;
-  expect_texts(tool_grammar(syntax_row("Hermes"), use, nullptr, kNoSpecials), {hermes(kAdd)},
+  expect_texts(tool_grammar(syntax_named("Hermes"), use, nullptr, kNoSpecials), {hermes(kAdd)},
                {hermes(kAdd) + "\n" + hermes(kNow)});
-  expect_texts(tool_grammar(syntax_row("Mistral"), use, nullptr, kNoSpecials), {"[TOOL_CALLS][" + kAdd + "]"},
+  expect_texts(tool_grammar(syntax_named("Mistral"), use, nullptr, kNoSpecials), {"[TOOL_CALLS][" + kAdd + "]"},
                {"[TOOL_CALLS][" + kAdd + ", " + kNow + "]"});
   use = two_tools(ToolChoice::Function);
   use.function = 1;
-  expect_texts(tool_grammar(syntax_row("Hermes"), use, nullptr, kNoSpecials), {hermes(kNow)},
+  expect_texts(tool_grammar(syntax_named("Hermes"), use, nullptr, kNoSpecials), {hermes(kNow)},
                {hermes(kAdd), hermes(kNow) + "\n" + hermes(kNow), ""});
 }
 
 TEST(ToolGrammar, WritesMarksByTheSpecialTokensOfTheModel) {
   const TokenTrie trie(std::vector<std::string>{"a", "\xFF[TOOL_CALLS]", "[TOOL_CALLS]", "\xFF</TOOLCALL>"});
   const ToolUse use = two_tools(ToolChoice::Required);
-  expect_texts(tool_grammar(syntax_row("Mistral"), use, nullptr, trie), {"\xFF[TOOL_CALLS][" + kNow + "]"},
+  expect_texts(tool_grammar(syntax_named("Mistral"), use, nullptr, trie), {"\xFF[TOOL_CALLS][" + kNow + "]"},
                {"[TOOL_CALLS][" + kNow + "]"});
-  expect_texts(tool_grammar(syntax_row("Nemotron"), use, nullptr, trie), {"<TOOLCALL>[" + kNow + "]\xFF</TOOLCALL>"},
+  expect_texts(tool_grammar(syntax_named("Nemotron"), use, nullptr, trie), {"<TOOLCALL>[" + kNow + "]\xFF</TOOLCALL>"},
                {"<TOOLCALL>[" + kNow + "]</TOOLCALL>"});
 }
 
@@ -90,24 +86,24 @@ TEST(ToolGrammar, LetsAnyTextBeWhereOnlyStrictToolsAreKeptTo) {
   use.tools[0].strict = true;
   EXPECT_TRUE(needs_tool_grammar(use, false));
   const std::string any = hermes(R"({"name": "now", "arguments": {"x": [1, {}]}})");
-  const Grammar grammar = tool_grammar(syntax_row("Hermes"), use, nullptr, kNoSpecials);
+  const Grammar grammar = tool_grammar(syntax_named("Hermes"), use, nullptr, kNoSpecials);
   expect_texts(
       grammar,
       {"", "hi", "<tool_call <tool<tool_cal> {", "\xFF<|think|>ä", hermes(kAdd), "a" + hermes(kAdd) + "b" + any, any},
       {"<tool_call>", "a <tool_call>x", "<<tool_call>\n{\"name\": \"no", hermes(R"({"name": "add", "arguments": {}})"),
        hermes(kAdd) + "<tool_call>x"});
-  const Grammar list = tool_grammar(syntax_row("Mistral"), use, nullptr, kNoSpecials);
+  const Grammar list = tool_grammar(syntax_named("Mistral"), use, nullptr, kNoSpecials);
   expect_texts(
       list, {"[[TOOL_CALLS][" + kAdd + "] [TOOL_CALLS][" + kNow + "]", "[TOOL_CALLS", "\xFF[TOOL_CALLS][" + kAdd + "]"},
       {"[TOOL_CALLS]", "[[TOOL_CALLS]x"});
   const std::string add = R"({"name": "add", "parameters": {"a": 1}})";
-  const Grammar llama = tool_grammar(syntax_row("Llama"), use, nullptr, kNoSpecials);
+  const Grammar llama = tool_grammar(syntax_named("Llama"), use, nullptr, kNoSpecials);
   expect_texts(llama,
                {"", "hi {", " ", add, "\n " + add, "<|python_tag|>" + add, "\xFF<|python_tag|> " + add, "<|python",
                 "<|python_tag|>", "<|python_tag|>print({})", "<|py{", R"({"name": "now", "parameters": {"z": 1}})"},
                {"{", R"({"a": 1})", " {}", "<|python_tag|> {}", R"({"name": "add", "parameters": {"a": "b"}})"});
   use.parallel = false;
-  expect_texts(tool_grammar(syntax_row("Hermes"), use, nullptr, kNoSpecials), {"a", "a " + hermes(kAdd)},
+  expect_texts(tool_grammar(syntax_named("Hermes"), use, nullptr, kNoSpecials), {"a", "a " + hermes(kAdd)},
                {hermes(kAdd) + "a", hermes(kAdd) + "\n" + hermes(kAdd)});
 }
 
@@ -115,14 +111,14 @@ TEST(ToolGrammar, IsCallsOrATextOfASchema) {
   const Ordered schema = {{"type", "array"}, {"items", {{"type", "boolean"}}}};
   const ToolUse use = two_tools(ToolChoice::Auto);
   const std::string any = hermes(R"({"name": "add", "arguments": {"x": 1}})");  // the tool is not strict
-  expect_texts(tool_grammar(syntax_row("Hermes"), use, &schema, kNoSpecials),
+  expect_texts(tool_grammar(syntax_named("Hermes"), use, &schema, kNoSpecials),
                {"[true]", any, any + "\n" + hermes(kNow)}, {"", "a", "[true]" + any, "[1]"});
 }
 
 TEST(ToolGrammar, NamesTheSchemaThatIsAtFault) {
   const auto refusal = [&](const ToolUse& use, const Ordered* schema = nullptr) -> std::string {
     try {
-      tool_grammar(syntax_row("Hermes"), use, schema, kNoSpecials);
+      tool_grammar(syntax_named("Hermes"), use, schema, kNoSpecials);
     } catch (const ApiError& error) {
       EXPECT_EQ(error.status, 400);
       return error.param + " | " + error.what();

@@ -111,7 +111,7 @@ int level_of(float x, const PieceScale& piece) {
 
 /// Numbers count by their magnitude and the root of the piece's mean square: small ones are not to vanish beside large.
 PieceScale best_scale(std::span<const float, kPiece> x) {
-  float low = 0, high = x[0];  // the least value of a file is no number above 0
+  float low = 0, high = x[0];  // a block stores minus its least value, a number >= 0
   double squares = 0;
   for (const float value : x) {
     low = std::min(low, value);
@@ -145,12 +145,12 @@ PieceScale best_scale(std::span<const float, kPiece> x) {
       least = 0;
       scale = wlx / wll;
     }
+    if (scale <= 0) continue;
     double error = 0;
     for (std::size_t i = 0; i < kPiece; ++i) {
       const double off = scale * levels[i] - least - x[i];
       error += weights[i] * off * off;
     }
-    if (scale <= 0) continue;
     tried = {static_cast<float>(scale), static_cast<float>(least)};
     if (error >= least_error) continue;
     least_error = error;

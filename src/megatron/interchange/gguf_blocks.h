@@ -16,9 +16,10 @@ inline constexpr std::pair<const char*, GgufType> kBlockTypes[] = {
 /// What a GGUF file may be written in besides, for other programs: llama.cpp's pieces of 32 whose scales share one.
 inline constexpr std::pair<const char*, GgufType> kBlocksOf256 = {"q4_k", GgufType::Q4_K};
 
-/// 256 numbers as a block of Q4_K, 144 bytes. `finite` becomes false where a number is inf or NaN, or a scale is in
-/// half precision. Of each piece of 32 the scale and the least value with the smallest weighted squared error among 21
-/// roundings, each improved by least squares; then both in 6 bits, and the levels nearest to what those stand for.
+/// 256 numbers as a block of Q4_K, 144 bytes. `finite` becomes false where a number is inf or NaN, or a scale overflows
+/// half precision. Each piece of 32 has the scale and the least value with the smallest weighted squared error among 21
+/// roundings, each improved by least squares; both are then put into 6 bits, and levels are the nearest to what those
+/// stand for.
 std::array<std::byte, 144> q4_k_block(std::span<const float, 256> x, bool& finite);
 
 /// Numbers [begin, begin + count) of a row of blocks in a GGUF file, of any type that has blocks: each as the package

@@ -21,9 +21,9 @@ namespace megatron::run {
 void check_memory(const plan::ResolvedRun& run, const std::optional<comm::LaunchedRank>& place, plan::Holding holding,
                   const plan::Besides& besides = {});
 
-/// The same of ranks on GPUs, once they have met and before they take memory: each looks at its own `device`, and what
-/// one finds wrong all throw, as comm::AgreedError. Collective over `world`. Does nothing on a CPU, or where the device
-/// does not tell what it has.
+/// Compares what each rank will hold with the memory of its GPU, `device`, when the ranks have met and before they take
+/// memory. Where one of them lacks memory all throw what plan::check_gpu_memory() does, as comm::run_together().
+/// Collective over `world`. Does nothing on a CPU, or where the device does not tell what it has.
 void check_gpu_memory(const plan::ResolvedRun& run, const comm::Group& world, at::Device device, plan::Holding holding,
                       const plan::Besides& besides = {});
 
@@ -47,8 +47,8 @@ decltype(auto) with_planned_memory(const plan::ResolvedRun& run, const comm::Gro
 }
 
 /// Throws ConfigError where the checkpoints that this machine's ranks keep in memory (checkpoint.memory_interval) do
-/// not fit into checkpoint.memory_folder in place of what the run has left there, or that is no folder. Looked at as
-/// above, on machines with GPUs too.
+/// not fit into checkpoint.memory_folder in place of what the run has left there, or that is no folder. Looked at by
+/// the same process as check_memory(), on machines with GPUs too.
 void check_memory_folder(const plan::ResolvedRun& run, const std::optional<comm::LaunchedRank>& place);
 
 }  // namespace megatron::run

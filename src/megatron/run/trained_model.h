@@ -56,8 +56,8 @@ struct TaskModelOptions {
 /// The run is for train::Engine, which keeps nothing for an optimizer.
 TrainedModel open_task_model(const ModelFlags& flags, const char* job, const TaskModelOptions& task);
 
-/// Throws ConfigError that begins with `job` where one of `ids` has no row in the model's embedding: its tokenizer may
-/// have special tokens behind them.
+/// Throws ConfigError that begins with `job` where one of `ids` has no row in the model's embedding: a tokenizer may
+/// have special tokens whose ids lie behind the last row.
 void check_tokens(const TrainedModel& model, std::span<const std::int64_t> ids, const char* job);
 
 /// What the ranks of a job that computes with `model` must have in common besides its recipe: the tokenizer, the

@@ -22,7 +22,7 @@ struct TextResponseOptions {
   bool stream = false, include_usage = false, echo = false, logprobs = false;
   std::vector<std::int64_t> ends = {};
   std::vector<std::string> stop = {};
-  std::optional<ToolParsing> tools = {};  ///< but for live and new_id
+  std::optional<ToolParsing> tools = {};  ///< without live and new_id, which each text sets; none: no tools
   std::uint64_t call_key = 0;             ///< of the ids of calls
 };
 

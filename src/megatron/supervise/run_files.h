@@ -44,7 +44,7 @@ struct ValidationPoint {
   double loss = 0;
 };
 
-/// What the experts of a model got in a step. Not a number where the file has none.
+/// How evenly a step used the experts of a model; NaN where the file does not say.
 struct ExpertPoint {
   double imbalance = 0;     ///< the most copies of an expert, over the mean of its layer
   double dropped = 0;       ///< share of the copies

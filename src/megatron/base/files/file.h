@@ -56,8 +56,9 @@ class AtomicFile {
  public:
   enum class Until : std::uint8_t { Unnamed, Named };  ///< what it is before commit(); Unnamed: where that can be
 
-  /// A link's target is written. Throws ConfigError where the folder does not exist or may not be written, or `path` is
-  /// a device, a pipe or a socket; what is replaced keeps its mode where that can be.
+  /// A link's target is written, and what is replaced keeps its mode where that can be. Throws ConfigError where the
+  /// folder does not exist or may not be written, or `path` is a device, a pipe, a socket or a link to a file that is
+  /// open (/dev/stdout).
   explicit AtomicFile(std::filesystem::path path, Until until = Until::Unnamed);
   ~AtomicFile();
   AtomicFile(const AtomicFile&) = delete;
@@ -96,8 +97,8 @@ class AtomicFile {
 /// The whole file. Throws ConfigError where it cannot be opened or is larger than `limit` bytes.
 std::string read_file(const std::filesystem::path& path, std::uint64_t limit = std::uint64_t{1} << 32);
 
-/// Throws ConfigError where `path` is there and no regular file: a folder, a device or a pipe, which an AtomicFile
-/// would replace.
+/// Throws ConfigError where an AtomicFile would replace what is no regular file at `path` (a folder, a device, a pipe
+/// or a socket), or where `path` is a link to a file that is open (/dev/stdout).
 void check_replaceable(const std::filesystem::path& path);
 
 /// Writes a whole file through an AtomicFile.

@@ -366,8 +366,9 @@ std::optional<TrainingState> training_of(const fs::path& folder, bool with_optim
   check_copies(*opened.files, opened.grid, shape, places);
   for (const std::string& kind : kept.kinds) {
     std::vector<plan::ParameterSpec> with_kind = specs;
-    std::erase_if(with_kind,
-                  [&](const plan::ParameterSpec& spec) { return !keeps_state(state.recipe.optimizer, kind, spec); });
+    std::erase_if(with_kind, [&](const plan::ParameterSpec& spec) {
+      return !keeps_state(state.recipe.optimizer, kind, spec.is_layer_matrix());
+    });
     add(with_kind, state_infix(kind), [&](const std::string& name) { return state_name(kind, name); });
   }
   state.kinds = kept.kinds;

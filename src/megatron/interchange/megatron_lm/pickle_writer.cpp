@@ -101,6 +101,35 @@ void PickleWriter::begin_object(std::string_view module, std::string_view class_
   codes(")\x81");
 }
 
+void PickleWriter::tensor(std::string_view storage, std::size_t number, const std::vector<std::int64_t>& shape) {
+  std::vector<std::int64_t> strides(shape.size());
+  std::int64_t elements = 1;
+  for (std::size_t d = shape.size(); d-- > 0; elements *= shape[d]) strides[d] = elements;
+  name("torch._utils", "_rebuild_tensor_v2");
+  begin_tuple();
+  begin_tuple();
+  text("storage");
+  name("torch", storage);
+  text(std::to_string(number));
+  text("cpu");
+  integer(elements);
+  end_tuple();
+  persistent();
+  integer(0);
+  for (const std::vector<std::int64_t>& numbers : {shape, strides}) {
+    begin_tuple();
+    for (const std::int64_t each : numbers) integer(each);
+    end_tuple();
+  }
+  boolean(false);
+  name("collections", "OrderedDict");
+  begin_tuple();
+  end_tuple();
+  call();
+  end_tuple();
+  call();
+}
+
 std::string PickleWriter::take() {
   code('.');
   return std::move(bytes_);
@@ -152,37 +181,8 @@ std::string saved_value(const std::string& pickle) {
 }
 
 std::string saved_tensor(std::string_view storage, const std::vector<std::int64_t>& shape, std::string_view data) {
-  std::int64_t elements = 1;
-  for (const std::int64_t length : shape) elements *= length;
   PickleWriter pickle;
-  pickle.name("torch._utils", "_rebuild_tensor_v2");
-  pickle.begin_tuple();
-  pickle.begin_tuple();
-  pickle.text("storage");
-  pickle.name("torch", storage);
-  pickle.text("0");
-  pickle.text("cpu");
-  pickle.integer(elements);
-  pickle.end_tuple();
-  pickle.persistent();
-  pickle.integer(0);
-  pickle.begin_tuple();
-  for (const std::int64_t length : shape) pickle.integer(length);
-  pickle.end_tuple();
-  pickle.begin_tuple();
-  for (std::size_t d = 0; d < shape.size(); ++d) {
-    std::int64_t stride = 1;
-    for (std::size_t later = d + 1; later < shape.size(); ++later) stride *= shape[later];
-    pickle.integer(stride);
-  }
-  pickle.end_tuple();
-  pickle.boolean(false);
-  pickle.name("collections", "OrderedDict");
-  pickle.begin_tuple();
-  pickle.end_tuple();
-  pickle.call();
-  pickle.end_tuple();
-  pickle.call();
+  pickle.tensor(storage, 0, shape);
   const std::string values = pickle.take();
   return make_archive({{"archive/data.pkl", values},
                        {"archive/byteorder", "little"},

@@ -1,4 +1,5 @@
 #pragma once
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -21,6 +22,8 @@ class PickleWriter {
   void name(std::string_view module, std::string_view name);
   /// torch.Size.
   void size(const std::vector<std::int64_t>& shape);
+  /// A contiguous tensor whose numbers, a torch.`storage` ("FloatStorage"), are the archive's file data/`number`.
+  void tensor(std::string_view storage, std::size_t number, const std::vector<std::int64_t>& shape);
 
   void begin_dict() { codes("}("); }
   void end_dict() { code('u'); }

@@ -40,8 +40,8 @@ std::optional<std::int64_t> count_of(const TorchFile& file, const PickleNode* di
   return static_cast<std::int64_t>(*number);
 }
 
-bool keeps_state(const config::OptimizerConfig& optimizer, const std::string& kind, const plan::ParameterSpec& spec) {
-  const config::StateNames kept = config::optimizer_info(optimizer.name).state(optimizer, spec.is_layer_matrix());
+bool keeps_state(const config::OptimizerConfig& optimizer, const std::string& kind, bool is_layer_matrix) {
+  const config::StateNames kept = config::optimizer_info(optimizer.name).state(optimizer, is_layer_matrix);
   return std::ranges::find(kept, kind) != kept.end();
 }
 

@@ -14,8 +14,8 @@ namespace megatron::interchange {
 /// The count, from 0 on, under `name`: a number or a tensor of one. Nothing where it is none, or `dict` is null.
 std::optional<std::int64_t> count_of(const TorchFile& file, const PickleNode* dict, const char* name);
 
-/// Whether the run's optimizer keeps state of this kind of a parameter.
-bool keeps_state(const config::OptimizerConfig& optimizer, const std::string& kind, const plan::ParameterSpec& spec);
+/// Whether the run's optimizer keeps state of this kind of a parameter, which is a layer's matrix or is not.
+bool keeps_state(const config::OptimizerConfig& optimizer, const std::string& kind, bool is_layer_matrix);
 
 /// How many steps the optimizer has done, by its state, which may be null: "common_step" or "step" of a group or of a
 /// parameter.

@@ -21,8 +21,9 @@ class Ranges {
                       rule_got_fix(concat(name_, ": ", key, " must be from ", low, " to ", high, "."), concat(value),
                                    concat(key.substr(key.find('.') + 1), " = ", example)));
   }
-  void one_of(const std::string& key, const std::string& value, const std::vector<std::string>& choices) {
+  void one_of(const std::string& key, const std::string& value, std::vector<std::string> choices) {
     if (std::ranges::find(choices, value) != choices.end()) return;
+    std::erase(choices, "");  // what a key that is left out says
     errors_ += concat(errors_.empty() ? "" : "\n",
                       rule_got_fix(concat(name_, ": ", key, " must be one of ", listed(choices), "."), value,
                                    concat(key, " = \"", choices.front(), "\"")));

@@ -26,7 +26,8 @@ struct ComputeRates {
       "Size of one of a product's three dimensions, the others being large, at which half of that is reached.");
     v("attention_forward_efficiency", attention_forward_efficiency,
       "Share of the peak that attention in one kernel reaches, masked scores not counted; 0: its products as others.");
-    v("attention_backward_efficiency", attention_backward_efficiency, "The same of its backward pass, 5 products.");
+    v("attention_backward_efficiency", attention_backward_efficiency,
+      "Share of the peak that the backward pass of such attention reaches, its 5 products counted.");
   }
 };
 
@@ -99,8 +100,10 @@ struct SoftwareCosts {
 
 struct Hardware {
   std::string name;
-  std::string device = "";     ///< parallel.device of its ranks; "": what a recipe says
-  std::string processor = "";  ///< of a CPU's: packs_weights() (memory.h); "": one that packs none
+  /// parallel.device of its ranks. "": not said; a search then takes the recipe's, bench scaling cuda.
+  std::string device = "";
+  /// Instruction set of ranks on a CPU, as packs_weights() (memory.h) takes it. "": one that packs no weights.
+  std::string processor = "";
   std::int64_t ranks_per_node = 1;
   ComputeRates compute;
   MemoryRates memory;

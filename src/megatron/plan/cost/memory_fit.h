@@ -47,9 +47,9 @@ std::int64_t bytes_of_ranks(const ResolvedRun& run, LocalRanks ranks, Holding ho
                             std::string_view instruction_set = {});
 
 /// Throws ConfigError where they are more than the machine has left, with options that would fit (memory_options.h).
-/// What is not counted (workspaces, the program itself) is small compared with what the excess of a plan too large by a
-/// factor: a run that just fits by this may still run out. `besides`: its fix is for what the weights leave no room
-/// for, or for all of Holding::Training.
+/// What is not counted (workspaces, the program itself) is small compared with the excess of a plan that is too large
+/// by a factor: a run that just fits by this may still run out. `besides`: its fix is for what the weights leave no
+/// room for, or for all of Holding::Training.
 void check_memory(const ResolvedRun& run, LocalRanks ranks, Holding holding, const MachineMemory& machine,
                   std::string_view instruction_set = {}, const Besides& besides = {});
 
@@ -59,7 +59,8 @@ struct GpuMemory {
   int gpus = 0;                       ///< that this run could have where it may start more ranks; 0: no more
 };
 
-/// The same of one rank and its GPU. All GPUs are taken for alike in the options that would fit.
+/// Throws where what `rank` will hold is more than its GPU has free: ConfigError where it is more than the GPU has in
+/// all, std::runtime_error where others hold the rest, which may end. The options that would fit are for GPUs alike.
 void check_gpu_memory(const ResolvedRun& run, int rank, Holding holding, const GpuMemory& gpu,
                       const Besides& besides = {});
 

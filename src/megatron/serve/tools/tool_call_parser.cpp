@@ -1,6 +1,5 @@
 #include "megatron/serve/tools/tool_call_parser.h"
 
-#include <array>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <utility>
@@ -10,12 +9,11 @@
 namespace megatron::serve {
 namespace {
 
-constexpr std::array<std::string_view, 2> kArgumentKeys = {"arguments", "parameters"};
-
-bool has_arguments(std::string_view key) { return key == kArgumentKeys[0] || key == kArgumentKeys[1]; }
-/// Models write these too.
+/// Both keys are taken, whichever the syntax has: models mix them up.
+bool is_arguments_key(std::string_view key) { return key == "arguments" || key == "parameters"; }
+/// The members of a call, with the id and the type that some models add.
 bool is_member_of_call(std::string_view key) {
-  return key == "name" || key == "id" || key == "type" || has_arguments(key);
+  return key == "name" || key == "id" || key == "type" || is_arguments_key(key);
 }
 
 /// The string that a JSON text is.
@@ -166,7 +164,7 @@ void ToolCallParser::take_object(char c) {
     const std::string& key = scanner_.member();
     if (!is_member_of_call(key)) return fail(c);
     if (key == "name") name_ += c;
-    if (has_arguments(key)) {
+    if (is_arguments_key(key)) {
       arguments_ += c;
       if (announced_)
         piece().arguments += c;

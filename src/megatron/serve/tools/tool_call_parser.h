@@ -23,6 +23,7 @@ struct ToolPiece {
   void add(const ToolPiece& later);
 };
 
+/// How to find the calls in an answer, and what to make of them.
 struct ToolParsing {
   const ToolSyntax* syntax = nullptr;
   std::set<std::string> names = {};                     ///< of the tools: others are not called

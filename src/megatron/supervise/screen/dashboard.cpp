@@ -192,7 +192,8 @@ std::vector<std::string> run_lines(const WatchedRun& run, int width, int height,
   const std::vector<StepPoint>& steps = run.curves().steps();
   std::vector<std::string> lines = {head_line(run, now_unix_s)};
   for (const std::string& figures : wrapped(figures_line(run), width - 2)) lines.push_back("  " + figures);
-  if (const std::string experts = experts_line(run); !experts.empty()) lines.push_back("  " + experts);
+  if (const std::string experts = experts_line(run); !experts.empty())
+    for (const std::string& part : wrapped(experts, width - 2)) lines.push_back("  " + part);
   const std::size_t events = std::min<std::size_t>(run.events().size(), height >= 14 ? 3 : 1);
   // The lines above the chart, its axis, three lines of other curves.
   const int of_others = static_cast<int>(lines.size() + 1 + 3 + events);

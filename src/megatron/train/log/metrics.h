@@ -13,7 +13,7 @@
 
 namespace megatron::train {
 
-/// What the experts of a model got in a step.
+/// How evenly a step used the experts of a model.
 struct ExpertMetrics {
   struct Layer {
     std::int64_t number = 0;    ///< among the model's layers

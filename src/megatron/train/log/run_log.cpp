@@ -16,6 +16,7 @@
 #include "megatron/base/text/printable.h"
 #include "megatron/kernels/runtime.h"
 #include "megatron/plan/cost/counts.h"
+#include "megatron/tasks/scores/seeds.h"
 #include "megatron/train/log/console.h"
 #include "megatron/train/log/scalars.h"
 
@@ -49,13 +50,6 @@ std::vector<IterationMetrics::Time> times_of(const std::optional<TimesOverRanks>
   return all;
 }
 
-/// Of an even number of ranks the mean of the two in the middle.
-double median_over_ranks(std::vector<double> seconds) {
-  std::ranges::sort(seconds);
-  const std::size_t middle = seconds.size() / 2;
-  return seconds.size() % 2 == 1 ? seconds[middle] : (seconds[middle - 1] + seconds[middle]) / 2;
-}
-
 std::optional<IterationMetrics::Straggler> straggler_of(const std::optional<TimesOverRanks>& times,
                                                         const config::LogConfig& log, std::int64_t steps) {
   if (!times || !log.straggler) return std::nullopt;
@@ -67,7 +61,7 @@ std::optional<IterationMetrics::Straggler> straggler_of(const std::optional<Time
   const int rank = static_cast<int>(slowest - compute_s.begin());
   const double to_ms = 1e3 / static_cast<double>(steps);
   return IterationMetrics::Straggler{
-      .rank = rank, .compute_ms = *slowest * to_ms, .median_ms = median_over_ranks(compute_s) * to_ms};
+      .rank = rank, .compute_ms = *slowest * to_ms, .median_ms = tasks::median(compute_s) * to_ms};
 }
 
 std::vector<IterationMetrics::SlowestRank> slowest_by_timer(const std::optional<TimesOverRanks>& times,
@@ -84,7 +78,7 @@ std::vector<IterationMetrics::SlowestRank> slowest_by_timer(const std::optional<
     all.push_back({.timer = timer_name(times->timers[i]),
                    .rank = static_cast<int>(slowest - by_rank.begin()),
                    .ms = *slowest * to_ms,
-                   .median_ms = median_over_ranks(std::move(timed)) * to_ms});
+                   .median_ms = tasks::median(std::move(timed)) * to_ms});
   }
   return all;
 }

@@ -171,7 +171,8 @@ std::vector<plan::ParameterSpec> checked_specs(const Opened& opened, const plan:
 /// Those of which a run of `optimizer` keeps state of `kind`.
 std::vector<plan::ParameterSpec> with_state(const config::OptimizerConfig& optimizer, const std::string& kind,
                                             std::vector<plan::ParameterSpec> specs) {
-  std::erase_if(specs, [&](const plan::ParameterSpec& spec) { return !keeps_state(optimizer, kind, spec); });
+  std::erase_if(specs,
+                [&](const plan::ParameterSpec& spec) { return !keeps_state(optimizer, kind, spec.is_layer_matrix()); });
   return specs;
 }
 
@@ -202,7 +203,7 @@ void add_zero_state(const TrainingState& state, const std::vector<plan::Paramete
   for (const plan::ParameterSpec& spec : specs)
     for (const std::string& kind : state.kinds) {
       if (!is_expert_bias(spec.name)) break;
-      if (!keeps_state(state.recipe.optimizer, kind, spec)) continue;
+      if (!keeps_state(state.recipe.optimizer, kind, spec.is_layer_matrix())) continue;
       DcpSource::Place zeros = places.at(spec.name);
       zeros.zeros = true;
       places[state_name(kind, spec.name)] = std::move(zeros);

@@ -1,4 +1,5 @@
 #include "megatron/interchange/megatron_lm/ranks/rank_state.h"
+#include "megatron/interchange/megatron_lm/saved_run.h"
 
 #include <ATen/ops/empty.h>
 
@@ -214,17 +215,12 @@ class RankReader {
     return true;
   }
 
-  bool has_kind(const Parameter& parameter, const std::string& kind) const {
-    const config::StateNames kinds = config::optimizer_info(optimizer_.name).state(optimizer_, parameter.is_matrix);
-    return std::ranges::find(kinds, kind) != kinds.end();
-  }
-
   bool read_kind(const std::vector<Group>& groups, const std::map<std::int64_t, const PickleNode*>& entries,
                  const std::string& kind) {
     std::size_t found = 0, all = 0;
     for (const Group& group : groups)
       for (std::size_t i = 0; i < group.numbers.size(); ++i) {
-        if (!has_kind(*group.parameters[i], kind)) continue;
+        if (!keeps_state(optimizer_, kind, group.parameters[i]->is_matrix)) continue;
         ++all;
         const auto entry = entries.find(group.numbers[i]);
         const PickleNode* const node = entry == entries.end() ? nullptr : values_.find(*entry->second, kind);

@@ -8,6 +8,7 @@
 
 #include "megatron/base/error.h"
 #include "megatron/base/progress.h"
+#include "megatron/base/text/nearest.h"
 #include "megatron/config/options.h"
 
 namespace megatron::plan {
@@ -140,8 +141,8 @@ std::vector<FittingOptions> options_that_fit(const ResolvedRun& run, const Room&
   const MemoryOptions options(run, room);
   std::vector<FittingOptions> found;
   const auto kinds = options.kinds();
-  for (const auto& changes : kinds)
-    if (auto fits = options.first_that_fits(changes); fits && found.size() < most) found.push_back(std::move(*fits));
+  for (std::size_t i = 0; i < kinds.size() && found.size() < most; ++i)
+    if (auto fits = options.first_that_fits(kinds[i])) found.push_back(std::move(*fits));
   // Each kind with all before it, at their least.
   std::string words;
   for (std::size_t i = 0; i < kinds.size() && found.size() < most; ++i) {
@@ -156,13 +157,9 @@ std::vector<FittingOptions> options_that_fit(const ResolvedRun& run, const Room&
 }
 
 std::string options_text(const std::vector<FittingOptions>& options) {
-  std::string text;
-  for (std::size_t i = 0; i < options.size(); ++i)
-    text += concat(i == 0                    ? ""
-                   : i + 1 == options.size() ? " or "
-                                             : ", ",
-                   options[i].words, " (", size_text(options[i].bytes), ")");
-  return text;
+  std::vector<std::string> each;
+  for (const FittingOptions& one : options) each.push_back(concat(one.words, " (", size_text(one.bytes), ")"));
+  return listed(each);
 }
 
 std::string planned_text(const MemoryPlan& memory) {
