@@ -63,7 +63,8 @@ mixed | list  '42.7' | int  '0x1f' | int(0, 16)  '0x1f' | int(base=0)  '1e3' | i
 123 | replace(2, 'x')  'abc' | replace('', '-')  missing | indent  1 | indent  mixed | attr('b')  missing | attr('b')
 mixed | attr('items') is callable  [1, 2] | sum(start=10)  ['a'] | sum(start='')  [[1], [2]] | sum(start=[])  [] | min
 [3, 1] | max  words | max  people | max(attribute='age') | tojson  [1, true, 1.0, 2] | unique | list
-[[1], [1]] | unique | list  {1: 2, none: 3, true: 4} | tojson  {'b': 1, 'a': 2} | tojson(sort_keys=true)
+[[1], [1]] | unique | list  nested.items() | unique | list  [(1, [2])] | unique | list
+[(1, 2), (1, 2)] | unique | list  {1: 2, none: 3, true: 4} | tojson  {'b': 1, 'a': 2} | tojson(sort_keys=true)
 (1, 2) | tojson  range(2) | tojson  missing | tojson  'upper' is filter  'foo' is filter  'pprint' is filter
 'odd' is test  'foo' is test  lipsum is defined  cycler is defined  joiner is callable  missing is callable
 loop is defined  range is callable  namespace() is callable  x is odd  3.0 is odd  'a' is odd  x is divisibleby(0.5)

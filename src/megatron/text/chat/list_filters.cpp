@@ -159,7 +159,7 @@ class ListFilters {
     Items kept, keys;
     for (const Value& item : items) {
       const Value key = key_of(item, exact, attribute);
-      if (key.is(Kind::List) || key.is(Kind::Dict)) refuse_list(concat("unique of ", key.name()));
+      if (!key.is_hashable()) refuse_list(concat("unique of ", key.name()));
       if (std::ranges::any_of(keys, [&](const Value& other) { return other.equals(key, budget_); })) continue;
       keys.push_back(key);
       kept.push_back(item);

@@ -37,9 +37,7 @@ bool same_key(const Value& a, const Value& b) {
 
 /// What Python has no hash of is no key, and is looked for in no dict.
 void must_be_hashable(const Value& key) {
-  if (key.is(Kind::List) || key.is(Kind::Dict) || key.is(Kind::View)) refuse(concat(key.name(), " as a dict's key"));
-  if (key.is(Kind::Tuple))
-    for (const Value& part : key.items("")) must_be_hashable(part);
+  if (!key.is_hashable()) refuse(concat(key.name(), " as a dict's key"));
 }
 
 /// slice.indices(): first, count and step.
@@ -515,6 +513,11 @@ bool JinjaValue::less(const JinjaValue& other, JinjaBudget& budget) const {
     refuse(concat("an order of ", name(), " and ", other.name()));
   budget.read(std::min(text("").size(), other.text("").size()));
   return text("") < other.text("");
+}
+
+bool JinjaValue::is_hashable() const {
+  if (kind_ == Kind::Tuple) return std::ranges::all_of(items(""), &JinjaValue::is_hashable);
+  return kind_ != Kind::List && kind_ != Kind::Dict && kind_ != Kind::View;
 }
 
 bool JinjaValue::contains(const JinjaValue& part, JinjaBudget& budget) const {

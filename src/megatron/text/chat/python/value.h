@@ -146,6 +146,8 @@ class JinjaValue {
   /// repr()
   void represent(std::string& out, JinjaBudget& budget) const;
   bool equals(const JinjaValue& other, JinjaBudget& budget) const;
+  /// Whether Python has a hash of it: lists and dicts have none, nor have tuples that hold some.
+  bool is_hashable() const;
   /// a < b; throws JinjaRefusal for what has no order.
   bool less(const JinjaValue& other, JinjaBudget& budget) const;
   /// part in self
