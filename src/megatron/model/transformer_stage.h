@@ -43,6 +43,7 @@ struct Batch {
   /// encoder's, and key_lengths_b are those of the encoder.
   at::Tensor decoder_tokens_bs = {};
   at::Tensor reference_b = {};  ///< [b] float64: of preferences, each text's log-probability under the reference
+  at::Tensor prepared = {};     ///< what train::ForwardStep::prepare has made of it; undefined: nothing
   /// Backward recomputes of it what Recompute says of partial microbatches. Changes no result.
   bool partial_recomputation = false;
   double auxiliary_scale = 1;  ///< of the gradients of routers' auxiliary losses: loss()'s gradient_scale

@@ -106,9 +106,6 @@ void check_distillation(const config::RunConfig& config, Rules& rules) {
   rules.require(model.num_experts == 0, "distill.teacher excludes model.num_experts of the student.",
                 concat("num_experts ", model.num_experts), off);
   rules.require(model.head == "tokens", "distill.teacher needs model.head tokens.", model.head, off);
-  rules.require(config.parallel.pp == 1,
-                "distill.teacher needs all layers on each rank: a teacher has no stages of its own.",
-                concat("pp ", config.parallel.pp), "--pp 1");
   rules.require(config.dpo.beta == 0, "distill.teacher excludes dpo.beta: each is a loss of its own.",
                 concat("dpo.beta ", config.dpo.beta), "--dpo.beta 0 (the default)");
   rules.require(config.train.label_smoothing == 0, "distill.teacher excludes train.label_smoothing.",

@@ -184,7 +184,7 @@ Engine::Engine(const plan::ResolvedRun& run, comm::Group world, at::Device devic
                context.expert_gradients()),
       scaler(loss_scaler(run.config)),
       timers(run.config.log.timing_level, run.config.log.timing_barrier, run.config.log.straggler, context.world()),
-      pipeline(run, context, parameters, stages, reducer, gatherer, timers),
+      pipeline(run, context, parameters, stages, &reducer, gatherer, timers),
       step({.pipeline = pipeline,
             .context = context,
             .reducer = reducer,

@@ -83,14 +83,23 @@ std::vector<std::vector<std::int64_t>> boundaries(const plan::ResolvedRun& run) 
 class PipelineStage final : public pipeline::Stage {
  public:
   PipelineStage(const model::TransformerStage& model, const plan::ResolvedRun& run, const plan::StagePart& part,
-                Microbatches& batches, bool training, const LossScale& scale, const ForwardStep& step)
-      : model_(model), run_(run), part_(part), batches_(batches), training_(training), scale_(scale), step_(step) {}
+                Microbatches& batches, bool training, const LossScale& scale, const ForwardStep& step,
+                std::vector<at::Tensor>& prepared)
+      : model_(model),
+        run_(run),
+        part_(part),
+        batches_(batches),
+        training_(training),
+        scale_(scale),
+        step_(step),
+        prepared_(prepared) {}
 
   pipeline::Output forward(int microbatch, at::Tensor x, bool partial) override {
     model::Batch batch = batches_.take(static_cast<std::size_t>(microbatch));
     batch.partial_recomputation = partial;
     batch.auxiliary_scale = scale_.gradients;
     if (!part_.output) return {model_.forward(std::move(x), batch, training_), 0};
+    if (!prepared_.empty()) batch.prepared = std::move(prepared_.at(static_cast<std::size_t>(microbatch)));
     auto loss = step_.loss ? own_loss(std::move(x), batch)
                            : model_.loss(std::move(x), batch, training_, scale_.gradients, scale_.sentences);
     if (loss.sentence_sum.defined()) sentence_sums_.push_back(std::move(loss.sentence_sum));
@@ -154,6 +163,7 @@ class PipelineStage final : public pipeline::Stage {
   const bool training_;
   const LossScale scale_;
   const ForwardStep& step_;
+  std::vector<at::Tensor>& prepared_;      // by microbatch
   std::vector<at::Tensor> task_logits_;    // by microbatch
   std::vector<at::Tensor> non_loss_;       // of the last stage, in the order of its microbatches
   std::vector<at::Tensor> figures_;        // likewise
@@ -242,7 +252,7 @@ void add_number(at::Tensor& sum, const at::Tensor& more) {
 
 Pipeline::Pipeline(const plan::ResolvedRun& run, const parallel::ParallelContext& context,
                    const parallel::ParameterStore& parameters, const std::vector<model::TransformerStage>& stages,
-                   optim::GradientReducer& reducer, const optim::ParameterGatherer& gatherer, Timers& timers)
+                   optim::GradientReducer* reducer, const optim::ParameterGatherer& gatherer, Timers& timers)
     : run_(run),
       context_(context),
       parameters_(parameters),
@@ -272,7 +282,7 @@ std::vector<double> Pipeline::take_router_counts() const {
 }
 
 PassResult Pipeline::execute(const schedule::Program& program, bool training, const MicrobatchSource& microbatch,
-                             const LossScale& scale) {
+                             const LossScale& scale, std::vector<at::Tensor> prepared) {
   const int rank = context_.pipeline().rank();
   Microbatches batches(microbatch, static_cast<std::size_t>(program.num_microbatches), stages_.size(),
                        {context_.sequence().size(), context_.sequence().rank()}, training ? run_.shape.mtp_depths : 0,
@@ -283,10 +293,10 @@ PassResult Pipeline::execute(const schedule::Program& program, bool training, co
   for (std::size_t k = 0; k < stages_.size(); ++k) {
     const auto stage = static_cast<std::size_t>(run_.placement.stages_of(rank)[k]);
     pointers.push_back(
-        &stages.emplace_back(stages_[k], run_, run_.parts[stage], batches, training, scale, forward_step_));
+        &stages.emplace_back(stages_[k], run_, run_.parts[stage], batches, training, scale, forward_step_, prepared));
   }
   pipeline::Hooks hooks{.weight_gradients = &parameters_.gradient_queue(),
-                        .reduce_gradients = [this](int stage) { reducer_.start_stage(stage); },
+                        .reduce_gradients = [this](int stage) { reducer_->start_stage(stage); },
                         .device = context_.device()};
   const bool records = training && (measures_ || profiling_),
              times = training && timers_.measures(TimerId::ForwardRecv);
@@ -327,7 +337,9 @@ PassResult Pipeline::train(int num_microbatches, const MicrobatchSource& microba
   auto found = training_.find(num_microbatches);
   if (found == training_.end())
     found = training_.emplace(num_microbatches, own_part(plan::pipeline_program(run_, num_microbatches))).first;
-  return execute(found->second, /*training=*/true, microbatch, scale);
+  std::vector<at::Tensor> prepared;
+  if (forward_step_.prepare) prepared = forward_step_.prepare(num_microbatches, microbatch);
+  return execute(found->second, /*training=*/true, microbatch, scale, std::move(prepared));
 }
 
 PassResult Pipeline::evaluate(int num_microbatches, const MicrobatchSource& microbatch) {

@@ -37,6 +37,10 @@ struct ForwardStep {
   std::function<model::LossSum(const model::TransformerStage& stage, at::Tensor x, const model::Batch& batch,
                                bool training)>
       loss;
+  /// Called on every rank before each pass of training, with its microbatches: what it returns of each is
+  /// Batch::prepared for `loss`; empty where this rank does not hold the last stage. May be collective over the model.
+  /// Empty: nothing is prepared.
+  std::function<std::vector<at::Tensor>(int num_microbatches, const MicrobatchSource& microbatch)> prepare = {};
   /// Called after each validation where this rank holds the last stage and is the first of tp (of ranks that share
   /// sequences each is), with the non_loss of its microbatches, in order: Megatron-LM's process_non_loss_data_func.
   std::function<void(std::int64_t iteration, const std::vector<at::Tensor>& non_loss)> collected;
@@ -79,11 +83,11 @@ struct LossScale {
 /// on this rank. With one pipeline rank the program is accumulation; there is no other path.
 class Pipeline {
  public:
-  /// `stages`: of this rank, in the order of run.placement. Keeps references to all; they must outlive it. Collective
-  /// over the pipeline.
+  /// `stages`: of this rank, in the order of run.placement. `reducer`: null where it only evaluates. Keeps references
+  /// to all; they must outlive it. Collective over the pipeline.
   Pipeline(const plan::ResolvedRun& run, const parallel::ParallelContext& context,
            const parallel::ParameterStore& parameters, const std::vector<model::TransformerStage>& stages,
-           optim::GradientReducer& reducer, const optim::ParameterGatherer& gatherer, Timers& timers);
+           optim::GradientReducer* reducer, const optim::ParameterGatherer& gatherer, Timers& timers);
   Pipeline(const Pipeline&) = delete;
   Pipeline& operator=(const Pipeline&) = delete;
 
@@ -115,7 +119,7 @@ class Pipeline {
 
  private:
   PassResult execute(const schedule::Program& program, bool training, const MicrobatchSource& microbatch,
-                     const LossScale& scale);
+                     const LossScale& scale, std::vector<at::Tensor> prepared = {});
 
   /// What this rank does of a program: those of large pipelines are kept for each size of a growing batch.
   schedule::Program own_part(schedule::Program program) const;
@@ -124,7 +128,7 @@ class Pipeline {
   const parallel::ParallelContext& context_;
   const parallel::ParameterStore& parameters_;
   const std::vector<model::TransformerStage>& stages_;
-  optim::GradientReducer& reducer_;
+  optim::GradientReducer* const reducer_;
   const optim::ParameterGatherer& gatherer_;
   Timers& timers_;
   const bool measures_, is_profiled_;

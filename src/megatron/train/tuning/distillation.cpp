@@ -1,10 +1,12 @@
 #include "megatron/train/tuning/distillation.h"
 
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/GradMode.h>
 
 #include <memory>
-#include <optional>
 #include <utility>
+#include <vector>
 
 #include "megatron/base/error.h"
 #include "megatron/base/machine/out_of_memory.h"
@@ -15,44 +17,95 @@
 #include "megatron/model/options.h"
 #include "megatron/plan/parameters/buffer_layout.h"
 #include "megatron/train/iteration.h"
+#include "megatron/train/log/timers.h"
+#include "megatron/train/pipeline.h"
 
 namespace megatron::train {
 namespace {
 
-/// A teacher as the run's options compute it.
-struct TeacherPlan {
-  config::RunConfig config;
-  plan::ModelShape shape;
-};
-
-TeacherPlan plan_teacher(const plan::ResolvedRun& run) {
-  TeacherPlan teacher{run.config, {}};
+/// The run with the teacher as its model, on the same ranks: on each as many stages as the student has there, of the
+/// teacher's layers in equal numbers, the first stages with one more.
+plan::ResolvedRun plan_teacher(const plan::ResolvedRun& run) {
+  plan::ResolvedRun teacher = run;
   teacher.config.model = interchange::model_config_of(run.config.distill.teacher);
   teacher.config.train.recompute = "none";
+  teacher.config.train.recompute_partial_microbatches = 0;
   teacher.shape = interchange::shape_of(teacher.config.model);
   teacher.shape.padded_vocab =
       plan::pad_vocab(teacher.shape.vocab, run.config.model.make_vocab_size_divisible_by, run.config.parallel.tp);
+  const auto stages = std::ssize(run.parts), layers = teacher.shape.num_layers;
+  std::vector<std::int64_t> of_stages(run.parts.size(), layers / stages);
+  for (std::int64_t i = 0; i < layers % stages; ++i) ++of_stages[static_cast<std::size_t>(i)];
+  teacher.parts = plan::parts_of_layers(of_stages);
   return teacher;
 }
 
-/// This rank's slice of a teacher, and the model on it.
-struct Teacher {
-  Teacher(TeacherPlan described, const parallel::ParallelContext& context)
-      : parameters(make(described, context)),
-        stage(model::transformer_options(described.config, described.shape), parameters, context.tensor()) {}
+std::vector<plan::StagePart> parts_of(const plan::ResolvedRun& run, const parallel::ParallelContext& context) {
+  return plan::parts_of_rank(run.parts, run.placement, context.pipeline().rank());
+}
 
-  static parallel::ParameterStore make(const TeacherPlan& described, const parallel::ParallelContext& context) {
-    auto specs = plan::model_parameters(described.shape, context.tensor().size(), context.tensor().rank());
-    for (plan::ParameterSpec& spec : specs) spec.init = plan::Init::Zero;  // they are read
-    auto layout = plan::buffer_layout(specs, 0);
-    parallel::ParameterStore store(std::move(specs), std::move(layout), scalar_type(described.config), context.device(),
-                                   0, parallel::ParameterStore::Gradients::None);
-    checkpoint::load_weights(*interchange::open_weights(described.config.distill.teacher), store, described.shape);
-    return store;
+parallel::ParameterStore load(const plan::ResolvedRun& teacher, const parallel::ParallelContext& context) {
+  auto specs = plan::model_parameters(teacher.shape, context.tensor().size(), context.tensor().rank(),
+                                      parts_of(teacher, context));
+  for (plan::ParameterSpec& spec : specs) spec.init = plan::Init::Zero;  // they are read
+  auto layout = plan::buffer_layout(specs, 0);
+  parallel::ParameterStore store(std::move(specs), std::move(layout), scalar_type(teacher.config), context.device(), 0,
+                                 parallel::ParameterStore::Gradients::None);
+  checkpoint::load_weights(*interchange::open_weights(teacher.config.distill.teacher), store, teacher.shape);
+  return store;
+}
+
+std::vector<model::TransformerStage> make_stages(const plan::ResolvedRun& teacher,
+                                                 const parallel::ParallelContext& context,
+                                                 const parallel::ParameterStore& parameters) {
+  const model::TransformerOptions options = model::transformer_options(teacher.config, teacher.shape);
+  std::vector<model::TransformerStage> stages;
+  for (const plan::StagePart& part : parts_of(teacher, context))
+    stages.emplace_back(options, part, parameters, context.tensor());
+  return stages;
+}
+
+/// What this rank has of a teacher: its slices of its stages.
+class Teacher {
+ public:
+  Teacher(const plan::ResolvedRun& student, const parallel::ParallelContext& context)
+      : run_(plan_teacher(student)),
+        parameters_(load(run_, context)),
+        stages_(make_stages(run_, context, parameters_)) {}
+
+  /// So that layers before the last stage are computed on the ranks that have them. Collective over the pipeline.
+  void connect(const parallel::ParallelContext& context, Timers& timers) {
+    if (context.pipeline().size() == 1) return;
+    gatherer_ =
+        std::make_unique<optim::ParameterGatherer>(parameters_, comm::Group(), std::vector<plan::Shard>(), false);
+    pipeline_ = std::make_unique<Pipeline>(run_, context, parameters_, stages_, nullptr, *gatherer_, timers);
+    pipeline_->use({.loss = keep_input, .collected = {}});
   }
 
-  parallel::ParameterStore parameters;
-  model::TransformerStage stage;
+  /// By microbatch what goes into the last stage, where this rank holds that. Collective over the model.
+  std::vector<at::Tensor> inputs_of_last(int num_microbatches, const MicrobatchSource& microbatch) {
+    return pipeline_->evaluate(num_microbatches, microbatch).non_loss;
+  }
+
+  /// [s, b, v], where this rank holds the last stage. `x`: what goes into that; undefined where it is the whole model.
+  at::Tensor logits(at::Tensor x, const model::Batch& batch) const {
+    const c10::NoGradGuard no_grad;
+    return stages_.back().logits(std::move(x), batch, /*training=*/false);
+  }
+
+ private:
+  static model::LossSum keep_input(const model::TransformerStage&, at::Tensor x, const model::Batch&, bool) {
+    model::LossSum loss;
+    loss.sum = at::zeros({}, x.options());
+    loss.non_loss = std::move(x);
+    return loss;
+  }
+
+  plan::ResolvedRun run_;
+  parallel::ParameterStore parameters_;
+  std::vector<model::TransformerStage> stages_;
+  std::unique_ptr<optim::ParameterGatherer> gatherer_;
+  std::unique_ptr<Pipeline> pipeline_;  // of several ranks
 };
 
 at::Tensor widened(const at::Tensor& logits) {
@@ -70,7 +123,7 @@ at::Tensor divergence(const at::Tensor& teacher, const at::Tensor& student, doub
 void check_teacher(const plan::ResolvedRun& run) {
   const std::string& folder = run.config.distill.teacher;
   if (folder.empty()) return;
-  const TeacherPlan teacher = plan_teacher(run);
+  const plan::ResolvedRun teacher = plan_teacher(run);
   const auto need = [&](bool holds, const std::string& rule, const std::string& got, const std::string& fix) {
     if (!holds) throw ConfigError(rule_got_fix(rule, got, fix));
   };
@@ -85,25 +138,29 @@ void check_teacher(const plan::ResolvedRun& run) {
   need(teacher.shape.max_positions == 0 || teacher.shape.max_positions >= run.config.data.seq_length,
        "distill.teacher must have the positions of data.seq_length.", concat(teacher.shape.max_positions),
        concat("--data.seq_length ", teacher.shape.max_positions));
+  need(teacher.shape.num_layers >= std::ssize(run.parts), "distill.teacher must have a layer for each stage.",
+       concat(teacher.shape.num_layers, " layers, ", run.parts.size(), " stages"),
+       "fewer stages: --pp 1 (the default)");
   plan::model_parameters(teacher.shape, run.config.parallel.tp, 0);  // an error where tp does not divide it
   checkpoint::compare_weights(*interchange::open_weights(folder), teacher.shape, /*strict=*/true);
 }
 
 ForwardStep distillation_step(const plan::ResolvedRun& run, Engine& engine) {
-  std::shared_ptr<const Teacher> teacher;
+  std::shared_ptr<Teacher> teacher;
   comm::run_on_every_rank(
       engine.context.world(),
       [&] {
-        teacher = taking_memory_for("the teacher",
-                                    [&] { return std::make_shared<const Teacher>(plan_teacher(run), engine.context); });
+        teacher = taking_memory_for("the teacher", [&] { return std::make_shared<Teacher>(run, engine.context); });
       },
       beat_of(run.config));
+  teacher->connect(engine.context, engine.timers);
   const double alpha = run.config.distill.alpha, temperature = run.config.distill.temperature;
-  const auto loss = [teacher, alpha, temperature](const model::TransformerStage& stage, at::Tensor x,
-                                                  const model::Batch& batch, bool training) {
+  ForwardStep step;
+  step.loss = [teacher, alpha, temperature](const model::TransformerStage& stage, at::Tensor x,
+                                            const model::Batch& batch, bool training) {
     if (!training) return stage.loss(std::move(x), batch, false);
     const at::Tensor student = widened(stage.logits(std::move(x), batch, true)),
-                     taught = widened(teacher->stage.logits(batch).transpose(0, 1)), mask = batch.loss_mask_bs.t();
+                     taught = widened(teacher->logits(batch.prepared, batch)), mask = batch.loss_mask_bs.t();
     at::Tensor each = divergence(taught, student, temperature) * (alpha * temperature * temperature);
     if (alpha < 1) {
       const at::Tensor chosen = student.log_softmax(-1).gather(-1, batch.labels_bs.t().unsqueeze(-1)).squeeze(-1);
@@ -114,7 +171,11 @@ ForwardStep distillation_step(const plan::ResolvedRun& run, Engine& engine) {
     sum.count = host_part(batch).loss_mask_bs.sum(at::kDouble).item<double>();
     return sum;
   };
-  return {.loss = loss, .collected = {}};
+  if (engine.context.pipeline().size() > 1)
+    step.prepare = [teacher](int num_microbatches, const MicrobatchSource& microbatch) {
+      return teacher->inputs_of_last(num_microbatches, microbatch);
+    };
+  return step;
 }
 
 }  // namespace megatron::train

@@ -8,9 +8,11 @@
 namespace megatron::train {
 
 /// The loss of distillation in place of the model's, with the teacher that the run's section distill names: loaded here
-/// by each rank, its slices, split over tp as the student is. A validation's loss is the model's own. All logits of a
-/// microbatch, the student's and the teacher's, exist at once on every rank of tp. Keeps a reference to the engine.
-/// Collective over the world. Throws ConfigError on every rank where the teacher does not fit.
+/// by each rank, its slices of its stages, split over tp and pp as the student is. Before each pass of a pipeline the
+/// teacher's stages compute all microbatches; what goes into its last stage stays until the student's last stage has
+/// had the microbatch. A validation's loss is the model's own. All logits of a microbatch, the student's and the
+/// teacher's, exist at once on every rank of tp that holds the last stage. Keeps a reference to the engine. Collective
+/// over the world. Throws ConfigError on every rank where the teacher does not fit.
 ForwardStep distillation_step(const plan::ResolvedRun& run, Engine& engine);
 
 /// Throws ConfigError where the teacher is not there, or not a model of the student's tokens. Reads no weights.
