@@ -52,6 +52,28 @@ TEST(MemoryPlan, SplitsStateOverTensorParallelRanks) {
   EXPECT_EQ(memory_of(split).logits * 2, one.logits);
 }
 
+// What a loss of preferences keeps, and one with a teacher, of every token and whole on each rank of tp.
+TEST(MemoryPlan, HoldsAllLogitsWhereALossNeedsThem) {
+  const auto bytes = [](const char* dtype, bool teacher) {
+    const ResolvedRun run = with([&](auto& c) {
+      c.train.loss_chunk_tokens = 16;
+      c.train.micro_batch_size = 2;
+      c.train.dtype = dtype;
+      c.parallel.tp = 2;
+      if (teacher)
+        c.distill.teacher = "a folder";
+      else
+        c.dpo.beta = 0.1;
+    });
+    return memory_of(run).logits / (2 * 128 * 4096);
+  };
+  EXPECT_EQ(bytes("bf16", false), 4);
+  EXPECT_EQ(bytes("fp64", false), 8);
+  EXPECT_EQ(bytes("bf16", true), 2 * 2);
+  EXPECT_EQ(bytes("fp32", true), 2 * 4);
+  EXPECT_EQ(bytes("fp16", true), 2 * 2 + 4);
+}
+
 // As the output layer computes them: of masked tokens alone, unless these are nearly all.
 TEST(MemoryPlan, HoldsLogitsOfMaskedTokensOfABert) {
   const auto logits = [](double share, std::int64_t chunk = 0) {

@@ -440,6 +440,20 @@ std::int64_t tokens_with_logits(const ResolvedRun& run) {
   return std::max<std::int64_t>(1, static_cast<std::int64_t>(std::ceil(share * static_cast<double>(tokens))));
 }
 
+/// Of the last stage. A loss of preferences or of a teacher has all logits of a microbatch, whole on each rank of tp:
+/// the first in float32 or wider, the second the student's and the teacher's, with fp16 their gradient in float32 too.
+std::int64_t logit_bytes(const ResolvedRun& run) {
+  const config::RunConfig& config = run.config;
+  const std::int64_t element = element_bytes_of(config).value;
+  const bool compares = config.dpo.beta > 0, learns = !config.distill.teacher.empty();
+  if (compares || learns) {
+    const std::int64_t pair = 2 * element + (config.train.dtype == "fp16" ? 4 : 0);
+    return tokens_with_logits(run) * run.shape.vocab * (compares ? std::max<std::int64_t>(element, 4) : pair);
+  }
+  return std::min(loss_chunk_tokens(config), tokens_with_logits(run)) * (run.shape.padded_vocab / config.parallel.tp) *
+         element * (run.shape.logit_soft_cap > 0 ? 2 : 1);  // and the slope of the cap
+}
+
 /// `memory` with what the rank's passes hold.
 MemoryPlan in_passes(MemoryPlan memory, const ResolvedRun& run, const std::vector<StagePart>& parts,
                      const RankActivations& activations) {
@@ -451,9 +465,7 @@ MemoryPlan in_passes(MemoryPlan memory, const ResolvedRun& run, const std::vecto
   memory.activations = static_cast<std::int64_t>(activations.peak_bytes) + recomputed;
   if (run.shape.predicts_tokens() &&
       std::any_of(parts.begin(), parts.end(), [](const StagePart& part) { return part.output; }))
-    memory.logits = std::min(loss_chunk_tokens(config), tokens_with_logits(run)) *
-                    (run.shape.padded_vocab / config.parallel.tp) * element_bytes_of(config).value *
-                    (run.shape.logit_soft_cap > 0 ? 2 : 1);  // and the slope of the cap
+    memory.logits = logit_bytes(run);
   return memory;
 }
 

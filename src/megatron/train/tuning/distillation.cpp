@@ -1,9 +1,12 @@
 #include "megatron/train/tuning/distillation.h"
 
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/full_like.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 
+#include <algorithm>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -15,6 +18,7 @@
 #include "megatron/interchange/hugging_face/hf_config.h"
 #include "megatron/interchange/weights.h"
 #include "megatron/model/options.h"
+#include "megatron/parallel/backward.h"
 #include "megatron/plan/parameters/buffer_layout.h"
 #include "megatron/train/iteration.h"
 #include "megatron/train/log/timers.h"
@@ -112,11 +116,52 @@ at::Tensor widened(const at::Tensor& logits) {
   return logits.scalar_type() == at::kDouble ? logits : logits.to(at::kFloat);
 }
 
-/// [s, b]: of each token KL(Q || P), of logits [s, b, v].
-at::Tensor divergence(const at::Tensor& teacher, const at::Tensor& student, double temperature) {
-  const at::Tensor log_q = (teacher / temperature).log_softmax(-1), log_p = (student / temperature).log_softmax(-1);
-  return (log_q.exp() * (log_q - log_p)).sum(-1);
-}
+/// The loss of distillation, differentiable by the student's logits.
+struct Distillation {
+  double alpha, temperature;
+
+  /// Summed over the tokens that count. `student`, `taught`: logits [s, b, v], whose second is overwritten by the
+  /// gradient of the first; `labels`, `mask`: [s, b].
+  at::Tensor operator()(const at::Tensor& student, const at::Tensor& taught, const at::Tensor& labels,
+                        const at::Tensor& mask) const {
+    const at::Tensor taught_tv = taught.flatten(0, 1);
+    // Before the loss is scaled, fp16 has too few numbers near zero.
+    const at::Tensor gradient =
+        taught_tv.scalar_type() == at::kHalf ? at::empty_like(taught_tv, at::kFloat) : taught_tv;
+    const at::Tensor sum = parallel::without_autograd(
+        [&] { return computed(student.flatten(0, 1), taught_tv, labels.flatten(), mask.flatten(), gradient); });
+    return parallel::with_backward({student}, sum,
+                                   [gradient, dtype = student.scalar_type(), sizes = student.sizes().vec()](
+                                       const std::vector<at::Tensor>& grads) -> std::vector<at::Tensor> {
+                                     return {gradient.mul_(grads[0]).to(dtype).view(sizes)};
+                                   });
+  }
+
+  /// Of tokens t, some at a time, so that nothing but logits [t, v] is as large. Writes `gradient` [t, v].
+  at::Tensor computed(const at::Tensor& student, const at::Tensor& taught, const at::Tensor& labels,
+                      const at::Tensor& mask, const at::Tensor& gradient) const {
+    constexpr std::int64_t kNumbersAtOnce = std::int64_t{1} << 22;
+    const std::int64_t tokens = student.size(0), at_once = std::max<std::int64_t>(1, kNumbersAtOnce / student.size(1));
+    at::Tensor sum = at::zeros({}, student.options().dtype(at::kDouble));
+    for (std::int64_t begin = 0; begin < tokens; begin += at_once) {
+      const auto part = [&](const at::Tensor& all) { return all.narrow(0, begin, std::min(at_once, tokens - begin)); };
+      const at::Tensor logits = widened(part(student)), counts = part(mask).unsqueeze(-1),
+                       log_p = (logits / temperature).log_softmax(-1),
+                       log_q = (widened(part(taught)) / temperature).log_softmax(-1), q = log_q.exp();
+      at::Tensor each = (q * (log_q - log_p)).sum(-1, /*keepdim=*/true) * (alpha * temperature * temperature);
+      at::Tensor slope = (log_p.exp() - q) * (alpha * temperature);
+      if (alpha < 1) {
+        const at::Tensor log_words = logits.log_softmax(-1), chosen = part(labels).unsqueeze(-1);
+        each -= log_words.gather(-1, chosen) * (1 - alpha);
+        slope += log_words.exp() * (1 - alpha);
+        slope.scatter_add_(-1, chosen, at::full_like(each, alpha - 1));
+      }
+      sum += (each * counts).sum(at::kDouble);
+      part(gradient).copy_(slope * counts);
+    }
+    return sum;
+  }
+};
 
 }  // namespace
 
@@ -154,20 +199,14 @@ ForwardStep distillation_step(const plan::ResolvedRun& run, Engine& engine) {
       },
       beat_of(run.config));
   teacher->connect(engine.context, engine.timers);
-  const double alpha = run.config.distill.alpha, temperature = run.config.distill.temperature;
+  const Distillation distillation{.alpha = run.config.distill.alpha, .temperature = run.config.distill.temperature};
   ForwardStep step;
-  step.loss = [teacher, alpha, temperature](const model::TransformerStage& stage, at::Tensor x,
-                                            const model::Batch& batch, bool training) {
+  step.loss = [teacher, distillation](const model::TransformerStage& stage, at::Tensor x, const model::Batch& batch,
+                                      bool training) {
     if (!training) return stage.loss(std::move(x), batch, false);
-    const at::Tensor student = widened(stage.logits(std::move(x), batch, true)),
-                     taught = widened(teacher->logits(batch.prepared, batch)), mask = batch.loss_mask_bs.t();
-    at::Tensor each = divergence(taught, student, temperature) * (alpha * temperature * temperature);
-    if (alpha < 1) {
-      const at::Tensor chosen = student.log_softmax(-1).gather(-1, batch.labels_bs.t().unsqueeze(-1)).squeeze(-1);
-      each = each - chosen * (1 - alpha);
-    }
+    const at::Tensor student = stage.logits(std::move(x), batch, true), taught = teacher->logits(batch.prepared, batch);
     model::LossSum sum;
-    sum.sum = (each * mask).sum();
+    sum.sum = distillation(student, taught, batch.labels_bs.t(), batch.loss_mask_bs.t());
     sum.count = host_part(batch).loss_mask_bs.sum(at::kDouble).item<double>();
     return sum;
   };
