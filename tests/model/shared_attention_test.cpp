@@ -1,4 +1,5 @@
 #include "megatron/model/sequence/shared_attention.h"
+#include "megatron/parallel/sequence_rows.h"
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
@@ -122,7 +123,7 @@ TEST(SharedSequence, SaysWhereRowsLie) {
         for (int t = 0; t < tp; ++t) {
           kernels::Dropout dropout;
           dropout.position_offset = rows / tp * t;
-          place_rows(dropout, {.ranks = world}, rows);
+          parallel::place_rows(dropout, {.ranks = world.size(), .rank = world.rank()}, rows);
           for (std::int64_t row = 0; row < rows / tp; ++row)
             EXPECT_EQ(dropout.position_of(row), positions[rows / tp * t + row].item<std::int64_t>());
         }

@@ -40,6 +40,7 @@ struct Layout {
   std::string exchange = {};  ///< parallel.cp_comm_type
   int latents = 0;         ///< of `llama`'s layers: 1 of keys and values, 2 of queries too, with values that are wider
   bool documents = false;  ///< samples are packed with two of them
+  bool preferences = false;  ///< the loss is that of dpo.beta, of pairs
 
   int ranks() const { return tp * pp * cp * dp; }
 };
@@ -51,6 +52,7 @@ inline std::string name_of(const Layout& layout) {
   if (layout.vpp > 1) name += "_vpp" + std::to_string(layout.vpp);
   if (layout.cp > 1) name += "_cp" + std::to_string(layout.cp) + layout.exchange;
   if (layout.documents) name += "_documents";
+  if (layout.preferences) name += "_preferences";
   name += "_dp" + std::to_string(layout.dp) + "_mbs" + std::to_string(layout.micro_batch);
   if (!layout.schedule.empty()) name += "_" + layout.schedule;
   if (layout.pp > 1) name += "_" + layout.communication;

@@ -22,6 +22,7 @@
 #include "megatron/plan/steps/batch_plan.h"
 #include "megatron/train/data/batches.h"
 #include "megatron/train/engine.h"
+#include "megatron/train/tuning/preference.h"
 #include "tests/parity/encoder_decoder_layouts.h"
 #include "tests/parity/expert_layouts.h"
 #include "tests/parity/fp8_layouts.h"
@@ -32,6 +33,7 @@
 #include "tests/parity/option_layouts.h"
 #include "tests/parity/sequence_layouts.h"
 #include "tests/parity/stage_layouts.h"
+#include "tests/parity/tuning_layouts.h"
 
 // The same seed gives the same training whatever the layout of ranks: same weights, same samples, same dropout masks.
 // What is left are sums in another order. bench/parity.sh shows it at full length on real text.
@@ -165,7 +167,7 @@ struct Course {
   std::vector<double> zeros = {};
   /// Of experts: of each layer those of its experts, then what it dropped.
   std::vector<std::vector<double>> loads = {};
-  /// Losses of routers, of each layer balance and z, then of depths of multi-token prediction.
+  /// Losses of routers, of each layer balance and z, then of depths of multi-token prediction, then figures of pairs.
   std::vector<std::vector<double>> auxiliary = {};
 };
 
@@ -194,6 +196,29 @@ StepResult documents_step(Engine& engine, const plan::ResolvedRun& run, std::int
   return engine.step(static_cast<int>(samples.size()), batch_of, run.rates_at(first));
 }
 
+/// Step number `i`, of pairs of answers of some tokens behind a prompt of others, and what their reference is.
+StepResult preference_step_of(Engine& engine, const plan::ResolvedRun& run, std::int64_t i) {
+  const auto& train = run.config.train;
+  const std::int64_t length = run.config.data.seq_length, first = i * train.global_batch_size;
+  const auto samples = plan::batch_plan(first, train.global_batch_size, train.micro_batch_size,
+                                        run.grid.sample_shares(), engine.context.samples().rank())
+                           .microbatches;
+  const auto batch_of = [&](std::size_t m) {
+    auto batch = synthetic_batch(samples[m], length, run.shape.vocab, train.seed, at::kCPU);
+    const auto rows = static_cast<std::int64_t>(samples[m].size());
+    batch.loss_mask_bs = at::zeros({rows, length}, loss_type(run.config));
+    batch.reference_b = at::empty({rows}, at::kDouble);
+    for (std::int64_t b = 0; b < rows; ++b) {
+      const std::int64_t id = samples[m][static_cast<std::size_t>(b)], begin = 1 + id / 2 * 3 % (length / 2);
+      const std::int64_t tokens = 1 + id * 5 % (length / 2);
+      batch.loss_mask_bs[b].narrow(0, begin, tokens).fill_(1);
+      batch.reference_b[b] = -4.0 * static_cast<double>(tokens) - 0.3 * static_cast<double>(id % 3);
+    }
+    return batch;
+  };
+  return engine.step(static_cast<int>(samples.size()), batch_of, run.rates_at(first));
+}
+
 std::vector<double> loads_of(const ExpertFigures& figures) {
   std::vector<double> loads;
   for (std::size_t l = 0; l < figures.layers(); ++l) {
@@ -210,6 +235,7 @@ std::vector<double> auxiliary_of(const StepResult& result) {
   for (std::size_t l = 0; l < figures.layers(); ++l)
     for (const double loss : {figures.balance(l), figures.z(l)}) losses.push_back(loss);
   losses.insert(losses.end(), result.depth_losses.begin(), result.depth_losses.end());
+  for (const LossFigure& figure : result.figures) losses.push_back(figure.value);
   return losses;
 }
 
@@ -220,9 +246,12 @@ Course course_of(const Layout& layout, const char* dtype, std::int64_t steps) {
   const auto rank = [&](const comm::Group& world) {
     kernels::configure_thread(1);  // the model is too small to share
     Engine engine(run, world, at::kCPU);
+    if (layout.preferences) engine.pipeline.use(preference_step(run.config.dpo));
     for (std::int64_t i = 0; i < train.train_iters; ++i) {
       const auto result = layout.documents ? documents_step(engine, run, i)
-                                           : synthetic_step(engine, run, i, run.rates_at(i * train.global_batch_size));
+                          : layout.preferences
+                              ? preference_step_of(engine, run, i)
+                              : synthetic_step(engine, run, i, run.rates_at(i * train.global_batch_size));
       EXPECT_FALSE(result.skipped);
       EXPECT_GT(result.grad_norm, run.config.optimizer.clip_grad) << "clipping was to be on";
       if (world.rank() != 0) continue;
@@ -265,7 +294,8 @@ const Course& course_of_one(const Layout& layout, const char* dtype, std::int64_
                    .muon = layout.muon,
                    .with = without_layout(layout.with),
                    .latents = layout.latents,
-                   .documents = layout.documents};
+                   .documents = layout.documents,
+                   .preferences = layout.preferences};
   static std::map<std::tuple<std::string, std::string, std::int64_t, std::int64_t>, Course> known;
   const auto [found, is_new] = known.try_emplace({name_of(one), dtype, one.global_batch, steps});
   if (is_new) found->second = course_of(one, dtype, steps);
@@ -308,7 +338,7 @@ class Parity : public ::testing::TestWithParam<Layout> {
       for (std::size_t i = 0; i < want.auxiliary.size(); ++i) {
         EXPECT_EQ(got.auxiliary.at(i).size(), want.auxiliary[i].size());
         for (std::size_t j = 0; j < want.auxiliary[i].size(); ++j)
-          EXPECT_NEAR(got.auxiliary.at(i).at(j), want.auxiliary[i][j], 1e-10 * want.auxiliary[i][j])
+          EXPECT_NEAR(got.auxiliary.at(i).at(j), want.auxiliary[i][j], 1e-10 * std::abs(want.auxiliary[i][j]))
               << "auxiliary losses of step " << i + 1;
       }
     }
@@ -438,6 +468,8 @@ INSTANTIATE_TEST_SUITE_P(SequenceLayouts, HalfPrecisionParity, ::testing::Values
 INSTANTIATE_TEST_SUITE_P(LoraLayouts, Parity, ::testing::ValuesIn(lora_layouts()),
                          [](const auto& test) { return name_of(test.param); });
 INSTANTIATE_TEST_SUITE_P(LoraLayouts, HalfPrecisionParity, ::testing::ValuesIn(every_fourth(lora_layouts())),
+                         [](const auto& test) { return name_of(test.param); });
+INSTANTIATE_TEST_SUITE_P(PreferenceLayouts, Parity, ::testing::ValuesIn(preference_layouts()),
                          [](const auto& test) { return name_of(test.param); });
 INSTANTIATE_TEST_SUITE_P(PooledLayouts, HalfPrecisionParity, ::testing::ValuesIn(every_fourth(pooled_layouts())),
                          [](const auto& test) { return name_of(test.param); });

@@ -379,7 +379,8 @@ TEST(LayoutSearch, SharesNoSequencesThatAreShortOrThatRulesKeepWhole) {
   EXPECT_EQ(most_cp(), 1);
   whole.data.seq_length = 2 * kLeastSharedTokens;
   EXPECT_EQ(most_cp(), 2);
-  whole.lora.rank = 4;
+  whole.model.head = "classes";  // for which it may not be
+  whole.model.num_classes = 2;
   EXPECT_EQ(most_cp(), 1);
 }
 

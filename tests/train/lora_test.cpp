@@ -106,6 +106,25 @@ TEST_P(Lora, LeavesTheWeightsAndHoldsWhatIsPlanned) {
     }
 }
 
+TEST_P(Lora, HoldsShardsOfTheWeightsAndLayersInTurn) {
+  config::RunConfig config = adapted_config(1, 4, "fp64");
+  config.model.num_layers = 8;
+  config.optimizer.use_distributed_optimizer = true;
+  config.lora.dora = GetParam();
+  const std::int64_t whole = plan::memory_plan(plan::resolve(config), 0, 0, 0).parameters;
+  config.optimizer.data_parallel_sharding_strategy = "optim_grads_params";
+  const plan::ResolvedRun run = plan::resolve(config);
+  const plan::MemoryPlan planned = plan::memory_plan(run, 0, 0, 0);
+  EXPECT_LT(planned.parameters, whole * 7 / 10);
+  comm::run_ranks(run.grid.world_size(), [&](const comm::Group& world) {
+    kernels::configure_thread(1);
+    Engine engine(run, world, at::kCPU);
+    for (int i = 0; i < 2; ++i) testing::take_step(run, engine, i);
+    EXPECT_TRUE(engine.parameters.frozen()->pooled_values().has_value());
+    EXPECT_EQ(engine.parameters.frozen()->value_bytes() + engine.parameters.value_bytes(), planned.parameters);
+  });
+}
+
 // W x, which they need, is computed of all outputs of the layer, or of those alone that are adapted.
 TEST(Dora, HasTheSameGradientsOfMagnitudesWhateverElseIsAdapted) {
   std::vector<at::Tensor> gradients;

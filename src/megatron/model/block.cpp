@@ -43,7 +43,8 @@ parallel::AdapterPtr adapter_of(const parallel::ParameterStore& p, const plan::L
   if (parts.empty()) return nullptr;
   const bool row = linear.split == plan::Linear::Split::Inputs;
   return std::make_shared<const parallel::Adapter>(std::move(parts), options.lora->scale(), options.lora->dropout,
-                                                   linear.inputs, row ? linear.inputs / tp.size() * tp.rank() : 0);
+                                                   linear.inputs, row ? linear.inputs / tp.size() * tp.rank() : 0,
+                                                   options.sequence);
 }
 
 /// Of a linear layer in 8 bits; null: it computes in the model's type.

@@ -16,6 +16,7 @@
 #include "megatron/parallel/parameter.h"
 #include "megatron/plan/layer.h"
 #include "megatron/plan/parameters/parameters.h"
+#include "megatron/plan/ranks/sequence_share.h"
 
 namespace megatron::parallel {
 class Fp8Scaling;  // fp8.h
@@ -85,6 +86,7 @@ class Block {
     int expert_slices = 0;                           ///< ExpertLayer::Options::slices
     std::optional<plan::Lora> lora = {};             ///< adapters of its linear layers, among the parameters
     std::uint64_t seed = 0;                          ///< of their dropout
+    plan::SequenceShare sequence = {};               ///< the tokens of each sequence that the stream has
     std::shared_ptr<parallel::Fp8Scaling> fp8 = {};  ///< of linear layers that compute in 8 bits; null: none does
   };
 

@@ -59,6 +59,7 @@ StageModules::StageModules(const TransformerOptions& options, const plan::StageP
                              .expert_slices = options.expert_slices,
                              .lora = shape.lora,
                              .seed = options.seed,
+                             .sequence = options.sequence.share(),
                              .fp8 = options.fp8};
   for (std::int64_t l = part.first_layer; l < part.first_layer + part.num_layers; ++l) {
     blocks.emplace_back(parameters, shape.layer(l), block, tp);

@@ -17,6 +17,7 @@
 #include "megatron/model/operators.h"
 #include "megatron/model/stage_modules.h"
 #include "megatron/parallel/backward.h"
+#include "megatron/parallel/sequence_rows.h"
 
 // s sequence, b microbatch, h hidden, n heads of this rank, d head size.
 namespace megatron::model {
@@ -149,7 +150,7 @@ kernels::Dropout TransformerStage::Impl::stream_site(const Pass& pass, const std
                                                      const at::Tensor& x_sbh) const {
   auto dropout = site(pass.training ? options.hidden_dropout : 0, options.seed, name, pass.sample_ids);
   if (options.sequence_parallel) dropout.position_offset = tp.rank() * x_sbh.size(0);
-  place_rows(dropout, options.sequence, x_sbh.size(0) * (options.sequence_parallel ? tp.size() : 1));
+  parallel::place_rows(dropout, options.sequence.share(), x_sbh.size(0) * (options.sequence_parallel ? tp.size() : 1));
   return dropout;
 }
 
@@ -215,7 +216,8 @@ Block::Sites TransformerStage::Impl::sites(const Pass& pass, std::int64_t number
     sites.outputs.push_back(stream_site(pass, name + " output", rows));
     if (const auto* experts = std::get_if<plan::Experts>(&branch.spec.inner)) {
       sites.router.jitter = site(experts->router.jitter, options.seed, name + " router", pass.sample_ids);
-      place_rows(sites.router.jitter, options.sequence, rows.size(0) * (options.sequence_parallel ? tp.size() : 1));
+      parallel::place_rows(sites.router.jitter, options.sequence.share(),
+                           rows.size(0) * (options.sequence_parallel ? tp.size() : 1));
     }
     const auto* mlp = std::get_if<plan::Mlp>(&branch.spec.inner);
     if (mlp == nullptr || !mlp->inner_dropout) continue;

@@ -1,10 +1,23 @@
 #include "megatron/optim/parameter_gatherer.h"
 
+#include <map>
 #include <utility>
+#include <vector>
 
 #include "megatron/kernels/matmul.h"
 
 namespace megatron::optim {
+namespace {
+
+/// The units that an operation reads.
+std::vector<int> order_of(const std::map<int, plan::UnitOrders>& all, const schedule::Op& op) {
+  const auto orders = all.find(op.stage);
+  if (orders == all.end() || op.kind == schedule::Kind::BackwardWeight) return {};
+  if (op.kind == schedule::Kind::Forward) return orders->second.forward;
+  return op.partial ? orders->second.partial_backward : orders->second.backward;
+}
+
+}  // namespace
 
 ParameterGatherer::ParameterGatherer(const parallel::ParameterStore& parameters, comm::Group dp,
                                      std::vector<plan::Shard> owned, bool overlap, comm::Group experts)
@@ -14,6 +27,8 @@ ParameterGatherer::ParameterGatherer(const parallel::ParameterStore& parameters,
       owned_(std::move(owned)),
       overlap_(overlap) {
   if (parameters.pooled_values()) units_ = std::make_unique<UnitGatherer>(parameters, dp_, overlap, experts_);
+  if (parameters.frozen() && parameters.frozen()->pooled_values())
+    frozen_ = std::make_unique<UnitGatherer>(*parameters.frozen(), dp_, overlap, experts_);
 }
 
 void ParameterGatherer::start() const {
@@ -33,26 +48,23 @@ void ParameterGatherer::start() const {
 }
 
 void ParameterGatherer::forget() const {
-  if (units_) units_->forget();
-}
-
-const std::vector<int>& ParameterGatherer::order_of(const schedule::Op& op) const {
-  static const std::vector<int> kNothing;
-  const auto& all = parameters_.pooled_values()->pool.orders;
-  const auto orders = all.find(op.stage);
-  if (orders == all.end() || op.kind == schedule::Kind::BackwardWeight) return kNothing;
-  if (op.kind == schedule::Kind::Forward) return orders->second.forward;
-  return op.partial ? orders->second.partial_backward : orders->second.backward;
+  for (const auto* units : {&units_, &frozen_})
+    if (*units) (*units)->forget();
 }
 
 void ParameterGatherer::begin(const schedule::Op& op, const schedule::Op* next) const {
-  if (!units_) return;
-  const std::vector<int>* const after = next == nullptr ? nullptr : &order_of(*next);
-  units_->begin(order_of(op), after == nullptr || after->empty() ? -1 : after->front());
+  const auto tell = [&](UnitGatherer& units, const parallel::ParameterStore& store) {
+    const auto& orders = store.pooled_values()->pool.orders;
+    const std::vector<int> after = next == nullptr ? std::vector<int>() : order_of(orders, *next);
+    units.begin(order_of(orders, op), after.empty() ? -1 : after.front());
+  };
+  if (units_) tell(*units_, parameters_);
+  if (frozen_) tell(*frozen_, *parameters_.frozen());
 }
 
 void ParameterGatherer::end() const {
-  if (units_) units_->settle();
+  for (const auto* units : {&units_, &frozen_})
+    if (*units) (*units)->settle();
 }
 
 }  // namespace megatron::optim

@@ -12,7 +12,8 @@ namespace megatron::optim {
 
 /// Makes the parameters whole after each data-parallel rank has updated its shards: one all-gather a bucket, in place,
 /// in the order in which the next forward pass needs them. Nothing where this rank owns whole buckets. Where values
-/// take turns (ZeRO stage 3) they are gathered as they are read, in each pass anew (UnitGatherer).
+/// take turns (ZeRO stage 3) they are gathered as they are read, in each pass anew (UnitGatherer); so are those of
+/// weights that are not trained, whose adapters are the parameters (ParameterStore::frozen()).
 class ParameterGatherer {
  public:
   /// `owned`, `experts`: see GradientReducer. `overlap`: start() returns at once, and each parameter is there when its
@@ -32,13 +33,12 @@ class ParameterGatherer {
   void end() const;
 
  private:
-  const std::vector<int>& order_of(const schedule::Op& op) const;
-
   const parallel::ParameterStore& parameters_;
   comm::Group dp_, experts_;
   std::vector<plan::Shard> owned_;
   bool overlap_;
-  std::unique_ptr<UnitGatherer> units_;  ///< where values take turns
+  std::unique_ptr<UnitGatherer> units_;   ///< where values take turns
+  std::unique_ptr<UnitGatherer> frozen_;  ///< where those of weights that are not trained do
 };
 
 }  // namespace megatron::optim

@@ -6,6 +6,7 @@
 #include "megatron/kernels/normalization.h"
 #include "megatron/parallel/backward.h"
 #include "megatron/parallel/magnitude.h"
+#include "megatron/parallel/sequence_rows.h"
 
 namespace megatron::parallel {
 namespace {
@@ -46,11 +47,13 @@ Adapter::Pass Adapter::pass(const Parameter& weight, const at::Tensor& samples, 
 
 at::Tensor Adapter::dropped(const Part& part, const at::Tensor& x, const Pass& pass) const {
   if (!drops(pass)) return x;
-  return kernels::dropout_backward(x, {.p = dropout_,
-                                       .key = part.dropout_key,
-                                       .sample_ids = pass.samples,
-                                       .features = features_,
-                                       .feature_offset = first_feature_});  // the mask times x, as times a gradient
+  kernels::Dropout dropout{.p = dropout_,
+                           .key = part.dropout_key,
+                           .sample_ids = pass.samples,
+                           .features = features_,
+                           .feature_offset = first_feature_};
+  place_rows(dropout, share_, x.size(0));
+  return kernels::dropout_backward(x, dropout);  // the mask times x, as times a gradient
 }
 
 void Adapter::add_to(const at::Tensor& y, const at::Tensor& x, const Parameter& weight, const Pass& pass) const {

@@ -9,6 +9,7 @@
 #include "megatron/kernels/dropout.h"
 #include "megatron/parallel/parameter.h"
 #include "megatron/plan/parameters/adapters.h"
+#include "megatron/plan/ranks/sequence_share.h"
 
 namespace megatron::parallel {
 
@@ -44,13 +45,16 @@ class Adapter {
     /// By part, in float32 or wider; empty without magnitudes.
     std::vector<at::Tensor> norms = {};
   };
-  /// `features`, `first_feature`: of the whole input, and where x begins in it.
-  Adapter(std::vector<Part> parts, double scale, double dropout, std::int64_t features, std::int64_t first_feature)
+  /// `features`, `first_feature`: of the whole input, and where x begins in it. `share`: of each sequence, the tokens
+  /// that x has.
+  Adapter(std::vector<Part> parts, double scale, double dropout, std::int64_t features, std::int64_t first_feature,
+          const plan::SequenceShare& share)
       : parts_(std::move(parts)),
         scale_(scale),
         dropout_(dropout),
         features_(features),
-        first_feature_(first_feature) {}
+        first_feature_(first_feature),
+        share_(share) {}
 
   bool has_magnitudes() const { return parts_.front().magnitude != nullptr; }
   /// `weight`: the layer's, here as below. `inputs`: the ranks that have its other columns; collective over it where
@@ -80,6 +84,7 @@ class Adapter {
   std::vector<Part> parts_;
   double scale_, dropout_;
   std::int64_t features_, first_feature_;
+  plan::SequenceShare share_;
 };
 using AdapterPtr = std::shared_ptr<const Adapter>;
 

@@ -113,7 +113,9 @@ double least_state_bytes(const WholeWeights& whole, const LayoutChoice& choice, 
     return bytes.parameters / (parameters ? sharing : 1) + bytes.gradients / (gradients ? sharing : 1) +
            bytes.state / sharing;
   };
-  return (whole.frozen_bytes + held(whole.dense, owners.dense) + held(whole.experts, owners.experts)) / choice.pp;
+  return (whole.frozen_bytes / (parameters ? owners.dense : 1) + held(whole.dense, owners.dense) +
+          held(whole.experts, owners.experts)) /
+         choice.pp;
 }
 
 /// What the first rank of a pipeline keeps before the first backward pass comes back to it: as many microbatches as

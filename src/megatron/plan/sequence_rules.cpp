@@ -21,11 +21,6 @@ void check_sequence_shares(const config::RunConfig& config, Rules& rules) {
                 concat("cp ", cp, ", model.head ", model.head), "--cp 1 (the default)");
   rules.require(!parallel.variable_seq_lengths, "parallel.cp needs samples of one length.",
                 "parallel.variable_seq_lengths true", "--parallel.variable_seq_lengths false (the default)");
-  for (const auto& [option, on] : {std::pair{"lora.rank", config.lora.rank > 0},
-                                   {"dpo.beta", config.dpo.beta > 0},
-                                   {"distill.teacher", !config.distill.teacher.empty()}})
-    rules.require(!on, concat(option, " needs whole sequences on each rank."), concat("cp ", cp),
-                  "--cp 1 (the default)");
   rules.require(model.moe_expert_capacity_factor == 0,
                 "model.moe_expert_capacity_factor counts the copies of whole sequences, which parallel.cp divides.",
                 concat("cp ", cp, ", moe_expert_capacity_factor ", model.moe_expert_capacity_factor),

@@ -44,10 +44,6 @@ void check_lora(const config::RunConfig& config, Rules& rules) {
   rules.require(config.optimizer.name != "muon",
                 "lora.rank needs an optimizer that updates elements: muon sees whole weights.", config.optimizer.name,
                 "--optimizer adam");
-  rules.require(config.optimizer.data_parallel_sharding_strategy != "optim_grads_params",
-                "optimizer.data_parallel_sharding_strategy optim_grads_params is for parameters that are trained: with "
-                "lora.rank the frozen weights would stay whole on each rank.",
-                concat("lora.rank ", lora.rank), "--data-parallel-sharding-strategy optim_grads");
   for (const std::string& target : lora.targets)
     rules.require(has_part(model, target), "lora.targets must name layers of the model.",
                   concat(target, ", without model.gated_linear_unit"), "--lora.targets up_proj down_proj");

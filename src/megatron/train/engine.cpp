@@ -31,7 +31,8 @@ parallel::ParameterStore make_parameters(const plan::ResolvedRun& run, const par
   const config::RunConfig& config = run.config;
   const int tp = context.grid().size(plan::Axis::Tp), tp_rank = context.tensor().rank();
   const auto parts = plan::parts_of_rank(run.parts, run.placement, context.pipeline().rank());
-  auto specs = plan::trained_parameters(run.shape, tp, tp_rank, parts, plan::expert_share(run, context.rank()));
+  const plan::ExpertShare experts = plan::expert_share(run, context.rank());
+  auto specs = plan::trained_parameters(run.shape, tp, tp_rank, parts, experts);
   auto layout = plan::rank_layout(run, specs);
   std::optional<parallel::PooledGradients> pooled;
   if (auto pool = plan::rank_gradient_pool(run, specs, layout))
@@ -45,13 +46,15 @@ parallel::ParameterStore make_parameters(const plan::ResolvedRun& run, const par
                                       context.device(), config.train.seed, parallel::ParameterStore::Gradients::Hold,
                                       std::move(pooled), std::move(pooled_values));
   if (!run.shape.lora) return parameters;
-  auto weights = plan::model_parameters(run.shape, tp, tp_rank, parts);
+  plan::FrozenWeights weights = plan::frozen_weights(run, tp_rank, parts, experts).value();
   if (!config.lora.base.empty())  // they are read: drawing them would be in vain
-    for (plan::ParameterSpec& spec : weights) spec.init = plan::Init::Zero;
-  auto buffer = plan::buffer_layout(weights, 0);
+    for (plan::ParameterSpec& spec : weights.specs) spec.init = plan::Init::Zero;
+  std::optional<parallel::PooledValues> in_turn;
+  if (weights.pool)
+    in_turn = {std::move(*weights.pool), plan::shards(weights.layout, plan::owners_of(run, context.rank()))};
   parameters.add_frozen(std::make_shared<const parallel::ParameterStore>(
-      std::move(weights), std::move(buffer), precision.values, context.device(), config.train.seed,
-      parallel::ParameterStore::Gradients::None));
+      std::move(weights.specs), std::move(weights.layout), precision.values, context.device(), config.train.seed,
+      parallel::ParameterStore::Gradients::None, std::nullopt, std::move(in_turn)));
   return parameters;
 }
 

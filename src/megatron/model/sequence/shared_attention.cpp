@@ -101,16 +101,4 @@ void shared_attention_backward(const SharedSequence& sequence, const at::Tensor&
   sequence::gathered_attention_backward(sequence.ranks, dout, {q, k, v}, forward, options, {dq, dk, dv});
 }
 
-void place_rows(kernels::Dropout& dropout, const SharedSequence& sequence, std::int64_t rows) {
-  if (sequence.ranks.size() == 1) return;
-  const auto pieces = sequence.share().pieces(rows * sequence.ranks.size());
-  const std::int64_t gap = pieces[1].begin - pieces[0].end;
-  const std::int64_t left = pieces[0].size() - dropout.position_offset;  // rows of the first piece
-  if (left > 0) {
-    dropout.jump_at = left;
-    dropout.jump = gap;
-  }
-  dropout.position_offset += pieces[0].begin + (left > 0 ? 0 : gap);
-}
-
 }  // namespace megatron::model

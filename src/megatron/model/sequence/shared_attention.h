@@ -41,8 +41,4 @@ void shared_attention_backward(const SharedSequence& sequence, const at::Tensor&
                                const kernels::AttentionOptions& options, const at::Tensor& dq, const at::Tensor& dk,
                                const at::Tensor& dv, const at::Tensor& dbias = {}, const at::Tensor& dsinks = {});
 
-/// Sets where in the sequence the rows of `dropout` are: they begin at its position_offset among the `rows` that this
-/// rank has.
-void place_rows(kernels::Dropout& dropout, const SharedSequence& sequence, std::int64_t rows);
-
 }  // namespace megatron::model

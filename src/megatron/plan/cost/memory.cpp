@@ -420,14 +420,19 @@ MemoryPlan held_by(const ResolvedRun& run, int tp_rank, const std::vector<StageP
   if (const auto fp8 = fp8_recipe(config.fp8))
     memory.optimizer_state += fp8_state_bytes(*fp8, static_cast<std::int64_t>(fp8_layers(run.shape).size()),
                                               config.parallel.device == "cuda");
-  const std::vector<ParameterSpec> frozen =
-      run.shape.lora ? model_parameters(run.shape, config.parallel.tp, tp_rank, parts) : std::vector<ParameterSpec>();
-  memory.parameters +=
-      (buffer_layout(frozen, 0).size + zeros_of_norms(run.shape, run.shape.lora ? frozen : specs)) * element.value;
-  if (packs_weights(config, processor))
-    memory.packed_weights = values
-                                ? packed_in_turn_bytes(config.train, without_fp8(run, specs), layout, *values)
-                                : packed_weight_bytes(config.train, run.shape.lora ? frozen : without_fp8(run, specs));
+  const std::optional<FrozenWeights> frozen =
+      frozen_weights(run, tp_rank, parts, {.ep = ep, .etp = etp, .etp_rank = tp_rank % etp});
+  if (frozen)
+    memory.parameters +=
+        (frozen->pool ? frozen->pool->size + owned_elements(frozen->layout, owners_of(run)) : frozen->layout.size) *
+        element.value;
+  memory.parameters += zeros_of_norms(run.shape, frozen ? frozen->specs : specs) * element.value;
+  if (!packs_weights(config, processor)) return memory;
+  const std::vector<ParameterSpec> multiplied = frozen ? frozen->specs : without_fp8(run, specs);
+  const std::optional<ParameterPool>& in_turn = frozen ? frozen->pool : values;
+  memory.packed_weights =
+      in_turn ? packed_in_turn_bytes(config.train, multiplied, frozen ? frozen->layout : layout, *in_turn)
+              : packed_weight_bytes(config.train, multiplied);
   return memory;
 }
 

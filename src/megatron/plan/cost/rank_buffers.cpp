@@ -196,6 +196,16 @@ std::optional<ParameterPool> rank_parameter_pool(const ResolvedRun& run, const s
   return pool;
 }
 
+std::optional<FrozenWeights> frozen_weights(const ResolvedRun& run, int tp_rank, const std::vector<StagePart>& parts,
+                                            const ExpertShare& experts) {
+  if (!run.shape.lora) return std::nullopt;
+  FrozenWeights frozen{model_parameters(run.shape, run.grid.size(Axis::Tp), tp_rank, parts, experts), {}, {}};
+  frozen.layout = rank_layout(run, frozen.specs);
+  frozen.pool = rank_parameter_pool(run, frozen.specs, frozen.layout, parts);
+  if (!frozen.pool) frozen.layout = buffer_layout(frozen.specs, 0);
+  return frozen;
+}
+
 std::vector<std::string> sharding_warnings(const ResolvedRun& run) {
   std::vector<std::string> lines;
   if (!shares_gradients(run)) return lines;
@@ -203,14 +213,21 @@ std::vector<std::string> sharding_warnings(const ResolvedRun& run) {
   for (int pp_rank = 0; pp_rank < run.placement.num_ranks(); ++pp_rank) {
     const auto specs = rank_parameters(run, 0, pp_rank);
     const BufferLayout layout = rank_layout(run, specs);
-    const auto warn = [&](const char* what, std::int64_t pool, std::int64_t bytes) {
-      const std::int64_t held = held_elements(run, pool, layout);
-      if (held >= layout.size) lines.push_back(no_saving(run, pp_rank, what, held, layout.size, bytes));
+    const auto warn = [&](const char* what, const BufferLayout& of, std::int64_t pool, std::int64_t bytes) {
+      const std::int64_t held = held_elements(run, pool, of);
+      if (held >= of.size) lines.push_back(no_saving(run, pp_rank, what, held, of.size, bytes));
     };
-    warn("gradients", pool_of(run, specs, layout).size, element.gradient);
+    warn("gradients", layout, pool_of(run, specs, layout).size, element.gradient);
     if (!shares_parameters(run)) continue;
     const std::vector<StagePart> parts = parts_of_rank(run.parts, run.placement, pp_rank);
-    warn("parameters", parameter_pool_of(run, specs, layout, parts).size, element.value);
+    if (!run.shape.lora) {
+      warn("parameters", layout, parameter_pool_of(run, specs, layout, parts).size, element.value);
+      continue;
+    }
+    // Of adapters, which are few, either is fine.
+    const auto weights = model_parameters(run.shape, run.grid.size(Axis::Tp), 0, parts);
+    const BufferLayout of_weights = rank_layout(run, weights);
+    warn("frozen weights", of_weights, parameter_pool_of(run, weights, of_weights, parts).size, element.value);
   }
   return lines;
 }

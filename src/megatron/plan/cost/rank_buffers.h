@@ -55,6 +55,17 @@ std::optional<GradientPool> rank_gradient_pool(const ResolvedRun& run, const std
 std::optional<ParameterPool> rank_parameter_pool(const ResolvedRun& run, const std::vector<ParameterSpec>& specs,
                                                  const BufferLayout& layout, const std::vector<StagePart>& parts);
 
+/// The weights that adapters are trained on, as a rank holds them: with optim_grads_params on several data-parallel
+/// ranks its shards and layers in turn, as rank_parameter_pool() has them; else all, without gaps.
+struct FrozenWeights {
+  std::vector<ParameterSpec> specs;
+  BufferLayout layout;
+  std::optional<ParameterPool> pool;
+};
+/// Nothing without lora.rank. `parts`, `experts`: as those of trained_parameters().
+std::optional<FrozenWeights> frozen_weights(const ResolvedRun& run, int tp_rank, const std::vector<StagePart>& parts,
+                                            const ExpertShare& experts = {});
+
 /// What people must hear of these strategies: a line for each pipeline rank on which one saves nothing.
 std::vector<std::string> sharding_warnings(const ResolvedRun& run);
 

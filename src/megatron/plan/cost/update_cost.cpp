@@ -85,8 +85,10 @@ UpdatedBuffers updated_buffers(const ResolvedRun& run, int pp_rank) {
     held.elements += number_of(bucket.end - bucket.begin);
     ++held.buckets;
   }
-  if (const auto pool = rank_parameter_pool(run, specs, layout, parts_of_rank(run.parts, run.placement, pp_rank)))
-    buffers.gathered = gathered_of(*pool, layout);
+  const std::vector<StagePart> parts = parts_of_rank(run.parts, run.placement, pp_rank);
+  if (const auto pool = rank_parameter_pool(run, specs, layout, parts)) buffers.gathered = gathered_of(*pool, layout);
+  const auto frozen = frozen_weights(run, 0, parts);
+  if (frozen && frozen->pool) buffers.frozen = gathered_of(*frozen->pool, frozen->layout);
   return buffers;
 }
 
@@ -95,7 +97,7 @@ StepParts update_cost(const ResolvedRun& run, const Hardware& hardware, const Up
   const ElementBytes element = element_bytes_of(run.config);
   const config::OptimizerConfig& optimizer = run.config.optimizer;
   const UpdateSpans spans{reducing_span(run, hardware, Weights::Dense), reducing_span(run, hardware, Weights::Experts)};
-  const auto& [dense, experts, owned, reduces_microbatches, gathered] = buffers;
+  const auto& [dense, experts, owned, reduces_microbatches, gathered, frozen] = buffers;
   const double microbatches = number_of(run.microbatches_per_step), buckets = dense.buckets + experts.buckets;
   const bool shared = shares_state(run);
   const double gradient = number_of(element.gradient), value = number_of(element.value);
@@ -105,10 +107,11 @@ StepParts update_cost(const ResolvedRun& run, const Hardware& hardware, const Up
                                   dense.buckets - 1, experts.buckets - 1);
   parts.data = optimizer.overlap_grad_reduce ? exposed_s(hardware, reduce, buckets, backward) : reduce;
   if (reduces_microbatches) parts.data *= microbatches;
-  if (gathered) {
-    parts.data += microbatches * (gather_in_turn_s(run, hardware, spans, *gathered, gathered->forward, forward) +
-                                  gather_in_turn_s(run, hardware, spans, *gathered, gathered->backward, backward));
-  } else if (shared) {
+  for (const std::optional<GatheredElements>& in_turn : {gathered, frozen})
+    if (in_turn)
+      parts.data += microbatches * (gather_in_turn_s(run, hardware, spans, *in_turn, in_turn->forward, forward) +
+                                    gather_in_turn_s(run, hardware, spans, *in_turn, in_turn->backward, backward));
+  if (shared && !gathered) {
     const double gather = passes_s(hardware, spans, dense.elements * value, experts.elements * value, 0, 0);
     parts.data += optimizer.overlap_param_gather ? exposed_s(hardware, gather, buckets, forward) : gather;
   }

@@ -24,6 +24,7 @@ struct UpdatedBuffers {
   double owned = 0;                       ///< elements that the rank updates
   bool reduces_microbatches = false;      ///< gradients take turns: each microbatch is reduced
   std::optional<GatheredElements> gathered = {};
+  std::optional<GatheredElements> frozen = {};  ///< the weights that adapters are trained on
 };
 UpdatedBuffers updated_buffers(const ResolvedRun& run, int pp_rank);
 

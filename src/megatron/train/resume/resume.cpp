@@ -177,6 +177,7 @@ class Attempts {
       checkpoint::load_weights(*interchange::open_weights(folder), *engine_.parameters.frozen(),
                                plan::without_adapters(run_.shape));
     })));
+    engine_.gatherer.forget();
     set_magnitudes(run_, engine_);
   }
 

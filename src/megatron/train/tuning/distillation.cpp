@@ -19,6 +19,7 @@
 #include "megatron/interchange/weights.h"
 #include "megatron/model/options.h"
 #include "megatron/parallel/backward.h"
+#include "megatron/plan/cost/sequence_exchange.h"
 #include "megatron/plan/parameters/buffer_layout.h"
 #include "megatron/train/iteration.h"
 #include "megatron/train/log/timers.h"
@@ -34,6 +35,7 @@ plan::ResolvedRun plan_teacher(const plan::ResolvedRun& run) {
   teacher.config.model = interchange::model_config_of(run.config.distill.teacher);
   teacher.config.train.recompute = "none";
   teacher.config.train.recompute_partial_microbatches = 0;
+  teacher.config.parallel.cp_comm_type = "auto";  // its heads may not divide as the student's
   teacher.shape = interchange::shape_of(teacher.config.model);
   teacher.shape.padded_vocab =
       plan::pad_vocab(teacher.shape.vocab, run.config.model.make_vocab_size_divisible_by, run.config.parallel.tp);
@@ -62,7 +64,8 @@ parallel::ParameterStore load(const plan::ResolvedRun& teacher, const parallel::
 std::vector<model::TransformerStage> make_stages(const plan::ResolvedRun& teacher,
                                                  const parallel::ParallelContext& context,
                                                  const parallel::ParameterStore& parameters) {
-  const model::TransformerOptions options = model::transformer_options(teacher.config, teacher.shape);
+  model::TransformerOptions options = model::transformer_options(teacher.config, teacher.shape);
+  options.sequence = {.ranks = context.sequence(), .exchange = plan::sequence_exchange(teacher.config, teacher.shape)};
   std::vector<model::TransformerStage> stages;
   for (const plan::StagePart& part : parts_of(teacher, context))
     stages.emplace_back(options, part, parameters, context.tensor());

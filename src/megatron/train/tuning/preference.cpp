@@ -7,6 +7,7 @@
 #include <ATen/ops/logsumexp.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
 
 #include <algorithm>
 #include <array>
@@ -18,6 +19,7 @@
 #include "megatron/base/files/checksum.h"
 #include "megatron/base/files/file.h"
 #include "megatron/checkpoint/files/safetensors.h"
+#include "megatron/comm/autograd.h"
 #include "megatron/comm/first_rank.h"
 #include "megatron/interchange/hugging_face/safetensors_folder.h"
 #include "megatron/train/iteration.h"
@@ -28,14 +30,24 @@ namespace {
 constexpr const char *kTensor = "log_probabilities", *kDigests = "answer_digests";
 constexpr std::int64_t kVocabDimension = -1;
 
-/// [b]: of each text the sum of the log-probabilities of its counted labels, in float32 or wider.
+/// [b]: of each text the sum of the log-probabilities of its counted labels, in float32 or wider. Of ranks that share
+/// sequences it is that of whole ones, and its gradient goes to each one's own tokens.
 at::Tensor log_probabilities(const model::TransformerStage& stage, at::Tensor x, const model::Batch& batch,
                              bool training) {
   at::Tensor logits_sbv = stage.logits(std::move(x), batch, training);
   if (logits_sbv.scalar_type() != at::kDouble) logits_sbv = logits_sbv.to(at::kFloat);
   const at::Tensor labels_sb = batch.labels_bs.t();
   const at::Tensor chosen = logits_sbv.gather(-1, labels_sb.unsqueeze(-1)).squeeze(-1);
-  return ((chosen - at::logsumexp(logits_sbv, at::IntArrayRef(kVocabDimension))) * batch.loss_mask_bs.t()).sum(0);
+  const at::Tensor own =
+      ((chosen - at::logsumexp(logits_sbv, at::IntArrayRef(kVocabDimension))) * batch.loss_mask_bs.t()).sum(0);
+  return comm::reduce_from_group(own, stage.options().sequence.ranks);
+}
+
+/// [b / 2]: whether the chosen answer of each pair has counted tokens, on some of the ranks that share sequences.
+at::Tensor counted_pairs(const model::Batch& batch, const comm::Group& sequence) {
+  const at::Tensor tokens = batch.loss_mask_bs.sum(1).slice(0, 0, batch.loss_mask_bs.size(0), 2).contiguous();
+  sequence.all_reduce(tokens);
+  return tokens.gt(0);
 }
 
 /// Every other element, from `first` on.
@@ -74,8 +86,8 @@ std::vector<double> compute_references(const plan::ResolvedRun& run, Engine& eng
       [&](std::size_t m) { return on_device(batches.get(samples[m]), engine.context.device()); }, false);
   engine.pipeline.use(own);
   std::vector<double> references(static_cast<std::size_t>(documents), 0.0);
-  // Ranks of the last stage alone have them; of those of tp each has all.
-  if (engine.context.tensor().rank() == 0)
+  // Ranks of the last stage alone have them; of those of tp, and of those that share sequences, each has all.
+  if (engine.context.tensor().rank() == 0 && engine.context.sequence().rank() == 0)
     for (std::size_t m = 0; m < evaluation.non_loss.size(); ++m)
       for (std::size_t i = 0; i < samples[m].size(); ++i)
         if (samples[m][i] != DatasetBatches::kNoSample)
@@ -159,14 +171,21 @@ ForwardStep preference_step(const config::DpoConfig& dpo) {
     const at::Tensor p = log_probabilities(stage, std::move(x), batch, training),
                      ratio = p - batch.reference_b.to(p.scalar_type());
     const at::Tensor margin = (of_pairs(ratio, 0) - of_pairs(ratio, 1)) * beta;
-    const auto counting = [](const model::Batch& of) { return of_pairs(of.loss_mask_bs.sum(1), 0).gt(0); };
-    const at::Tensor counts = counting(batch).to(p.scalar_type());
+    const comm::Group& sequence = stage.options().sequence.ranks;
+    const at::Tensor pairs = counted_pairs(batch, sequence), counts = pairs.to(p.scalar_type());
     at::Tensor losses = -at::log_sigmoid(margin);
     if (smoothing > 0) losses = losses * (1 - smoothing) - at::log_sigmoid(-margin) * smoothing;
     model::LossSum sum;
     sum.sum = (losses * counts).sum();
-    sum.count = static_cast<double>(counting(host_part(batch)).sum().item<std::int64_t>());
     sum.figures = figures_of(p.detach(), ratio.detach() * beta, counts);
+    if (sequence.rank() > 0) {  // the first has the value for all, each the gradient of its tokens
+      sum.sum = sum.sum - sum.sum.detach();
+      sum.figures = at::zeros_like(sum.figures);
+      return sum;
+    }
+    // Without asking the device, where the host can see whole sequences.
+    const at::Tensor known = sequence.size() == 1 ? counted_pairs(host_part(batch), sequence) : pairs;
+    sum.count = static_cast<double>(known.sum().item<std::int64_t>());
     return sum;
   };
   return {.loss = loss, .collected = {}, .figures = {kFigures.begin(), kFigures.end()}};
