@@ -256,7 +256,7 @@ class Teacher(Tuned):
         one = self.train("whole", *common)
         checked = ["--world-size", 4, "--guard.rerun_interval", 2]
         for options in (["--vpp", 2], ["--vpp", 2, "--schedule", "dualpipev"], ["--vpp", 2, "--schedule", "zb-v"],
-                        ["--schedule", "gpipe"], checked):
+                        ["--schedule", "gpipe"], ["--world-size", 4, "--cp", 2], checked):
             with self.subTest(options):
                 got = self.train("_".join(map(str, options)), *common, "--world-size", 2, "--pp", 2, *options)
                 for ours, theirs in zip(got, one, strict=True):
@@ -264,6 +264,22 @@ class Teacher(Tuned):
         message = run("train", self.place.recipe, "--tokenizer", self.place.tokenizer, *WORDS, *PLAIN, *common,
                       "--num-layers", 6, "--world-size", 6, "--pp", 6, "--train.out", self.place.path / "no", code=2)
         self.assertIn("distill.teacher must have a layer for each stage", message)
+
+
+    def test_a_student_with_experts_learns_as_without_a_teacher_where_that_has_no_share(self):
+        self.place.write_alike()
+        common = ["--data-path", self.place.path / "alike_text_document", "--seq-length", 24, "--micro-batch-size", 1,
+                  "--global-batch-size", 4, "--train.dtype", "fp64", "--num-experts", 4, "--moe-router-topk", 2,
+                  "--moe-aux-loss-coeff", 0.02, "--moe-z-loss-coeff", 0.01]
+        alone = self.train("alone", *common)
+        taught = ["--distill.teacher", self.base, "--distill.alpha"]
+        for ours, theirs in zip(self.train("no_share", *common, *taught, 0), alone, strict=True):
+            self.assertAlmostEqual(ours, theirs, delta=1e-12)
+        one = self.train("share", *common, *taught, 0.5)
+        self.assertGreater(abs(one[-1] - alone[-1]), 1e-3)
+        for ours, theirs in zip(self.train("ep2_pp2", *common, *taught, 0.5, "--world-size", 4, "--ep", 2, "--pp", 2),
+                                one, strict=True):
+            self.assertAlmostEqual(ours, theirs, delta=1e-12)
 
 
 @unittest.skipIf(MISSING, MISSING)

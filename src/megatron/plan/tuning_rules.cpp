@@ -99,8 +99,6 @@ void check_distillation(const config::RunConfig& config, Rules& rules) {
                 concat("distill.teacher is for model.architecture ",
                        config::names_with(&config::ModelTraits::causal, " or "), "."),
                 model.architecture, off);
-  rules.require(model.num_experts == 0, "distill.teacher excludes model.num_experts of the student.",
-                concat("num_experts ", model.num_experts), off);
   rules.require(model.head == "tokens", "distill.teacher needs model.head tokens.", model.head, off);
   rules.require(config.dpo.beta == 0, "distill.teacher excludes dpo.beta: each is a loss of its own.",
                 concat("dpo.beta ", config.dpo.beta), "--dpo.beta 0 (the default)");
