@@ -366,6 +366,19 @@ class Preferences(Tuned):
                 self.check_figures(name)
         self.assertGreater(self.figures[-1]["rewards/margins"], 0.1)
 
+    def test_experts_and_what_their_routers_add(self):
+        torch.manual_seed(6)
+        transformers.MixtralForCausalLM(transformers.MixtralConfig(
+            **{**SIZES, "intermediate_size": 16}, num_local_experts=4, num_experts_per_tok=2, sliding_window=None,
+            router_aux_loss_coef=0.0)).save_pretrained(self.base)
+        want = self.their_losses(0)
+        network = ["--use-checkpoint-args", "--ffn-hidden-size", 16, "--num-experts", 4]
+        for name, layout in (("alone", []), ("ep2_tp2", ["--world-size", 4, "--tp", 2, "--sp", "--ep", 2])):
+            self.check_losses(self.prefer(name, *network, *layout), want)
+        even = self.prefer("even", *network, "--moe-aux-loss-coeff", 0.1)
+        self.assertAlmostEqual(even[0], want[0], delta=1e-6)
+        self.assertGreater(abs(even[-1] - want[-1]), 1e-5)
+
     def test_label_smoothing(self):
         got = self.prefer("smoothed", "--dpo.label_smoothing", self.SMOOTHING)
         self.check_losses(got, self.their_losses(self.SMOOTHING))

@@ -121,6 +121,19 @@ inline std::vector<Layout> preference_layouts() {
       all.push_back(layout);
     }
   }
+  for (int kind = 1; kind <= 2; ++kind) {  // routers' losses are means over pairs too
+    std::vector<Layout> these;
+    these.push_back({.dp = 2, .micro_batch = 2, .ep = 2});
+    these.push_back({.tp = 2, .pp = 2, .micro_batch = 2, .sp = true, .schedule = "zb-h1"});
+    these.push_back({.pp = 2, .cp = 2, .dp = 2, .micro_batch = 2, .sharded = true, .ep = 2, .exchange = "p2p"});
+    for (Layout& layout : these) {
+      layout.preferences = true;
+      layout.with = beta;
+      layout.experts = kind;
+      layout.llama = 2;
+      all.push_back(layout);
+    }
+  }
   return all;
 }
 

@@ -281,7 +281,9 @@ RouterSite TransformerStage::Impl::router_site(const Batch& batch) const {
                                      : at::full({batch.tokens_bs.size(0)}, static_cast<double>(batch.tokens_bs.size(1)),
                                                 batch.tokens_bs.options().dtype(at::kDouble));
   options.sequence.ranks.all_reduce(tokens);
-  return {.sequence_weights_b = tokens * batch.auxiliary_scale,
+  // What the loss is a sum over: tokens, or pairs of texts.
+  const at::Tensor shares = batch.reference_b.defined() ? tokens.gt(0).to(at::kDouble) / 2 : tokens;
+  return {.sequence_weights_b = shares * batch.auxiliary_scale,
           .sequence = options.sequence.ranks,
           .loss_scale = batch.auxiliary_scale};
 }

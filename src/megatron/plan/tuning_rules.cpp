@@ -66,8 +66,6 @@ void check_dpo(const config::RunConfig& config, Rules& rules) {
                 concat("dpo.beta is for model.architecture ", config::names_with(&config::ModelTraits::causal, " or "),
                        ", which gives answers their probability."),
                 model.architecture, kOff);
-  rules.require(model.num_experts == 0, "dpo.beta excludes model.num_experts, whose routers have losses of their own.",
-                concat("num_experts ", model.num_experts), kOff);
   rules.require(model.head == "tokens", "dpo.beta needs model.head tokens.", model.head, kOff);
   const config::DataConfig& data = config.data;
   for (const auto& [option, on] : {std::pair{"data.sft", data.sft},
