@@ -55,9 +55,6 @@ TEST(Resolve, ShardsGradientsBesideTheOptimizerAlone) {
     optimizer.use_distributed_optimizer = true;
     EXPECT_EQ(refusal_of(config), "no error");
   }
-  config.lora.rank = 4;
-  EXPECT_THAT(refusal_of(config), HasSubstr("the frozen weights would stay whole"));
-  config.lora.rank = 0;
   optimizer.data_parallel_sharding_strategy = "no_shard";
   EXPECT_THAT(refusal_of(config), HasSubstr("no_shard must go without"));
   optimizer.data_parallel_sharding_strategy = "optim_grad";
