@@ -32,6 +32,7 @@
 #include "megatron/train/inputs.h"
 #include "megatron/train/iteration.h"
 #include "megatron/train/resume/run_folders.h"
+#include "megatron/train/tuning/distillation.h"
 
 namespace megatron::run {
 namespace {
@@ -244,7 +245,7 @@ int train(const TrainingJob& job, const TrainingOptions& options) {
   if (!meets) train::check_inputs(run, say);
   if (run.config.train.kernels != "auto") kernels::force_instruction_set(run.config.train.kernels);
   kernels::set_matmul_precision(run.config.train.matmul_precision);
-  check_memory(run, place, plan::Holding::Training);
+  check_memory(run, place, plan::Holding::Training, meets ? plan::Besides() : train::teacher_memory(run));
   check_memory_folder(run, place);
   if (starts) train::RunFolders{run.config};  // tried: the first rank's process will hold them
   std::optional<train::RunFolders> folders;   // held until the run ends
@@ -258,7 +259,7 @@ int train(const TrainingJob& job, const TrainingOptions& options) {
           if (meets) train::check_inputs(run, say);
         },
         beat);
-    check_gpu_memory(run, world, device, plan::Holding::Training);
+    check_gpu_memory(run, world, device, plan::Holding::Training, train::teacher_memory(run));
     comm::run_together(
         world,
         [&] {

@@ -19,6 +19,7 @@
 #include "megatron/interchange/weights.h"
 #include "megatron/model/options.h"
 #include "megatron/parallel/backward.h"
+#include "megatron/plan/cost/rank_buffers.h"
 #include "megatron/plan/cost/sequence_exchange.h"
 #include "megatron/plan/parameters/buffer_layout.h"
 #include "megatron/train/iteration.h"
@@ -167,6 +168,23 @@ struct Distillation {
 };
 
 }  // namespace
+
+plan::Besides teacher_memory(const plan::ResolvedRun& run) {
+  if (run.config.distill.teacher.empty()) return {};
+  const plan::ResolvedRun teacher = plan_teacher(run);
+  const config::ParallelConfig& parallel = run.config.parallel;
+  std::int64_t numbers = 0;  // of a tp-rank of one pipeline
+  for (int stage = 0; stage < parallel.pp; ++stage)
+    numbers += plan::buffer_layout(plan::model_parameters(teacher.shape, parallel.tp, 0,
+                                                          plan::parts_of_rank(teacher.parts, run.placement, stage)),
+                                   0)
+                   .size;
+  if (parallel.pp > 1)
+    numbers += run.microbatches_per_step * run.config.train.micro_batch_size * run.config.data.seq_length /
+               (parallel.cp * (parallel.sp ? parallel.tp : 1)) * teacher.shape.hidden;
+  return {.bytes = numbers * plan::element_bytes_of(run.config).value * (run.grid.world_size() / parallel.pp),
+          .what = "the weights of distill.teacher"};
+}
 
 void check_teacher(const plan::ResolvedRun& run) {
   const std::string& folder = run.config.distill.teacher;

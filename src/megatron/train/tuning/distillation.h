@@ -1,4 +1,5 @@
 #pragma once
+#include "megatron/plan/cost/memory_fit.h"
 #include "megatron/train/engine.h"
 
 // Distillation (Hinton et al. 2015): a student learns the probabilities that a teacher gives each token, besides the
@@ -14,6 +15,10 @@ namespace megatron::train {
 /// teacher's, exist at once on every rank of tp that holds the last stage. Keeps a reference to the engine. Collective
 /// over the world. Throws ConfigError on every rank where the teacher does not fit.
 ForwardStep distillation_step(const plan::ResolvedRun& run, Engine& engine);
+
+/// What the teacher of a run adds to the memory of its ranks: its weights, and in a pipeline the inputs of its last
+/// stage. Nothing without one. Reads its sizes; throws ConfigError where they are not there.
+plan::Besides teacher_memory(const plan::ResolvedRun& run);
 
 /// Throws ConfigError where the teacher is not there, or not a model of the student's tokens. Reads no weights.
 void check_teacher(const plan::ResolvedRun& run);
