@@ -29,7 +29,6 @@ ALLOWED = {
     "fill_sample_index": "sizes of which there is no file, 2^31 tokens and more, are tested without one",
     "add_dataset": "writes a whole pair again, which tests of damage begin with",
     "copy_to_group": "the pair of reduce_from_group: Megatron-LM's f, for models that are embedded",
-    "reduce_from_group": "the pair of copy_to_group: Megatron-LM's g, for models that are embedded",
 }
 
 
