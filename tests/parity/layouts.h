@@ -38,15 +38,16 @@ struct Layout {
   bool muon = false;          ///< optimizer.name, which sees whole matrices
   std::string with = {};      ///< options in their plain spelling, "schedule.decoupled_lr=0.01", separated by spaces
   std::string exchange = {};  ///< parallel.cp_comm_type
-  int latents = 0;         ///< of `llama`'s layers: 1 of keys and values, 2 of queries too, with values that are wider
-  bool documents = false;  ///< samples are packed with two of them
+  int latents = 0;           ///< of `llama`'s layers: 1 of keys and values, 2 of queries too, with values that are wider
+  bool documents = false;    ///< samples are packed with two of them
   bool preferences = false;  ///< the loss is that of dpo.beta, of pairs
+  std::string family = {};   ///< which `with` describes (family_layouts.h)
 
   int ranks() const { return tp * pp * cp * dp; }
 };
 
 inline std::string name_of(const Layout& layout) {
-  std::string name = "tp" + std::to_string(layout.tp);
+  std::string name = layout.family + (layout.family.empty() ? "tp" : "_tp") + std::to_string(layout.tp);
   if (layout.sp) name += "_sp";
   name += "_pp" + std::to_string(layout.pp);
   if (layout.vpp > 1) name += "_vpp" + std::to_string(layout.vpp);
@@ -74,7 +75,7 @@ inline std::string name_of(const Layout& layout) {
   if (layout.split > 0) name += "_split" + std::to_string(layout.split);
   if (layout.bert) name += layout.original ? "_original_bert" : "_bert";
   if (layout.muon) name += "_muon";
-  if (!layout.with.empty()) name += "_with_" + layout.with;
+  if (!layout.with.empty() && layout.family.empty()) name += "_with_" + layout.with;
   if (layout.gloo) name += "_gloo";
   for (char& c : name)
     if (std::isalnum(static_cast<unsigned char>(c)) == 0) c = '_';

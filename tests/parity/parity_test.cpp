@@ -25,6 +25,7 @@
 #include "megatron/train/tuning/preference.h"
 #include "tests/parity/encoder_decoder_layouts.h"
 #include "tests/parity/expert_layouts.h"
+#include "tests/parity/family_layouts.h"
 #include "tests/parity/fp8_layouts.h"
 #include "tests/parity/fully_sharded_layouts.h"
 #include "tests/parity/latent_layouts.h"
@@ -41,10 +42,11 @@ namespace megatron::train {
 namespace {
 
 /// Steps of the runs in double and in single precision: few, or MEGATRON_PARITY_STEPS. In half they have twice as many.
-/// Buffers that ranks share are in turn again in the third.
+/// Buffers that ranks share are in turn again in the third; all layouts of a family have as many, of one reference.
 std::int64_t number_of_steps(const Layout& layout) {
   const char* const named = std::getenv("MEGATRON_PARITY_STEPS");
-  return named != nullptr ? std::stoll(named) : layout.sharded || layout.pooled || layout.full ? 3 : 2;
+  const bool in_turns = layout.sharded || layout.pooled || layout.full || !layout.family.empty();
+  return named != nullptr ? std::stoll(named) : in_turns ? 3 : 2;
 }
 
 plan::ResolvedRun run_of(const Layout& layout, const char* dtype, std::int64_t steps) {
@@ -295,7 +297,8 @@ const Course& course_of_one(const Layout& layout, const char* dtype, std::int64_
                    .with = without_layout(layout.with),
                    .latents = layout.latents,
                    .documents = layout.documents,
-                   .preferences = layout.preferences};
+                   .preferences = layout.preferences,
+                   .family = layout.family};
   static std::map<std::tuple<std::string, std::string, std::int64_t, std::int64_t>, Course> known;
   const auto [found, is_new] = known.try_emplace({name_of(one), dtype, one.global_batch, steps});
   if (is_new) found->second = course_of(one, dtype, steps);
@@ -322,7 +325,8 @@ class Parity : public ::testing::TestWithParam<Layout> {
     // in another order may round to zero, or not, in the fewer digits of other data types; scores that do may send a
     // token to another expert, and one that no token chose has no gradient.
     const bool adapted = layout.with.find("lora") != std::string::npos;  // which train no biases
-    const bool key_biases = layout.llama == 0 && !layout.t5 && !adapted;
+    const bool none = !layout.family.empty() && layout.with.find("add_bias_linear=false") != std::string::npos;
+    const bool key_biases = layout.llama == 0 && !layout.t5 && !adapted && !none;
     const bool positions = key_biases && layout.with.find("rope") == std::string::npos;
     const bool exact = std::string_view(dtype) == "fp64";
     const int slack = key_biases ? 4 * 32 : exact ? 0 : 16;
@@ -455,6 +459,8 @@ INSTANTIATE_TEST_SUITE_P(MultiTokenLayouts, HalfPrecisionParity,
 INSTANTIATE_TEST_SUITE_P(MuonLayouts, Parity, ::testing::ValuesIn(muon_layouts()),
                          [](const auto& test) { return name_of(test.param); });
 INSTANTIATE_TEST_SUITE_P(OptionLayouts, Parity, ::testing::ValuesIn(option_layouts()),
+                         [](const auto& test) { return name_of(test.param); });
+INSTANTIATE_TEST_SUITE_P(FamilyLayouts, Parity, ::testing::ValuesIn(family_layouts()),
                          [](const auto& test) { return name_of(test.param); });
 INSTANTIATE_TEST_SUITE_P(EncoderLayouts, Parity, ::testing::ValuesIn(encoder_layouts()),
                          [](const auto& test) { return name_of(test.param); });
