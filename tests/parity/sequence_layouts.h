@@ -61,8 +61,24 @@ inline std::vector<Layout> sequence_layouts() {
     for (Layout& layout : some) {
       layout.experts = kind;
       layout.llama = 2;
-      layout.with = length + (kind == 3 ? " model.moe_expert_capacity_factor=0" : "");
+      layout.with = length;
       layout.exchange = "allgather";
+      all.push_back(layout);
+    }
+  }
+  // Capacities, of whole sequences too: what is dropped is one rank's choice, by counts or by positions.
+  for (const char* capacity : {"model.moe_expert_capacity_factor=0", "model.moe_expert_capacity_factor=0.5",
+                               "model.moe_expert_capacity_factor=0.75 model.moe_token_drop_policy=position"}) {
+    std::vector<Layout> some;
+    some.push_back({.cp = 3, .micro_batch = 4, .exchange = "p2p", .documents = true});
+    some.push_back({.cp = 2, .micro_batch = 2, .recompute = "full", .ep = 2, .exchange = "a2a"});
+    some.push_back({.tp = 2, .cp = 2, .micro_batch = 4, .sp = true, .ep = 4, .with = " parallel.etp=1"});
+    some.push_back({.pp = 2, .cp = 2, .dp = 2, .micro_batch = 2, .schedule = "zb-h1", .sharded = true, .full = true});
+    for (Layout& layout : some) {
+      layout.experts = 3;
+      layout.llama = 2;
+      layout.with = length + " " + capacity + layout.with;
+      if (layout.exchange.empty()) layout.exchange = "allgather";
       all.push_back(layout);
     }
   }

@@ -21,10 +21,6 @@ void check_sequence_shares(const config::RunConfig& config, Rules& rules) {
                 concat("cp ", cp, ", model.head ", model.head), "--cp 1 (the default)");
   rules.require(!parallel.variable_seq_lengths, "parallel.cp needs samples of one length.",
                 "parallel.variable_seq_lengths true", "--parallel.variable_seq_lengths false (the default)");
-  rules.require(model.moe_expert_capacity_factor == 0,
-                "model.moe_expert_capacity_factor counts the copies of whole sequences, which parallel.cp divides.",
-                concat("cp ", cp, ", moe_expert_capacity_factor ", model.moe_expert_capacity_factor),
-                "--cp 1 (the default)");
   // Two chunks of each rank and, where tp splits the stream too, parts of one length of both together.
   const bool by_sequence = parallel.sp || config.train.distribute_saved_activations;
   const std::int64_t unit = by_sequence ? std::lcm(2 * cp, cp * tp) : 2 * cp;

@@ -266,7 +266,7 @@ void ExpertLayer::route(Inner& inner, const at::Tensor& x_rh, std::int64_t batch
       chosen_experts(inner.logits, spec_.router, spec_.top_k, bias_ ? bias_->arrived().detach() : at::Tensor());
   inner.weights = expert_weights(inner.logits, inner.experts, spec_.router);
   const bool drops = spec_.capacity_factor > 0 && site.training;
-  const auto kept = drops ? kept_experts(inner.experts, inner.weights, spec_, batch) : inner.experts;
+  const auto kept = drops ? kept_experts(inner.experts, inner.weights, spec_, batch, site.sequence) : inner.experts;
   if (drops && apart()) inner.dropped = static_cast<double>(kept.lt(0).sum().item<std::int64_t>());
   inner.routes.emplace(routes_of(kept, inner.experts));
 }

@@ -23,6 +23,7 @@
 #include <utility>
 
 #include "megatron/kernels/experts.h"
+#include "megatron/model/sequence/exchanges.h"
 
 namespace megatron::model {
 namespace {
@@ -69,7 +70,16 @@ at::Tensor chosen_experts(const at::Tensor& logits, const plan::Router& router, 
 }
 
 at::Tensor kept_experts(const at::Tensor& experts, const at::Tensor& weights, const plan::Experts& spec,
-                        std::int64_t batch) {
+                        std::int64_t batch, const comm::Group& ranks) {
+  if (ranks.size() > 1) {
+    const auto whole = [&](const at::Tensor& rows) {
+      const auto shaped = rows.detach().reshape({-1, batch, spec.top_k});
+      return sequence::by_position(ranks.all_gather(shaped), ranks.size()).flatten(0, 1);
+    };
+    const auto kept = kept_experts(whole(experts), whole(weights), spec, batch);
+    const auto by_rank = sequence::by_rank(kept.view({-1, batch, spec.top_k}), ranks.size());
+    return by_rank.chunk(ranks.size())[static_cast<std::size_t>(ranks.rank())].reshape(experts.sizes());
+  }
   const auto by_sequence = experts.view({-1, batch, spec.top_k});
   const std::int64_t tokens = by_sequence.size(0), capacity = spec.capacity(tokens);
   const auto chosen = at::zeros({tokens, batch, spec.count}, experts.options()).scatter_(-1, by_sequence, 1);

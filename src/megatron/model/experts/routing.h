@@ -22,9 +22,10 @@ at::Tensor chosen_experts(const at::Tensor& logits, const plan::Router& router, 
 
 /// `experts` [T, k] of sequences of T / b tokens, with -1 in place of each copy that exceeds an expert's capacity,
 /// ceil(tokens * k / E * factor) of each sequence by itself. The first tokens are kept or, with Drop::Least, those for
-/// which the expert counts most, by `weights` [T, k].
+/// which the expert counts most, by `weights` [T, k]. Ranks that share sequences have T tokens of them each, and keep
+/// what one rank would of the whole: collective over `ranks`, two all-gathers of [T, k].
 at::Tensor kept_experts(const at::Tensor& experts, const at::Tensor& weights, const plan::Experts& spec,
-                        std::int64_t batch);
+                        std::int64_t batch, const comm::Group& ranks = {});
 
 /// What each of `experts` counts for its token, [T, k] of the type of the logits [T, E]. Differentiable.
 at::Tensor expert_weights(const at::Tensor& logits, const at::Tensor& experts, const plan::Router& router);
