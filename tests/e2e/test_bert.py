@@ -85,7 +85,8 @@ class Bert(unittest.TestCase):
         self.assertRegex(lines, r"\| lm loss: \S+ \| sop loss: \S+ \| loss scale")
         valid = self.metrics("run", "valid_loss")
         self.assertAlmostEqual(valid[-1]["valid_loss"], valid[-1]["valid_lm_loss"] + valid[-1]["valid_sop_loss"])
-        self.train("again", "--load", self.path / "run/checkpoints/iter_0000050", "--world-size", 2, "--pp", 2)
+        self.train("again", "--load", self.path / "run/checkpoints/iter_0000050", "--world-size", 4, "--pp", 2,
+                   "--cp", 2)
         again = self.metrics("again")
         self.assertEqual([step["iteration"] for step in again], list(range(51, 101)))
         for one, other in zip(again, steps[50:]):

@@ -29,6 +29,7 @@ struct Model {
   bool documents = false, dropout = false;
   double soft_cap = 0;
   bool sinks = false;
+  bool encoder = false, padding = false;
 };
 const Model kModels[] = {{.name = "plain"},
                          {.name = "dropped", .dropout = true},
@@ -36,7 +37,11 @@ const Model kModels[] = {{.name = "plain"},
                          {.name = "window", .window = 5, .dropout = true},
                          {.name = "documents", .documents = true},
                          {.name = "all", .ratio = 2, .window = 4, .documents = true, .dropout = true, .soft_cap = 2},
-                         {.name = "sinks", .ratio = 2, .window = 4, .documents = true, .dropout = true, .sinks = true}};
+                         {.name = "sinks", .ratio = 2, .window = 4, .documents = true, .dropout = true, .sinks = true},
+                         {.name = "both sides", .dropout = true, .encoder = true},
+                         {.name = "padding", .ratio = 2, .dropout = true, .encoder = true, .padding = true},
+                         {.name = "window on both sides", .window = 4, .dropout = true, .encoder = true},
+                         {.name = "wide window and padding", .window = 9, .encoder = true, .padding = true}};
 
 /// Rows of x that a rank has.
 at::Tensor part(const at::Tensor& x, int ranks, int rank) {
@@ -55,11 +60,14 @@ kernels::AttentionOptions options_of(const Model& model) {
     first_key[1].narrow(0, 13, 11).fill_(13);
   }
   plan::SelfAttention attention;
+  attention.causal = !model.encoder;
   attention.variant.sliding_window = model.window;
   attention.variant.attn_logit_softcapping = model.soft_cap;
   auto options = attention_options(attention, {.s = kTokens, .b = kBatch, .first_key_bs = first_key});
   if (model.dropout) options.dropout = {.p = 0.3, .key = 77, .sample_ids = at::tensor(std::vector<std::int64_t>{5, 9})};
   options.head_offset = 3;
+  // Of the shorter one whole pieces are padding.
+  if (model.padding) options.key_lengths = at::tensor(std::vector<std::int32_t>{5, 17}, at::kInt);
   if (model.sinks) options.sinks = at::randn({model.groups * model.ratio}, at::kDouble);
   return options;
 }
@@ -110,8 +118,9 @@ TEST(SharedAttention, IsThatOfOneRankThatHasTheWholeSequence) {
 }
 
 TEST(SharedAttention, RoundsHalvesAsOneRankDoes) {
-  for (const auto exchange : {SequenceExchange::AllGather, SequenceExchange::AllToAll, SequenceExchange::Ring})
-    expect_that_of_one_rank(kModels[5], 2, exchange, at::kBFloat16, 2e-2);
+  for (const Model& model : {kModels[5], kModels[8]})
+    for (const auto exchange : {SequenceExchange::AllGather, SequenceExchange::AllToAll, SequenceExchange::Ring})
+      expect_that_of_one_rank(model, 2, exchange, at::kBFloat16, 2e-2);
 }
 
 TEST(SharedSequence, SaysWhereRowsLie) {

@@ -66,6 +66,15 @@ inline std::vector<Layout> option_layouts() {
   return all;
 }
 
+/// A RoBERTa and a ModernBERT, as options.
+inline const char kRoberta[] =
+    "model.bert_binary_head=false model.num_tokentypes=1 model.position_offset=2 model.activation=gelu";
+inline const char kModernBert[] =
+    "model.bert_binary_head=false model.num_tokentypes=0 model.activation=gelu model.gated_linear_unit=true "
+    "model.add_bias_linear=false model.masked_lm_bias=false model.norm_bias=false model.embedding_layernorm=true "
+    "model.position_embedding_type=rope model.sliding_window=3 model.window_attn_skip_freq=3 "
+    "model.window_attn_skip_first=true model.rotary_base_local=100";
+
 /// Encoders: a RoBERTa, whose positions begin at another row of their embedding, and a ModernBERT, with windows on both
 /// sides in most layers and another base of positions there, normalized embeddings, and norms without bias.
 inline std::vector<Layout> encoder_layouts() {
@@ -90,14 +99,9 @@ inline std::vector<Layout> encoder_layouts() {
       all.push_back(layout);
     }
   };
-  const std::string alone = "model.bert_binary_head=false optimizer.clip_grad=0.02 ";
-  add(alone + "model.num_tokentypes=1 model.position_offset=2 model.activation=gelu", true);
-  add(alone +
-          "model.num_tokentypes=0 model.activation=gelu model.gated_linear_unit=true model.add_bias_linear=false "
-          "model.masked_lm_bias=false model.norm_bias=false model.embedding_layernorm=true "
-          "model.position_embedding_type=rope model.sliding_window=3 model.window_attn_skip_freq=3 "
-          "model.window_attn_skip_first=true model.rotary_base_local=100",
-      false);
+  const std::string clip = "optimizer.clip_grad=0.02 ";
+  add(clip + kRoberta, true);
+  add(clip + kModernBert, false);
   return all;
 }
 

@@ -408,6 +408,11 @@ std::vector<Layout> emulated_layouts() {
            .micro_batch = 2,
            .bert = true,
            .with = "model.sliding_window=3 model.window_attn_skip_freq=2 model.norm_bias=false"},
+          {.cp = 3,
+           .micro_batch = 2,
+           .bert = true,
+           .with = "model.sliding_window=3 model.window_attn_skip_freq=2 model.norm_bias=false",
+           .exchange = "p2p"},
           {.tp = 2, .micro_batch = 4, .t5 = true},
           {.cp = 2, .micro_batch = 2, .llama = 2, .exchange = "p2p", .documents = true}};
 }
@@ -439,6 +444,11 @@ INSTANTIATE_TEST_SUITE_P(ExpertLayouts, Parity, ::testing::ValuesIn(expert_layou
 INSTANTIATE_TEST_SUITE_P(ExpertSliceLayouts, Parity, ::testing::ValuesIn(expert_slice_layouts()),
                          [](const auto& test) { return name_of(test.param); });
 INSTANTIATE_TEST_SUITE_P(SequenceLayouts, Parity, ::testing::ValuesIn(sequence_layouts()),
+                         [](const auto& test) { return name_of(test.param); });
+INSTANTIATE_TEST_SUITE_P(EncoderSequenceLayouts, Parity, ::testing::ValuesIn(encoder_sequence_layouts()),
+                         [](const auto& test) { return name_of(test.param); });
+INSTANTIATE_TEST_SUITE_P(EncoderSequenceLayouts, HalfPrecisionParity,
+                         ::testing::ValuesIn(every_nth(9, encoder_sequence_layouts())),
                          [](const auto& test) { return name_of(test.param); });
 INSTANTIATE_TEST_SUITE_P(StageLayouts, Parity, ::testing::ValuesIn(stage_layouts()),
                          [](const auto& test) { return name_of(test.param); });

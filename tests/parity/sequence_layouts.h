@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "tests/parity/layouts.h"
+#include "tests/parity/option_layouts.h"
 
 namespace megatron::train {
 
@@ -82,6 +83,43 @@ inline std::vector<Layout> sequence_layouts() {
       all.push_back(layout);
     }
   }
+  return all;
+}
+
+/// Encoders whose sequences ranks share, a BERT, a RoBERTa and a ModernBERT: padding, masked tokens that not every rank
+/// has, and a first token that one rank has.
+inline std::vector<Layout> encoder_sequence_layouts() {
+  const std::string length = "data.seq_length=24 model.max_position_embeddings=28 optimizer.clip_grad=0.02 ";
+  std::vector<Layout> all;
+  const auto add = [&](const std::string& with, bool original) {
+    for (const char* exchange : {"allgather", "p2p", "a2a"}) {
+      std::vector<Layout> some;
+      some.push_back({.cp = 2, .micro_batch = 2});
+      some.push_back({.tp = 2, .cp = 2, .micro_batch = 4, .sp = true, .recompute = "full"});
+      some.push_back({.pp = 2, .cp = 2, .micro_batch = 4, .schedule = "zb-h1", .recompute = "selective"});
+      some.push_back({.pp = 2, .vpp = 2, .cp = 2, .micro_batch = 4, .untied = true});
+      some.push_back({.cp = 2, .dp = 2, .micro_batch = 4, .sharded = true, .pooled = true});
+      if (std::string(exchange) != "a2a") {  // which divides heads
+        some.push_back({.cp = 3, .micro_batch = 4});
+        some.push_back({.tp = 2, .pp = 2, .cp = 2, .dp = 2, .micro_batch = 2, .sp = true, .sharded = true});
+        some.push_back({.tp = 2, .cp = 3, .micro_batch = 8, .sp = true});
+      } else {
+        some.push_back({.cp = 4, .micro_batch = 2});
+        some.push_back({.cp = 2, .dp = 2, .micro_batch = 2, .sharded = true, .full = true});
+      }
+      for (Layout& layout : some) {
+        layout.bert = true;
+        layout.original = original;
+        layout.exchange = exchange;
+        layout.with = length + with;
+        all.push_back(layout);
+      }
+    }
+  };
+  add("model.activation=gelu", false);
+  add("model.activation=gelu", true);
+  add(kRoberta, true);
+  add(kModernBert, false);
   return all;
 }
 

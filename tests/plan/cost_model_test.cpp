@@ -232,6 +232,12 @@ TEST(StepCost, ComputesAttentionOfSharedSequencesInThePiecesOfTheirWay) {
   const double met = 36.0 / 64;
   EXPECT_NEAR(attention(4, "allgather"), met * unit * slower(8) * slower(1) / 4, 1e-9 * one);
   EXPECT_NEAR(attention(4, "p2p"), met * unit * slower(8) * slower(8) / 4, 1e-9 * one);
+  // An encoder's all meet.
+  config.model.architecture = "bert";
+  EXPECT_NEAR(attention(1, "auto"), one, 1e-9 * one);
+  EXPECT_NEAR(attention(4, "a2a"), one / 4, 1e-9 * one);
+  EXPECT_NEAR(attention(4, "allgather"), unit * slower(8) * slower(1) / 4, 1e-9 * one);
+  EXPECT_NEAR(attention(4, "p2p"), unit * slower(8) * slower(8) / 4, 1e-9 * one);
 }
 
 TEST(StepCost, ComputesAttentionInOneKernelAtItsOwnRates) {

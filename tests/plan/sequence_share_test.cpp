@@ -75,6 +75,7 @@ TEST(SharedSequences, AreRefusedWhereTheyDoNotFit) {
   using config::RunConfig;
   EXPECT_EQ(refusal_of(shared(), [](RunConfig&) {}), "no error");
   EXPECT_EQ(refusal_of(shared(), [](RunConfig& c) { c.parallel.cp_comm_type = "a2a"; }), "no error");
+  EXPECT_EQ(refusal_of(shared(), [](RunConfig& c) { c.model.architecture = "bert"; }), "no error");
   EXPECT_EQ(refusal_of(shared(),
                        [](RunConfig& c) {
                          c.model.num_experts = 4;
@@ -92,7 +93,12 @@ TEST(SharedSequences, AreRefusedWhereTheyDoNotFit) {
          c.parallel.sp = true;
          c.data.seq_length = 64;
        }},
-      {"parallel.cp is for model.architecture", [](RunConfig& c) { c.model.architecture = "bert"; }},
+      {"parallel.cp is for models of one stack of layers",
+       [](RunConfig& c) {
+         c.model.architecture = "t5";
+         c.model.position_embedding_type = "relative";
+         c.data.decoder_seq_length = 64;
+       }},
       {"not for the head of a task",
        [](RunConfig& c) {
          c.model.head = "classes";
@@ -172,7 +178,7 @@ config::RunConfig shared_by(int cp, const char* way, const char* dtype = "fp32")
 }
 
 /// What a ring's rank 0 reads and writes, walked through: bytes of queries' width, and of keys and values'.
-MovedBytes walked_ring(int ranks, double rows, double queries, double keys, double element) {
+MovedBytes walked_ring(int ranks, double rows, double queries, double keys, double element, bool causal) {
   const double wide = std::max(element, 4.0), piece = rows / 2;
   MovedBytes moved;
   const auto copy = [&](double& sum, double numbers) { sum += 2 * numbers * element; };
@@ -185,7 +191,7 @@ MovedBytes walked_ring(int ranks, double rows, double queries, double keys, doub
     if (owner > 0) moved.backward += 3 * rows * keys * wide;  // a sum that has come is added
     for (const Positions& own : SequenceShare{ranks, 0}.pieces(2 * ranks))
       for (const Positions& seen : SequenceShare{ranks, owner}.pieces(2 * ranks)) {
-        if (seen.begin > own.begin) continue;
+        if (causal && seen.begin > own.begin) continue;
         // The sum so far times a factor, what came times one, and both added.
         moved.forward += piece * queries * (2 * wide + (element + wide) + 3 * wide);
         moved.backward += piece * (queries + keys) * (2 * wide + element);
@@ -197,15 +203,16 @@ MovedBytes walked_ring(int ranks, double rows, double queries, double keys, doub
 }
 
 TEST(SharedSequences, MoveWhatEachWayCopies) {
-  for (const char* dtype : {"bf16", "fp64"})
+  for (const auto& [dtype, causal] : {std::pair{"bf16", true}, {"fp64", true}, {"bf16", false}})
     for (const int cp : {2, 4, 8}) {
-      const config::RunConfig config = shared_by(cp, "p2p", dtype);
+      config::RunConfig config = shared_by(cp, "p2p", dtype);
+      if (!causal) config.model.architecture = "bert";
       const SelfAttention attention = resolve(config).shape.layer(0).attention();
       const double element = std::string(dtype) == "bf16" ? 2 : 8;
       const double rows = static_cast<double>(config.train.micro_batch_size * config.data.seq_length) / cp,
                    queries = static_cast<double>(attention.query_rows()),
                    keys = 2 * static_cast<double>(attention.key_rows());
-      const MovedBytes want = walked_ring(cp, rows, queries, keys, element),
+      const MovedBytes want = walked_ring(cp, rows, queries, keys, element, causal),
                        got = moved_bytes(config, attention, SequenceExchange::Ring);
       EXPECT_NEAR(got.forward, want.forward, 1e-9 * want.forward) << cp;
       EXPECT_NEAR(got.backward, want.backward, 1e-9 * want.backward) << cp;
@@ -222,9 +229,9 @@ TEST(SharedSequences, MoveWhatEachWayCopies) {
       expect(SequenceExchange::AllToAll, there + 2 * 2 * q, there + 2 * (3 * 2 + 2) * q + there);
       // Keys and values of the rank put together, those of all by position; the outputs of both pieces put together.
       // Backward the former again; gradients zeroed, the second piece's added, which ends at half of the sequence on
-      // the last rank, then by rank, and the rank's own copied.
-      const double whole = cp * k, gathered = 2 * k + 2 * whole;
-      expect(SequenceExchange::AllGather, gathered + 2 * q, gathered + whole + 3 * whole / 2 + 2 * whole + 2 * k);
+      // the last rank where attention is causal, then by rank, and the rank's own copied.
+      const double whole = cp * k, gathered = 2 * k + 2 * whole, second = causal ? whole / 2 : whole;
+      expect(SequenceExchange::AllGather, gathered + 2 * q, gathered + whole + 3 * second + 2 * whole + 2 * k);
     }
 }
 

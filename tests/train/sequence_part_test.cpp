@@ -48,6 +48,21 @@ TEST(SequencePart, KeepsPositionsThatBeginAgainAndCutsTheHostsCopyToo) {
   }
 }
 
+TEST(SequencePart, HasABertsTypesAndTheOrderOfItsSegmentsOnce) {
+  auto batch = sixteen_tokens();
+  batch.token_types_bs = batch.tokens_bs.remainder(3);
+  batch.key_lengths_b = at::arange(9, 11, at::kInt);
+  batch.sentence_labels_b = at::arange(2, at::kLong);
+  for (const int rank : {0, 1}) {
+    const auto part = sequence_part(batch, {.ranks = 2, .rank = rank});
+    EXPECT_EQ(numbers(part.token_types_bs), numbers(part.tokens_bs.remainder(3)));
+    EXPECT_EQ(numbers(part.key_lengths_b.to(at::kLong)), (std::vector<std::int64_t>{9, 10})) << "of whole samples";
+    const std::vector<std::int64_t> order =
+        rank == 0 ? std::vector<std::int64_t>{0, 1} : std::vector<std::int64_t>{-1, -1};
+    EXPECT_EQ(numbers(part.sentence_labels_b), order) << "counted where the first token is";
+  }
+}
+
 TEST(SequencePart, IsTheBatchItselfOfOneRank) {
   const auto batch = sixteen_tokens();
   const auto part = sequence_part(batch, {});

@@ -12,11 +12,8 @@ void check_sequence_shares(const config::RunConfig& config, Rules& rules) {
   const std::int64_t cp = parallel.cp, tp = parallel.tp, length = config.data.seq_length;
   if (cp <= 1 || cp > kMaxRanks || tp < 1 || tp > kMaxRanks) return;
   const config::ModelTraits& traits = config::model_traits(model.architecture);
-  rules.require(
-      traits.causal && !traits.encoder_decoder,
-      concat("parallel.cp is for model.architecture ", config::names_with(&config::ModelTraits::causal, " or "),
-             ", whose tokens see those before them."),
-      concat("cp ", cp, ", ", model.architecture), "--cp 1 (the default)");
+  rules.require(!traits.encoder_decoder, "parallel.cp is for models of one stack of layers.",
+                concat("cp ", cp, ", ", model.architecture), "--cp 1 (the default)");
   rules.require(model.head == "tokens", "parallel.cp is for training on tokens, not for the head of a task.",
                 concat("cp ", cp, ", model.head ", model.head), "--cp 1 (the default)");
   rules.require(!parallel.variable_seq_lengths, "parallel.cp needs samples of one length.",

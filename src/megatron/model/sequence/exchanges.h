@@ -24,8 +24,11 @@ struct Piece {
 /// The pieces of rank `rank`, where each rank has `rows` tokens of a sequence.
 std::vector<Piece> pieces_of(int ranks, int rank, std::int64_t rows);
 
-/// `options` of a whole sequence of `length` tokens for some of its queries and keys: these end where the queries end,
-/// or before the first of them.
+/// The keys that some of `queries` may see end before this position of a sequence of `length` tokens.
+std::int64_t end_of_seen(const AttentionOptions& options, std::int64_t length, const plan::Positions& queries);
+
+/// `options` of a whole sequence of `length` tokens for some of its queries and keys, which end at end_of_seen() of the
+/// queries or before.
 AttentionOptions options_of_part(const AttentionOptions& options, std::int64_t length, const plan::Positions& queries,
                                  const plan::Positions& keys);
 

@@ -4,8 +4,8 @@
 
 #include "megatron/model/sequence/exchanges.h"
 
-// Every rank gathers the keys and values of the whole sequence. A piece of its queries then is the end of a shorter
-// sequence: attention over the keys up to the piece's last token.
+// Every rank gathers the keys and values of the whole sequence. In causal attention a piece of its queries then is the
+// end of a shorter sequence: attention over the keys up to the piece's last token.
 namespace megatron::model::sequence {
 namespace {
 
@@ -20,10 +20,10 @@ AttentionOutput gathered_attention(const comm::Group& ranks, const Triple& in, c
   const at::Tensor all = gathered(ranks, in);
   std::vector<at::Tensor> outs, logsumexps;
   for (const Piece& piece : pieces_of(ranks.size(), ranks.rank(), in.q.size(0))) {
-    const at::Tensor seen = all.narrow(0, 0, piece.positions.end);
-    const auto made =
-        kernels::attention(piece.rows(in.q), seen.select(3, 0), seen.select(3, 1),
-                           options_of_part(options, all.size(0), piece.positions, {0, piece.positions.end}));
+    const std::int64_t end = end_of_seen(options, all.size(0), piece.positions);
+    const at::Tensor seen = all.narrow(0, 0, end);
+    const auto made = kernels::attention(piece.rows(in.q), seen.select(3, 0), seen.select(3, 1),
+                                         options_of_part(options, all.size(0), piece.positions, {0, end}));
     outs.push_back(made.out);
     logsumexps.push_back(made.logsumexp);
   }
@@ -36,14 +36,15 @@ void gathered_attention_backward(const comm::Group& ranks, const at::Tensor& dou
   const auto pieces = pieces_of(ranks.size(), ranks.rank(), in.q.size(0));
   for (std::size_t i = pieces.size(); i-- > 0;) {
     const Piece& piece = pieces[i];
-    const at::Tensor seen = all.narrow(0, 0, piece.positions.end), sum = gradients.narrow(0, 0, piece.positions.end);
+    const std::int64_t end = end_of_seen(options, all.size(0), piece.positions);
+    const at::Tensor seen = all.narrow(0, 0, end), sum = gradients.narrow(0, 0, end);
     const bool first = i + 1 == pieces.size();  // the longest, which nothing is added to yet
     const at::Tensor own = first ? sum : at::empty(sum.sizes(), sum.options());
     const AttentionOutput of_piece{piece.rows(forward.out),
                                    forward.logsumexp.narrow(2, piece.row, piece.positions.size()).contiguous()};
     kernels::attention_backward(piece.rows(dout), piece.rows(in.q), seen.select(3, 0), seen.select(3, 1), of_piece,
-                                options_of_part(options, all.size(0), piece.positions, {0, piece.positions.end}),
-                                piece.rows(into.q), own.select(3, 0), own.select(3, 1));
+                                options_of_part(options, all.size(0), piece.positions, {0, end}), piece.rows(into.q),
+                                own.select(3, 0), own.select(3, 1));
     if (!first) sum.add_(own);
   }
   const at::Tensor mine = ranks.reduce_scatter(by_rank(gradients, ranks.size()));

@@ -7,6 +7,7 @@
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 
+#include <algorithm>
 #include <limits>
 #include <utility>
 
@@ -43,12 +44,15 @@ class Turn {
   comm::WorkHandle sent_, received_;
 };
 
-/// Calls visit(queries, keys) for each of this rank's pieces and each of `owner`'s that it sees.
+/// Calls visit(queries, keys) for each of this rank's pieces and of each of `owner`'s what it sees.
 template <class Visit>
-void for_each_seen(const comm::Group& ranks, int owner, std::int64_t rows, const Visit& visit) {
+void for_each_seen(const comm::Group& ranks, int owner, std::int64_t rows, const AttentionOptions& options,
+                   const Visit& visit) {
   for (const Piece& queries : pieces_of(ranks.size(), ranks.rank(), rows))
-    for (const Piece& keys : pieces_of(ranks.size(), owner, rows))
-      if (keys.positions.begin <= queries.positions.begin) visit(queries, keys);
+    for (Piece keys : pieces_of(ranks.size(), owner, rows)) {
+      keys.positions.end = std::min(keys.positions.end, end_of_seen(options, rows * ranks.size(), queries.positions));
+      if (keys.positions.size() > 0) visit(queries, keys);
+    }
 }
 
 /// Whose keys a rank holds after `step` steps.
@@ -78,7 +82,7 @@ AttentionOutput ring_attention(const comm::Group& ranks, const Triple& in, const
   for (int step = 0; step < ranks.size(); ++step) {
     const bool more = step + 1 < ranks.size();
     Turn turn = more ? Turn(ranks, held, at::empty_like(held), kKeysTag) : Turn();
-    for_each_seen(ranks, owner_after(ranks, step), s, [&](const Piece& queries, const Piece& keys) {
+    for_each_seen(ranks, owner_after(ranks, step), s, options, [&](const Piece& queries, const Piece& keys) {
       const at::Tensor seen = keys.rows(held);
       AttentionOptions part = options_of_part(options, s * ranks.size(), queries.positions, keys.positions);
       if (keys.positions.begin != queries.positions.begin) part.sinks = at::Tensor();  // which are there once
@@ -101,7 +105,7 @@ void ring_attention_backward(const comm::Group& ranks, const at::Tensor& dout, c
     const bool more = step + 1 < ranks.size();
     Turn turn = more ? Turn(ranks, held, at::empty_like(held), kKeysTag) : Turn();
     at::Tensor own = at::zeros_like(held, held.options().dtype(wide(held)));
-    for_each_seen(ranks, owner_after(ranks, step), s, [&](const Piece& queries, const Piece& keys) {
+    for_each_seen(ranks, owner_after(ranks, step), s, options, [&](const Piece& queries, const Piece& keys) {
       const at::Tensor seen = keys.rows(held), dseen = at::empty_like(seen);
       const at::Tensor dqueries = at::empty(queries.rows(in.q).sizes(), in.q.options());
       const AttentionOutput of_piece{queries.rows(forward.out),

@@ -4,6 +4,7 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/stack.h>
 
+#include <algorithm>
 #include <stdexcept>
 #include <vector>
 
@@ -19,13 +20,21 @@ std::vector<Piece> pieces_of(int ranks, int rank, std::int64_t rows) {
   return pieces;
 }
 
+std::int64_t end_of_seen(const AttentionOptions& options, std::int64_t length, const plan::Positions& queries) {
+  return options.causal ? std::min(length, queries.end + options.ahead) : length;
+}
+
 AttentionOptions options_of_part(const AttentionOptions& options, std::int64_t length, const plan::Positions& queries,
                                  const plan::Positions& keys) {
+  if (keys.end > end_of_seen(options, length, queries))
+    throw std::logic_error("keys behind those that the queries see");
   AttentionOptions part = options;
-  if (keys.end <= queries.begin)
-    part.causal = false;  // all are seen
-  else if (keys.end != queries.end)
-    throw std::logic_error("keys that end within the queries");
+  if (options.causal) {
+    // The kernel lines up the ends of queries and keys.
+    part.causal = keys.end > queries.begin + options.ahead;  // else all are seen
+    part.ahead = part.causal ? options.ahead + queries.end - keys.end : 0;
+  }
+  if (options.key_lengths.defined()) part.key_lengths = options.key_lengths.sub(keys.begin).clamp_(0, keys.size());
   if (options.first_key.defined()) {
     part.first_key = options.first_key.narrow(1, queries.begin, queries.size());
     if (keys.begin > 0) part.first_key = part.first_key.sub(keys.begin).clamp_min_(0);
@@ -59,8 +68,7 @@ at::Tensor keys_and_values(const at::Tensor& k, const at::Tensor& v) { return at
 namespace {
 
 void check_shared(const kernels::AttentionOptions& options) {
-  if (!options.causal || options.bias.defined() || options.key_lengths.defined())
-    throw std::logic_error("sequences that ranks share are causal, without biases and padding");
+  if (options.bias.defined()) throw std::logic_error("sequences that ranks share are without biases");
 }
 
 }  // namespace

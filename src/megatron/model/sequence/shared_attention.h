@@ -23,7 +23,7 @@ struct SharedSequence {
 ///
 ///   q        [s, b, g, n/g, d], or [s, b, n, d] where each head has its own key and value
 ///   k, v     [s, b, g, d]
-///   options  of the whole sequence: causal, first_key [b, S], dropout by positions in it; no bias, no key_lengths
+///   options  of the whole sequence: first_key [b, S], key_lengths, dropout by positions in it; no bias
 ///   returns  out [s, b, n, d]; logsumexp of as many numbers as [b, n, s], for the backward pass alone
 ///
 /// Collective over sequence.ranks: AllGather one all-gather of k and v; AllToAll one all-to-all of q, k and v, one of

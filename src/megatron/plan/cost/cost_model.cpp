@@ -193,9 +193,10 @@ class Pieces {
     return hardware_.software.whole_square ? computed_square() : core.share;
   }
   /// Of the square of queries and keys, what is not left out piece by piece: of 2n pieces, the queries of each meet the
-  /// keys of those up to their own.
+  /// keys of those up to their own, where attention is causal.
   double computed_square() const {
-    return cp_ > 1 && exchange_ != SequenceExchange::AllToAll ? (2 * cp_ + 1) / (4 * cp_) : 1;
+    const bool by_piece = cp_ > 1 && exchange_ != SequenceExchange::AllToAll && run_.shape.causal;
+    return by_piece ? (2 * cp_ + 1) / (4 * cp_) : 1;
   }
 
   Product product_of(const Linear& linear, const LayerSpec& layer, const LayerTokens& tokens) const {

@@ -51,12 +51,12 @@ std::int64_t gathered_bytes(const config::RunConfig& config, const ModelShape& s
 MovedBytes moved_bytes(const config::RunConfig& config, const SelfAttention& attention, SequenceExchange exchange) {
   const auto number = [](std::int64_t value) { return static_cast<double>(value); };
   const std::int64_t tokens = config.train.micro_batch_size * config.data.seq_length / config.parallel.cp;
-  const double n = config.parallel.cp, e = number(element_bytes(config)), w = std::max(e, 4.0), v = n + 0.5,
-               q = number(tokens * attention.query_rows()) / config.parallel.tp,
+  const double n = config.parallel.cp, e = number(element_bytes(config)), w = std::max(e, 4.0),
+               v = attention.causal ? n + 0.5 : 2 * n, q = number(tokens * attention.query_rows()) / config.parallel.tp,
                k = number(tokens * 2 * local_groups(attention, config.parallel.tp) * attention.head_size);
   switch (exchange) {
     case SequenceExchange::AllGather:
-      return {((2 + 2 * n) * k + 2 * q) * e, (4 + 6.5 * n) * k * e};
+      return {((2 + 2 * n) * k + 2 * q) * e, (4 + (attention.causal ? 6.5 : 8) * n) * k * e};
     case SequenceExchange::AllToAll:
       return {(6 * (q + k) + 4 * q) * e, (12 * (q + k) + 16 * q) * e};
     case SequenceExchange::Ring:

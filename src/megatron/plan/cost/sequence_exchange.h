@@ -28,10 +28,11 @@ struct MovedBytes {
   double forward = 0, backward = 0;
 };
 /// With t tokens of a microbatch on each of n ranks, q = t x query width, k = t x width of keys and values together, in
-/// elements of e bytes, w = max(e, 4), v = n + 1/2 (each row of a rank meets so many pieces of keys):
+/// elements of e bytes, w = max(e, 4), v = n + 1/2 (each row of a rank meets so many pieces of keys; 2n where attention
+/// is not causal):
 ///   AllGather  forward ((2 + 2n) k + 2 q) e: put together, put in order; outputs of both pieces put together. Backward
-///              (4 + 6.5n) k e: keys and values again, gradients set to 0, added for the second piece, put in the order
-///              of ranks, copied.
+///              (4 + 6.5n) k e: keys and values again, gradients set to 0, added for the second piece (half of them;
+///              all where attention is not causal: 8n), put in the order of ranks, copied.
 ///   AllToAll   forward (6 (q + k) + 4 q) e: three copies of what goes, two of the outputs; backward twice that, and
 ///              (8 q) e of the outputs again.
 ///   Ring       forward q (v (6w + e) + 2w + e) + 2 k e: outputs are merged in float32 or wider. Backward

@@ -3,6 +3,7 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/full_like.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
@@ -191,8 +192,11 @@ model::Batch sequence_part(model::Batch batch, const plan::SequenceShare& share)
   const auto pieces = share.pieces(batch.tokens_bs.size(1));
   if (!batch.position_ids_bs.defined())
     batch.position_ids_bs = at::arange(batch.tokens_bs.size(1), batch.tokens_bs.options()).expand_as(batch.tokens_bs);
-  for (at::Tensor* tensor : {&batch.tokens_bs, &batch.labels_bs, &batch.loss_mask_bs, &batch.position_ids_bs})
+  for (at::Tensor* tensor :
+       {&batch.tokens_bs, &batch.labels_bs, &batch.loss_mask_bs, &batch.position_ids_bs, &batch.token_types_bs})
     if (tensor->defined()) *tensor = columns(*tensor, pieces);
+  if (batch.sentence_labels_b.defined() && share.rank > 0)
+    batch.sentence_labels_b = at::full_like(batch.sentence_labels_b, -1);
   if (batch.host) batch.host = std::make_shared<const model::Batch>(sequence_part(*batch.host, share));
   return batch;
 }

@@ -63,7 +63,8 @@ class DatasetBatches {
 };
 
 /// The microbatch as a rank of context parallelism has it: of what has an entry for each token the entries of its own
-/// (plan/ranks/sequence_share.h), with their positions. Batch::first_key_bs stays whole. Of one rank the batch itself.
+/// (plan/ranks/sequence_share.h), with their positions. Batch::first_key_bs and lengths stay whole. The order of
+/// segments counts where the first token is, on the first rank. Of one rank the batch itself.
 model::Batch sequence_part(model::Batch batch, const plan::SequenceShare& share);
 /// The same with Batch::ahead for `depths` of prediction, whose masks are of dtype `precise` where the batch has none.
 model::Batch sequence_part(const model::Batch& batch, const plan::SequenceShare& share, std::int64_t depths,
