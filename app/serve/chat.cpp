@@ -124,8 +124,9 @@ class Conversation {
     begin(flags.system);
   }
 
-  /// Reads lines until the end of input or /quit.
-  void run();
+  /// Reads lines until the end of input or /quit. Its exit code: kFailed where nobody who could mend it has seen that a
+  /// message was left out, as standard input is no terminal.
+  int run();
 
  private:
   void begin(const std::string& system) {
@@ -156,6 +157,7 @@ class Conversation {
   generate::Engine engine_;
   std::string system_;
   std::vector<text::ChatMessage> messages_;
+  bool left_out_ = false;         // a message
   std::optional<Before> before_;  // /system, until a message follows it
 };
 
@@ -189,6 +191,7 @@ std::optional<std::vector<std::int64_t>> Conversation::prompt() const {
 }
 
 void Conversation::leave_out(const std::string& line) {
+  left_out_ = true;
   messages_.pop_back();
   try {
     if (before_) chat_.prompt(std::vector<text::ChatMessage>{{"user", line}});
@@ -215,6 +218,7 @@ void Conversation::answer(const std::string& line) {
   if (task.max_tokens < 1) {
     write_line(stderr, concat("the conversation fills the context of ", context_, " tokens: /clear or /undo"));
     messages_.pop_back();
+    left_out_ = true;
     return;
   }
   task.sampling.temperature = flags_.temperature;
@@ -235,7 +239,7 @@ void Conversation::answer(const std::string& line) {
   messages_.push_back({"assistant", printed->answer()});
 }
 
-void Conversation::run() {
+int Conversation::run() {
   const bool terminal = isatty(STDIN_FILENO) != 0;
   for (std::string line;;) {
     if (terminal) print_text("> ");
@@ -247,6 +251,7 @@ void Conversation::run() {
     else if (!command(line))
       break;
   }
+  return left_out_ && !terminal ? kFailed : kDone;
 }
 
 /// Room for the conversation and for one before it, in at most a quarter of the free memory; on a GPU, of which nothing
@@ -281,9 +286,10 @@ int run_chat(const Args& args) {
           slots.follow();
           return kDone;
         }
-        Conversation(flags, model, chat, std::min(model.run.shape.max_positions, slots.tokens()), slots).run();
+        const int code =
+            Conversation(flags, model, chat, std::min(model.run.shape.max_positions, slots.tokens()), slots).run();
         slots.stop();
-        return kDone;
+        return code;
       },
       run::model_facts(model, config::fields_of(flags)));
 }

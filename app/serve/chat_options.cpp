@@ -12,7 +12,7 @@ constexpr const char* kUsage =
     "folder as generate takes it, with a chat template. Lines that begin with / are commands: /clear forgets the\n"
     "conversation, /system TEXT sets the system message and clears, /undo forgets the last turn, /quit ends, as the "
     "end\n"
-    "of input does. Ctrl-C ends an answer.";
+    "of input does. Ctrl-C ends an answer. The exit code is 1 where a message from a pipe was refused.";
 
 }  // namespace
 
