@@ -101,6 +101,33 @@ TEST(AnswerText, KnowsWhereEachTokenBegins) {
   EXPECT_EQ(passed.offset(), 2);
 }
 
+TEST(AnswerText, CountsBytesThatAreNoCharacterAsJsonWritesThem) {
+  text::Vocabulary vocabulary;
+  for (int byte = 0; byte < 256; ++byte) vocabulary.tokens.emplace_back(1, static_cast<char>(byte));
+  vocabulary.tokens.emplace_back("ab\xE2");
+  const text::Tokenizer tokenizer(vocabulary);
+  std::mt19937 random(5);
+  for (int round = 0; round < 3000; ++round) {
+    AnswerText text(tokenizer, {'x'}, {}, {});
+    std::vector<std::int64_t> tokens, offsets;
+    for (int i = 0; i < 8; ++i) {
+      tokens.push_back(
+          std::vector<std::int64_t>{'a', 'b', 0xE2, 0x82, 0xAC, 0xFF, 0xF0, 0x9F, 0xC3, 256}[random() % 10]);
+      text.push(tokens.back());
+      offsets.push_back(text.offset());
+    }
+    for (std::size_t i = 1; i < tokens.size(); ++i) {
+      // A token that begins a character itself stands behind all that was before it.
+      if (tokens[i] >= 0x80 && tokens[i] < 0xC0) continue;
+      std::string before;
+      for (std::size_t k = 0; k < i; ++k) before += vocabulary.tokens[static_cast<std::size_t>(tokens[k])];
+      const std::string json = nlohmann::json(before).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+      const auto characters = std::ranges::count_if(json, [](char c) { return (c & 0xC0) != 0x80; }) - 2;
+      EXPECT_EQ(offsets[i], characters) << ::testing::PrintToString(tokens) << " at " << i;
+    }
+  }
+}
+
 /// The three bytes of a euro sign, and two letters behind it: each token's offset, whatever the prompt is.
 void expect_euro_and_letters(const std::vector<std::int64_t>& prompt) {
   text::Vocabulary vocabulary;

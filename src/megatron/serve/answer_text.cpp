@@ -18,6 +18,17 @@ bool decodes_late(const text::Tokenizer& tokenizer) {
   });
 }
 
+/// The bytes at the end of a text that begin a character and are not all of it.
+std::string_view unfinished(std::string_view text) {
+  for (std::size_t back = 1; back <= std::min<std::size_t>(3, text.size()); ++back) {
+    const auto byte = static_cast<unsigned char>(text[text.size() - back]);
+    if ((byte & 0xC0) == 0x80) continue;
+    const std::size_t length = byte < 0xC2 || byte > 0xF4 ? 1 : byte < 0xE0 ? 2 : byte < 0xF0 ? 3 : 4;
+    return length > back ? text.substr(text.size() - back) : "";
+  }
+  return "";
+}
+
 }  // namespace
 
 std::string StopSequences::push(std::string_view text) {
@@ -89,9 +100,12 @@ std::string AnswerText::text_of(std::int64_t token) {
     return text;
   }
   // What was kept back comes before the token, unless it is the beginning of the token's first character.
-  if (const std::string before = held_.empty() ? "" : tokenizer_.decode(held_); valid_utf8(before))
-    offset_ += characters_of(before) - (characters_of(given) - characters_of(text));
+  const std::string before = tail_ + (held_.empty() ? "" : tokenizer_.decode(held_));
+  const std::int64_t kept =
+      characters_of(valid_utf8(before) ? before : given.substr(0, text::common_characters(before, given)));
+  offset_ += std::max<std::int64_t>(0, kept - (characters_of(given) - characters_of(text)));
   held_.clear();
+  tail_ = unfinished(tokenizer_.decode({{static_cast<std::int32_t>(token)}}));
   characters_ += characters_of(text);
   return text;
 }

@@ -52,7 +52,8 @@ class AnswerText {
   StopSequences stops_;
   bool late_;                       ///< a token's text is certain when the next token comes, not before
   std::string of_prompt_;           ///< the text of the prompt that the decoder has not given yet
-  std::vector<std::int32_t> held_;  ///< tokens whose text is not certain yet
+  std::string tail_;                ///< of a token's bytes, whose others were given: the beginning of a character
+  std::vector<std::int32_t> held_;  ///< tokens after it whose text is not certain yet
   std::int64_t characters_ = 0, offset_ = 0;
 };
 

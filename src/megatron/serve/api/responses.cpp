@@ -1,5 +1,7 @@
 #include "megatron/serve/api/responses.h"
 
+#include <algorithm>
+#include <string>
 #include <string_view>
 #include <utility>
 
@@ -12,6 +14,17 @@ namespace {
 using Ordered = nlohmann::ordered_json;
 
 std::string dumped(const Ordered& object) { return object.dump(-1, ' ', false, Ordered::error_handler_t::replace); }
+
+/// How many bytes at the front, 1 … 3, begin one character that does not end, or are none.
+std::size_t bytes_of_part(std::string_view text) {
+  // A part is one where some bytes make it whole.
+  for (std::size_t count = std::min<std::size_t>(3, text.size()); count > 1; --count)
+    for (const char* rest : {"\x80\x80", "\x90\x80", "\xA0\x80"}) {
+      const std::string whole = std::string(text.substr(0, count)) + rest;
+      if (decode_utf8(whole.data(), whole.data() + whole.size()).length > static_cast<int>(count)) return count;
+    }
+  return 1;
+}
 
 Ordered finish_of(const ChoicePiece& piece) {
   if (!piece.finish) return nullptr;
@@ -133,7 +146,12 @@ std::string token_bytes(const text::Tokenizer& tokenizer, std::int64_t id) {
 
 std::int64_t characters_of(const std::string& text) {
   std::int64_t count = 0;
-  for_each_character(text, [&](const DecodedChar&, std::size_t, std::size_t) { ++count; });
+  std::size_t part_ends = 0;  // of bytes that begin a character without an end, for which one is written
+  for_each_character(text, [&](const DecodedChar& character, std::size_t begin, std::size_t) {
+    if (begin < part_ends) return;
+    ++count;
+    if (character.length == 0) part_ends = begin + bytes_of_part(std::string_view(text).substr(begin));
+  });
   return count;
 }
 

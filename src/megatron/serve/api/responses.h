@@ -59,6 +59,7 @@ struct Usage {
 /// The bytes of one token's text; "" for an id without one.
 std::string token_bytes(const text::Tokenizer& tokenizer, std::int64_t id);
 
+/// Of a text as JSON has it: of bytes that are no UTF-8, those that begin a character that does not end are one.
 std::int64_t characters_of(const std::string& text);
 
 /// The `logprobs` of a choice. `offsets`: the characters of the text before each token, of completions alone.
