@@ -99,7 +99,7 @@ TaskWork open_work(const TaskFlags& flags, const std::string& job) {
   const auto trained = finetune::read_result(flags.load);
   config::FinetuneRecipe recipe;
   if (trained && trained->task == name)
-    config::read_toml(config::fields_of(recipe), trained->recipe, flags.load + "/result.json");
+    config::read_toml(config::fields_of(recipe), trained->origin.recipe, flags.load + "/result.json");
   auto task = tasks::open_task(flags.data, model.tokenizer, task_options(flags, kind, model, recipe.task));
   if (!task->labelled() && flags.output.empty())
     throw ConfigError(rule_got_fix(flags.data + " must have a label for each example.", "some have none",

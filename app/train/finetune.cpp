@@ -2,6 +2,7 @@
 #include <cstdio>
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -78,7 +79,7 @@ struct Work {
   text::Tokenizer tokenizer;
   finetune::TaskData data;
   std::vector<std::uint64_t> seeds;
-  std::string recipe;                 ///< finetune::SeedResult::recipe
+  finetune::SeedOrigin origin;        ///< of the seeds' results
   std::vector<std::string> messages;  ///< of options without effect, and of the weights
 
   fs::path out() const { return options.recipe.train.out; }
@@ -138,6 +139,19 @@ std::vector<std::string> check_loaded(const config::FinetuneRecipe& recipe, cons
   return finetune::check_weights(recipe.checkpoint.load, run);
 }
 
+/// Of the files that the recipe names, by how a message names them.
+std::map<std::string, std::string> input_digests(const config::FinetuneRecipe& recipe,
+                                                 const text::Tokenizer& tokenizer) {
+  const config::TaskConfig& task = recipe.task;
+  std::map<std::string, std::string> digests = {{"tokenizer", tokenizer.fingerprint()}};
+  std::vector<std::string> files = {task.train};
+  for (const auto& sets : {task.valid, test_sets(task)}) files.insert(files.end(), sets.begin(), sets.end());
+  for (const std::string& file : files) digests.emplace("file " + file, train::digest_of(fs::path(file)));
+  if (const std::string& load = recipe.checkpoint.load; !load.empty())
+    digests.emplace("model in " + load, train::model_digest(load));
+  return digests;
+}
+
 Work make_job(const Args& args, const std::optional<comm::LaunchedRank>& place) {
   FinetuneOptions options = finetune_options(args, {.network = network_of, .tokenizer = tokenizer_of});
   config::FinetuneRecipe& recipe = options.recipe;
@@ -164,25 +178,18 @@ Work make_job(const Args& args, const std::optional<comm::LaunchedRank>& place) 
   std::vector<std::uint64_t> seeds(recipe.task.seeds.begin(), recipe.task.seeds.end());
   if (seeds.empty()) seeds.push_back(recipe.train.seed);
   static_cast<config::RunConfig&>(recipe) = resolved.config;
-  std::string text = result_recipe(recipe);
+  finetune::SeedOrigin origin{.recipe = result_recipe(recipe), .inputs = input_digests(recipe, *tokenizer)};
   return {.options = std::move(options),
           .run = std::move(resolved),
           .tokenizer = std::move(*tokenizer),
           .data = std::move(data),
           .seeds = std::move(seeds),
-          .recipe = std::move(text),
+          .origin = std::move(origin),
           .messages = std::move(messages)};
 }
 
-/// The result that a seed has left; nothing where it is to be run, from its beginning or from where it stopped.
 std::optional<finetune::SeedResult> finished(const Work& job, std::uint64_t seed) {
-  const fs::path folder = finetune::seed_folder(job.out(), seed);
-  auto result = finetune::read_result(folder);
-  if (result && !finetune::same_recipe(result->recipe, job.recipe))
-    throw ConfigError(rule_got_fix(concat(folder.string(), " has the result of another recipe."), "other options",
-                                   "name another --train.out"));
-  if (!result) finetune::check_state(folder, job.recipe);
-  return result;
+  return finetune::finished_result(finetune::seed_folder(job.out(), seed), job.origin);
 }
 
 /// The run of one seed, in its folder.
@@ -255,17 +262,12 @@ comm::Facts facts_of(const Work& job) {
   comm::Facts facts;
   for (comm::Fact& fact : train::option_facts(config::fields_of(task)))
     facts.push_back({"task." + fact.name, std::move(fact.value)});
-  facts.push_back({"tokenizer", job.tokenizer.fingerprint()});
-  std::vector<std::string> files = {task.train};
-  for (const auto& sets : {task.valid, test_sets(task)}) files.insert(files.end(), sets.begin(), sets.end());
-  for (const std::string& file : files) facts.push_back({"file " + file, train::digest_of(fs::path(file))});
-  if (const std::string& load = job.run.config.checkpoint.load; !load.empty())
-    facts.push_back({"model in " + load, train::model_digest(load)});
+  for (const auto& [input, digest] : job.origin.inputs) facts.push_back({input, digest});
   return facts;
 }
 
 /// The lock of the run's folder, which is made. Throws ConfigError where another run holds it, or a seed in it is of
-/// another recipe.
+/// another origin.
 checkpoint::FolderLock take_folder(const Work& job) {
   make_folder(job.out());
   checkpoint::FolderLock lock(job.out(), "name another --train.out");
@@ -295,7 +297,7 @@ int run_seeds(const Work& job, const comm::Group& world, at::Device device) {
     if (result && world.rank() == 0) write_line(stderr, concat("seed ", seed, ": its result is there"));
     if (!result) {
       const plan::ResolvedRun run = seed_run(job, seed);
-      result = finetune::run_seed(run, job.options.recipe.task, job.data, job.recipe, world, device,
+      result = finetune::run_seed(run, job.options.recipe.task, job.data, job.origin, world, device,
                                   run::stop_requested, job.options.json);
     }
     if (!result) return kInterrupted;

@@ -152,7 +152,8 @@ class Finetune(unittest.TestCase):
         # Killed in the second of three seeds and called again: what is done stays, the rest is the same to the bit.
         self.kill_in_seed(2, self.words("out", *options))
         before = (self.path / "out/seed_1/result.json").stat().st_mtime_ns
-        self.assertIn("by a run of this recipe", self.finetune("out", *own, "--lr", 1e-3, "--seeds", 2, code=2))
+        self.assertIn("must be of this recipe", self.finetune("out", *own, "--lr", 1e-3, "--seeds", 2, code=2))
+        self.refuses_other_files(own)
         self.assertEqual(json.loads(self.finetune("out", *options, "--json")), report)
         self.assertEqual((self.path / "out/seed_1/result.json").stat().st_mtime_ns, before)
         for seed in (2, 3):
@@ -160,7 +161,7 @@ class Finetune(unittest.TestCase):
             for name in ("valid_logits.f32", "predictions.tsv", "test/predictions.tsv"):
                 self.assertEqual((self.path / f"out/seed_{seed}" / name).read_bytes(),
                                  (self.path / f"whole/seed_{seed}" / name).read_bytes())
-        self.assertIn("another recipe", self.finetune("out", *options, "--lr", 1e-3, code=2))
+        self.assertIn("must be of this recipe", self.finetune("out", *options, "--lr", 1e-3, code=2))
 
         # From the folder, without training and on other ranks, threads and processes: the same.
         for name, layout in (("threads", ["--world-size", 4, "--tp", 2, "--sp"]),
@@ -173,6 +174,19 @@ class Finetune(unittest.TestCase):
                                          "--ensemble", "--json"))  # one seed of a recipe with an ensemble
         self.assertEqual(alone["median"], report["seeds"]["1"])
         self.assertFalse(alone.get("ensemble"))
+
+    def refuses_other_files(self, own):
+        """Neither a seed that is finished nor one that was interrupted is taken for one of other files."""
+        other_words = "\n".join(WORDS[:-2] + ["the", "sees"]) + "\n"
+        for name, other in (("train.tsv", table(240, 9)), ("vocab.txt", other_words)):
+            file = self.path / name
+            before = file.read_text()
+            file.write_text(other)
+            for seed in (1, 2):
+                said = self.finetune("out", *own, "--seeds", seed, code=2)
+                self.assertRegex(said, rf"seed_{seed}.* must be of the same data(?s:.*)under the same name: .*"
+                                       + ("tokenizer" if name == "vocab.txt" else name))
+            file.write_text(before)
 
     def evaluate_again(self, accuracy):
         """`megatron eval mnli` of a finished seed finds what the seed itself found."""

@@ -228,6 +228,8 @@ TEST(TaskBatches, AnIdThatTheModelDoesNotKnowIsRefused) {
   EXPECT_THROW(batches.get(items, 24), ConfigError);
 }
 
+const SeedOrigin kOrigin{.recipe = "the recipe", .inputs = {{"file a", "1"}, {"tokenizer", "2"}}};
+
 /// One seed, from scratch in `folder`; on one rank, or on this one of `world`.
 std::optional<SeedResult> learn(
     const std::filesystem::path& folder, const plan::ResolvedRun& base, double epochs,
@@ -245,7 +247,7 @@ std::optional<SeedResult> learn(
   data.further.push_back({.name = "again", .folder = "test", .task = std::make_unique<ToyTask>(data.form(), 60, 6)});
   run.config.train.train_iters = steps_of(160, epochs, 8);
   run.learning_rate.decay = plan::LrDecay::Constant;
-  return run_seed(run, task, data, "the recipe", world, at::kCPU, stop, /*quiet=*/true);
+  return run_seed(run, task, data, kOrigin, world, at::kCPU, stop, /*quiet=*/true);
 }
 
 TEST(SeedRun, LearnsKeepsTheBestWeightsAndPredictsWithThem) {
@@ -259,7 +261,8 @@ TEST(SeedRun, LearnsKeepsTheBestWeightsAndPredictsWithThem) {
   const auto read = read_result(folder.path());
   ASSERT_TRUE(read);
   EXPECT_EQ(read->metrics, result->metrics);
-  EXPECT_EQ(read->recipe, "the recipe");
+  EXPECT_EQ(read->origin.recipe, kOrigin.recipe);
+  EXPECT_EQ(read->origin.inputs, kOrigin.inputs);
   EXPECT_EQ(read->iteration, result->iteration);
   EXPECT_EQ(read_logits(folder.path(), 180).size(), 180u);
   EXPECT_THROW(read_logits(folder.path(), 179), ConfigError);
@@ -386,11 +389,38 @@ TEST(SeedRun, DoesNotGoOnFromAnotherRecipe) {
   const auto run = run_of({.micro_batch = 8}, tasks::task_form(tasks::TaskKind::Mnli), true, "fp32");
   int asked = 0;
   EXPECT_FALSE(learn(folder.path(), run, 1, [&] { return ++asked > 3; }));
-  EXPECT_NO_THROW(check_state(folder.path(), "the recipe"));
+  EXPECT_FALSE(finished_result(folder.path(), kOrigin));
   EXPECT_TRUE(same_recipe("[task]\nvalid = \"dev.tsv\"\ntest = \"\"\n", "[task]\nvalid = [\"dev.tsv\"]\ntest = []\n"));
   EXPECT_FALSE(same_recipe("[task]\nvalid = \"dev.tsv\"\n", "[task]\nvalid = [\"dev.tsv\", \"b.tsv\"]\n"));
-  EXPECT_THROW(check_state(folder.path(), "another"), ConfigError);
-  EXPECT_NO_THROW(check_state(folder.path() / "nowhere", "another"));
+  EXPECT_THROW(finished_result(folder.path(), {.recipe = "another"}), ConfigError);
+  EXPECT_FALSE(finished_result(folder.path() / "nowhere", {.recipe = "another"}));
+}
+
+TEST(SeedRun, DoesNotGoOnFromOtherFilesOfTheSameNames) {
+  const TemporaryFolder folder;
+  kernels::configure_thread(1);
+  const auto run = run_of({.micro_batch = 8}, tasks::task_form(tasks::TaskKind::Mnli), true, "fp32");
+  SeedOrigin other = kOrigin, unknown = kOrigin;
+  other.inputs["file a"] = "3";
+  unknown.inputs = {{"file b", "4"}};  // an earlier version has kept nothing of it
+  const auto expect_refused = [&] {
+    try {
+      finished_result(folder.path(), other);
+      ADD_FAILURE() << "no error";
+    } catch (const ConfigError& error) {
+      const std::string text = error.what();
+      EXPECT_NE(text.find("file a"), std::string::npos) << text;
+      EXPECT_EQ(text.find("tokenizer\n"), std::string::npos) << text;
+    }
+  };
+  int asked = 0;
+  EXPECT_FALSE(learn(folder.path(), run, 1, [&] { return ++asked > 3; }));
+  expect_refused();
+  EXPECT_FALSE(finished_result(folder.path(), unknown));
+  ASSERT_TRUE(learn(folder.path(), run, 1));
+  expect_refused();
+  EXPECT_TRUE(finished_result(folder.path(), kOrigin));
+  EXPECT_TRUE(finished_result(folder.path(), unknown));
 }
 
 TEST(Weights, ClassesInAnotherOrderAreRefused) {

@@ -35,13 +35,14 @@ Json json_of(const std::vector<tasks::Metric>& metrics) {
 SeedResult result_of(const Json& object) {
   SeedResult result{.seed = object.at("seed").get<std::uint64_t>(),
                     .task = object.at("task").get<std::string>(),
-                    .recipe = object.at("recipe").get<std::string>(),
+                    .origin = {.recipe = object.at("recipe").get<std::string>()},
                     .iteration = object.at("iteration").get<std::int64_t>(),
                     .loss = object.at("loss").is_number() ? object.at("loss").get<double>() : 0,
                     .null_threshold = object.at("null_threshold").get<double>(),
                     .metrics = metrics_of(object.at("metrics"))};
   if (const auto sets = object.find("sets"); sets != object.end())
     for (const auto& [name, metrics] : sets->items()) result.further.push_back({name, metrics_of(metrics)});
+  if (const auto inputs = object.find("inputs"); inputs != object.end()) inputs->get_to(result.origin.inputs);
   return result;
 }
 
@@ -56,7 +57,8 @@ void write_result(const fs::path& folder, const SeedResult& result, const std::v
   object.update({{"iteration", result.iteration},
                  {"loss", result.loss},
                  {"null_threshold", result.null_threshold},
-                 {"recipe", result.recipe}});
+                 {"recipe", result.origin.recipe},
+                 {"inputs", result.origin.inputs}});
   write_file(folder / kResult, object.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -16,13 +17,19 @@ struct SetScores {
   std::vector<tasks::Metric> metrics;
 };
 
+/// What a seed's result depends on: the result of another recipe, or of other files under the same names, is another.
+struct SeedOrigin {
+  std::string recipe;                              ///< as TOML
+  std::map<std::string, std::string> inputs = {};  ///< digests by what was read: data, the tokenizer, weights
+};
+
 struct SeedResult {
   std::uint64_t seed = 0;
   std::string task;
-  std::string recipe;          ///< what the result depends on, as TOML: another recipe's result is not this one's
-  std::int64_t iteration = 0;  ///< of the best weights
-  double loss = 0;             ///< then, of the validation set
-  double null_threshold = 0;   ///< SQuAD 2.0
+  SeedOrigin origin;                   ///< without inputs where an earlier version has written it
+  std::int64_t iteration = 0;          ///< of the best weights
+  double loss = 0;                     ///< then, of the validation set
+  double null_threshold = 0;           ///< SQuAD 2.0
   std::vector<tasks::Metric> metrics;  ///< the one by which they were chosen first
   std::vector<SetScores> further = {};
 };

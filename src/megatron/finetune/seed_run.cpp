@@ -32,8 +32,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// In the metadata of what a seed resumes from: SeedResult::recipe, as JSON.
-constexpr const char* kRecipe = "finetune_recipe";
+/// In the metadata of what a seed resumes from: its SeedOrigin, as JSON.
+constexpr const char *kRecipe = "finetune_recipe", *kInputs = "finetune_inputs";
 
 /// What an interrupted seed resumes from: besides the best weights, of another iteration and with the optimizer.
 fs::path state_folder(const fs::path& seed_folder) { return seed_folder / "state"; }
@@ -67,7 +67,7 @@ std::string text_of(const std::vector<tasks::Metric>& metrics) {
 
 class SeedRun {
  public:
-  SeedRun(const plan::ResolvedRun& run, const config::TaskConfig& task, const TaskData& data, const std::string& recipe,
+  SeedRun(const plan::ResolvedRun& run, const config::TaskConfig& task, const TaskData& data, const SeedOrigin& origin,
           const comm::Group& world, at::Device device, const train::StopRequested& stop_requested, bool quiet)
       : run_(run),
         config_(run.config),
@@ -81,7 +81,7 @@ class SeedRun {
         valid_(*data.valid, data.form(), batch_options(run, task.pad_to_longest)),
         best_saver_(train::save_folder(config_), world, best_options(config_)),
         saver_(state_folder(out_), world, train::saver_options(config_)) {
-    best_ = {.seed = config_.train.seed, .task = task.name, .recipe = recipe, .metrics = {}};
+    best_ = {.seed = config_.train.seed, .task = task.name, .origin = origin, .metrics = {}};
     const bool goes_on = first_ && checkpoint::has_checkpoint(state_folder(out_));
     if (world.all_reduce_scalars({goes_on ? 1.0 : 0.0}, comm::ReduceOp::Max)[0] > 0) find_best();
     start_ = train::start_run(with_state(run), engine_);
@@ -202,7 +202,8 @@ class SeedRun {
   /// Collective over the world.
   void save() {
     checkpoint::Metadata metadata = train::run_metadata(state_, engine_, config::save_toml(config_));
-    metadata[kRecipe] = nlohmann::json(best_.recipe).dump();
+    metadata[kRecipe] = nlohmann::json(best_.origin.recipe).dump();
+    metadata[kInputs] = nlohmann::json(best_.origin.inputs).dump();
     auto timer = engine_.timers.time(train::TimerId::SaveCheckpoint);
     saver_.begin(state_.iteration, train::sharded_tensors(engine_), std::move(metadata));
     timer.stop();
@@ -318,27 +319,62 @@ bool same_recipe(const std::string& kept, const std::string& asked) {
   }
 }
 
-void check_state(const fs::path& seed_folder, const std::string& recipe) {
+namespace {
+
+/// The origin of what a seed resumes from; without a recipe where the metadata have none.
+SeedOrigin saved_origin(const checkpoint::Metadata& metadata) {
+  const auto value_of = [&](const char* name) {
+    const auto found = metadata.find(name);
+    return found == metadata.end() ? std::nullopt : try_parse_json(found->second);
+  };
+  SeedOrigin origin;
+  if (const auto recipe = value_of(kRecipe); recipe && recipe->is_string()) origin.recipe = recipe->get<std::string>();
+  if (const auto inputs = value_of(kInputs); inputs && inputs->is_object())
+    for (const auto& [name, digest] : inputs->items())
+      if (digest.is_string()) origin.inputs.emplace(name, digest.get<std::string>());
+  return origin;
+}
+
+/// Throws ConfigError where what both know of the two differs. `what`: the result, or the state, and where it is.
+void require_same_origin(const std::string& what, const SeedOrigin& kept, const SeedOrigin& asked) {
+  if (!same_recipe(kept.recipe, asked.recipe))
+    throw ConfigError(
+        rule_got_fix(concat(what, " must be of this recipe."), "other options", "name another --train.out"));
+  std::string changed;
+  for (const auto& [input, digest] : kept.inputs)
+    if (const auto now = asked.inputs.find(input); now != asked.inputs.end() && now->second != digest)
+      changed += concat(changed.empty() ? "" : ", ", input);
+  if (!changed.empty())
+    throw ConfigError(rule_got_fix(concat(what, " must be of the same data, tokenizer and weights."),
+                                   concat("something else under the same name: ", changed),
+                                   "name another --train.out, or put back what was there"));
+}
+
+}  // namespace
+
+std::optional<SeedResult> finished_result(const fs::path& seed_folder, const SeedOrigin& asked) {
+  auto result = read_result(seed_folder);
+  if (result) {
+    require_same_origin(concat("The result in ", seed_folder.string()), result->origin, asked);
+    return result;
+  }
   const fs::path folder = state_folder(seed_folder);
-  if (!checkpoint::has_checkpoint(folder)) return;
+  if (!checkpoint::has_checkpoint(folder)) return std::nullopt;
   for (const fs::path& candidate : checkpoint::candidates(folder)) {
     try {
-      const auto metadata = checkpoint::read_manifest(candidate).metadata;
-      const auto saved = metadata.find(kRecipe);
-      const auto kept = saved == metadata.end() ? std::nullopt : try_parse_json(saved->second);
-      if (!kept || !kept->is_string() || !same_recipe(kept->get<std::string>(), recipe))
-        throw ConfigError(rule_got_fix(concat(folder.string(), " must have been saved by a run of this recipe."),
-                                       "other options", "name another --train.out, or remove the folder"));
-      return;
+      require_same_origin(concat("What the seed resumes from, ", folder.string(), ","),
+                          saved_origin(checkpoint::read_manifest(candidate).metadata), asked);
+      break;
     } catch (const checkpoint::Unreadable&) {  // for train::start_run(), which passes it over
     }
   }
+  return std::nullopt;
 }
 
 std::optional<SeedResult> run_seed(const plan::ResolvedRun& run, const config::TaskConfig& task, const TaskData& data,
-                                   const std::string& recipe, const comm::Group& world, at::Device device,
+                                   const SeedOrigin& origin, const comm::Group& world, at::Device device,
                                    const train::StopRequested& stop_requested, bool quiet) {
-  return SeedRun(run, task, data, recipe, world, device, stop_requested, quiet).go();
+  return SeedRun(run, task, data, origin, world, device, stop_requested, quiet).go();
 }
 
 }  // namespace megatron::finetune

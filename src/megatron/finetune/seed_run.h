@@ -38,18 +38,19 @@ std::int64_t steps_of(std::int64_t samples, double epochs, std::int64_t global_b
 /// single names where there are lists now.
 bool same_recipe(const std::string& kept, const std::string& asked);
 
-/// Throws ConfigError where what a seed that was interrupted has left in its folder to resume from is of another recipe
-/// (see SeedResult).
-void check_state(const std::filesystem::path& seed_folder, const std::string& recipe);
+/// The result that a seed has left in its folder; nothing where it is to be run, from its beginning or from where it
+/// was interrupted. Throws ConfigError where the result, or what it would resume from, is of another origin than
+/// `asked`.
+std::optional<SeedResult> finished_result(const std::filesystem::path& seed_folder, const SeedOrigin& asked);
 
 /// One run with one seed (train.seed of `run`) on one rank: takes the weights of checkpoint.load, trains, evaluates
 /// every train.eval_interval steps and at the end, and keeps in train.out, the seed's folder, the best weights, what
 /// they predict and metrics.jsonl. Every checkpoint.save_interval steps, and where a rank is asked to stop, saves in
-/// the folder `state` what the next call resumes from, to the same result. `recipe`: see SeedResult. Returns the
+/// the folder `state` what the next call resumes from, to the same result. `origin`: of the result. Returns the
 /// result, which is written last; nothing where a rank was asked to stop. The first rank prints to stdout, to stderr
 /// where `quiet`. Collective over `world`.
 std::optional<SeedResult> run_seed(const plan::ResolvedRun& run, const config::TaskConfig& task, const TaskData& data,
-                                   const std::string& recipe, const comm::Group& world, at::Device device,
+                                   const SeedOrigin& origin, const comm::Group& world, at::Device device,
                                    const train::StopRequested& stop_requested, bool quiet);
 
 }  // namespace megatron::finetune
