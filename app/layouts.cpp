@@ -9,6 +9,7 @@
 #include "megatron/base/error.h"
 #include "megatron/base/files/file.h"
 #include "megatron/base/progress.h"
+#include "megatron/recipe/resolve.h"
 #include "megatron/text/tokenizer.h"
 
 namespace megatron::app {
@@ -19,8 +20,8 @@ constexpr int kMaxEvaluated = 600, kMinLayouts = 10;
 plan::Facts facts_of(const config::RunConfig& recipe) {
   if (recipe.data.tokenizer.empty()) return {};
   const config::DataConfig& data = recipe.data;
-  return {.tokenizer_vocab =
-              text::Tokenizer::load(data.tokenizer, data.tokenizer_type, data.vocab_extra_ids).vocab_size()};
+  const auto tokenizer = text::Tokenizer::load(data.tokenizer, data.tokenizer_type, data.vocab_extra_ids);
+  return {.tokenizer_vocab = recipe::needed_rows(tokenizer, recipe.model)};
 }
 
 /// By number: the products of a number in `reached` and one of 1 … `most` that divides `of` (0: all do).

@@ -166,8 +166,8 @@ Work make_job(const Args& args, const std::optional<comm::LaunchedRank>& place) 
                                    concat(recipe.train.train_iters, ", and ", steps, " follow"),
                                    "leave --train-iters out, or choose --epochs"));
   recipe.train.train_iters = steps;
-  resolved = plan::resolve(
-      recipe, {.launched_world_size = facts.launched_world_size, .tokenizer_vocab = tokenizer->vocab_size()});
+  resolved = plan::resolve(recipe, {.launched_world_size = facts.launched_world_size,
+                                    .tokenizer_vocab = recipe::needed_rows(*tokenizer, recipe.model)});
   run::check_start(resolved, place);
   std::vector<std::string> messages = check_loaded(recipe, resolved);
   if (recipe.task.ensemble && recipe.task.seeds.size() < 2) {

@@ -80,6 +80,48 @@ class TrainingData(unittest.TestCase):
         losses = {self.learned_by_one_rank_and_by_two(name, *options) for name, options in kinds.items()}
         self.assertEqual(len(losses), len(kinds), "each kind reads something else")
 
+    def test_special_tokens_may_lie_behind_the_rows_of_a_folder(self):
+        """As in a folder of Gemma 3 for texts: what is trained is the same, and a document that has one is named."""
+        place = RunFolder()
+        self.addCleanup(place.close)
+        place.train("run", "--train-iters", 2)
+        folder = place.path / "folder"
+        run("checkpoint", "export", "--load", place.path / "run", "--output", folder)
+        file = json.loads((folder / "tokenizer.json").read_text())
+        rows = json.loads((folder / "config.json").read_text())["vocab_size"]
+
+        def write_tokenizer(name, special):
+            extra = {"id": rows, "content": name, "single_word": False, "lstrip": False, "rstrip": False,
+                     "normalized": False, "special": special}
+            (folder / "tokenizer.json").write_text(
+                json.dumps({**file, "added_tokens": [*file["added_tokens"], extra]}))
+
+        def train(name, data, code=0):
+            return run("train", place.recipe, "--load", folder, "--use-checkpoint-args", "--tokenizer", folder,
+                       "--data-path", data, "--train.out", place.path / name, "--train-iters", 3, code=code)
+
+        tokens = place.path / "tokens_text_document"
+        train("before", tokens)
+        write_tokenizer("<image_soft_token>", special=True)
+        train("after", tokens)
+        self.assertEqual(losses_of(place.path / "after"), losses_of(place.path / "before"))
+        run("plan", place.path / "after" / "recipe.toml")
+        texts = write(place.path / "pictures.jsonl", [{"text": line} for line in ["5 6 7", f"8 {rows} 9"] * 90])
+        run("data", "preprocess", "--input", texts, "--tokenizer", rows + 1, "--tokenizer-type", "NullTokenizer",
+            "--output-prefix", place.path / "pictures")  # texts of ids
+        self.assertRegex(train("refused", place.path / "pictures_text_document", code=2),
+                         rf"pictures_text_document, sequence 1: (?s:.*)token {rows}\b")
+        pairs, task = place.path / "pairs.tsv", place.path / "task.toml"
+        pairs.write_text("index\tsentence1\tsentence2\tgold_label\n" +
+                         "".join(f"{i}\tthe cat\ta <image_soft_token>\tneutral\n" for i in range(4)))
+        task.write_text('[task]\nname = "mnli"\n[train]\nmicro_batch_size = 4\nglobal_batch_size = 4\n')
+        run("finetune", task, "--load", folder, "--train-data", pairs, "--valid-data", pairs, "--seq-length", 32,
+            "--epochs", 1, "--train.out", place.path / "tuned")  # a task's texts have no special tokens
+        write_tokenizer("<|end|>", special=False)
+        fields = json.loads((folder / "tokenizer_config.json").read_text())
+        (folder / "tokenizer_config.json").write_text(json.dumps({**fields, "eos_token": "<|end|>"}))
+        self.assertIn("must hold the tokenizer's tokens", train("no_end", tokens, code=2))
+
 
 class Numbers(unittest.TestCase):
     def test_numbers_are_learned_without_a_vocabulary_and_counted_on(self):

@@ -19,11 +19,11 @@ namespace megatron::plan {
 /// What a configuration is checked against besides itself. 0 and false: not known, or not needed.
 struct Facts {
   int launched_world_size = 0;       ///< ranks that torchrun, mpirun or Slurm has started
-  std::int64_t tokenizer_vocab = 0;  ///< tokens of the tokenizer
+  std::int64_t tokenizer_vocab = 0;  ///< tokens of the tokenizer that need a row
   bool needs_data = false;           ///< the job reads data.data_path and data.tokenizer
   std::int64_t resumed_batch = 0;    ///< train.global_batch_size of the run that is resumed
   std::int64_t resumed_samples = 0;  ///< that it has trained on
-  /// What the file says that parallel.pp_schedule names, where that is no schedule's name (run/recipe.h reads it).
+  /// What the file says that parallel.pp_schedule names, where that is no schedule's name (recipe/resolve.h reads it).
   std::optional<std::string> schedule_file = {};
   /// Of a job that has only some of the options, or calls them otherwise: its flags by the paths of the options; a
   /// section's name and '.' stands for all of the section. The fixes of errors name no other. Empty: it has all.

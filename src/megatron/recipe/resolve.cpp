@@ -1,12 +1,16 @@
 #include "megatron/recipe/resolve.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <filesystem>
 #include <utility>
+#include <vector>
 
 #include "megatron/base/collected_errors.h"
 #include "megatron/base/files/file.h"
+#include "megatron/config/tables/model_kinds.h"
 #include "megatron/schedule/table.h"
+#include "megatron/text/vocabulary.h"
 
 namespace megatron::recipe {
 
@@ -28,6 +32,21 @@ config::RunConfig with_null_tokenizer(config::RunConfig config) {
   return config;
 }
 
+std::int64_t needed_rows(const text::Tokenizer& tokenizer, std::int64_t rows) {
+  const std::int64_t tokens = tokenizer.vocab_size();
+  std::vector<bool> may_lack_one(static_cast<std::size_t>(tokens));
+  for (const text::SpecialToken& token : tokenizer.vocabulary().specials)
+    may_lack_one[static_cast<std::size_t>(token.id)] = token.id != tokenizer.find_eod_id();
+  for (std::int64_t id = std::max<std::int64_t>(rows, 0); id < tokens; ++id)
+    if (!may_lack_one[static_cast<std::size_t>(id)]) return tokens;
+  return std::min(rows, tokens);
+}
+
+std::int64_t needed_rows(const text::Tokenizer& tokenizer, const config::ModelConfig& model) {
+  const bool draws = config::model_traits(model.architecture).reads_sentences && model.head == "tokens";
+  return model.vocab_size < 1 || draws ? tokenizer.vocab_size() : needed_rows(tokenizer, model.vocab_size);
+}
+
 RunAndTokenizer resolve_with_tokenizer(const config::RunConfig& given, plan::Facts facts) {
   const config::RunConfig config = with_null_tokenizer(given);
   std::optional<text::Tokenizer> tokenizer;
@@ -37,7 +56,7 @@ RunAndTokenizer resolve_with_tokenizer(const config::RunConfig& given, plan::Fac
                  facts.tokenizer_vocab = std::max<std::int64_t>(1, config.model.vocab_size);  // if it cannot be read
                  tokenizer = text::Tokenizer::load(config.data.tokenizer, config.data.tokenizer_type,
                                                    config.data.vocab_extra_ids);
-                 facts.tokenizer_vocab = tokenizer->vocab_size();
+                 facts.tokenizer_vocab = needed_rows(*tokenizer, config.model);
                },
                [&] {
                  facts.schedule_file = read_schedule_file(config.parallel.pp_schedule);

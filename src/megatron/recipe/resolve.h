@@ -1,4 +1,5 @@
 #pragma once
+#include <cstdint>
 #include <optional>
 #include <string>
 
@@ -20,6 +21,13 @@ struct RunAndTokenizer {
 /// The configuration whose null tokenizer, where data.tokenizer does not say how many numbers it has, has those of the
 /// model's vocabulary: numbers and an end token.
 config::RunConfig with_null_tokenizer(config::RunConfig config);
+
+/// The rows that a model of `rows` must have for `tokenizer`: one for each token, but that special tokens behind them
+/// may have none, as the <image_soft_token> of Gemma 3 in its folders without a part for pictures. The end of documents
+/// must have one. What has a token without a row is refused where it is read.
+std::int64_t needed_rows(const text::Tokenizer& tokenizer, std::int64_t rows);
+/// Of a run: where masking draws from all tokens, each must have a row.
+std::int64_t needed_rows(const text::Tokenizer& tokenizer, const config::ModelConfig& model);
 
 /// Loads the recipe's tokenizer (a NullTokenizer that is not named has model.vocab_size tokens) and the file of its
 /// schedule, and resolves the recipe with them. What is wrong with either is one ConfigError.

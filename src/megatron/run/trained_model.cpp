@@ -21,9 +21,9 @@
 #include "megatron/plan/cost/rank_buffers.h"
 #include "megatron/plan/mend.h"
 #include "megatron/plan/parameters/blocks.h"
+#include "megatron/recipe/resolve.h"
 #include "megatron/run/memory_check.h"
 #include "megatron/run/ranks.h"
-#include "megatron/text/vocabulary.h"
 #include "megatron/train/engine.h"
 #include "megatron/train/resume/agreement.h"
 
@@ -114,17 +114,6 @@ void complete(config::RunConfig& config, const ModelFlags& asked) {
   config.train.global_batch_size = config.train.micro_batch_size * parallel.dp;
 }
 
-/// The rows that a model of `rows` must have for its own tokenizer: one for each token, but that special tokens behind
-/// them may have none, as the <image_soft_token> of Gemma 3 in its folders without a part for pictures.
-std::int64_t needed_rows(const text::Tokenizer& tokenizer, std::int64_t rows) {
-  std::int64_t needed = tokenizer.vocab_size();
-  std::vector<bool> special(static_cast<std::size_t>(needed));
-  for (const text::SpecialToken& token : tokenizer.vocabulary().specials)
-    special[static_cast<std::size_t>(token.id)] = true;
-  while (needed > rows && special[static_cast<std::size_t>(needed) - 1]) --needed;
-  return needed > rows ? tokenizer.vocab_size() : needed;
-}
-
 /// On the ranks asked for here. What computes forward alone sets its microbatch before.
 plan::ResolvedRun resolve(const ModelFlags& asked, config::RunConfig config, const text::Tokenizer& tokenizer,
                           const char* job) {
@@ -142,24 +131,26 @@ plan::ResolvedRun resolve(const ModelFlags& asked, config::RunConfig config, con
   complete(config, asked);
   const bool derived = !place && asked.world_size == 0;
   const std::int64_t rows = config.model.vocab_size;
-  const plan::Facts facts{
-      .tokenizer_vocab = asked.tokenizer.empty() && rows > 0 ? needed_rows(tokenizer, rows) : tokenizer.vocab_size(),
-      .flags = {{"parallel.tp", "tp"},
-                {"parallel.pp", "pp"},
-                {"parallel.ep", "ep"},
-                {"parallel.etp", "etp"},
-                {"parallel.world_size", "world-size"},
-                {"parallel.threads_per_rank", "threads-per-rank"},
-                {"parallel.timeout_s", "timeout-s"},
-                {"parallel.device", "device"},
-                {"train.dtype", "dtype"}},
-      .otherwise = asked.tokenizer.empty() ? "--load a folder whose configuration and weights are whole"
+  const std::int64_t needed =
+      asked.tokenizer.empty() && rows > 0 ? recipe::needed_rows(tokenizer, rows) : tokenizer.vocab_size();
+  const plan::Facts facts{.tokenizer_vocab = needed,
+                          .flags = {{"parallel.tp", "tp"},
+                                    {"parallel.pp", "pp"},
+                                    {"parallel.ep", "ep"},
+                                    {"parallel.etp", "etp"},
+                                    {"parallel.world_size", "world-size"},
+                                    {"parallel.threads_per_rank", "threads-per-rank"},
+                                    {"parallel.timeout_s", "timeout-s"},
+                                    {"parallel.device", "device"},
+                                    {"train.dtype", "dtype"}},
+                          .otherwise = asked.tokenizer.empty()
+                                           ? "--load a folder whose configuration and weights are whole"
                                            : "leave --tokenizer out: the model has its own",
-      .complete = [&, ranks = parallel.world_size](config::RunConfig& changed) {
-        if (place) changed.parallel.world_size = place->world_size;
-        if (derived && changed.parallel.world_size == ranks) changed.parallel.world_size = 0;
-        complete(changed, asked);
-      }};
+                          .complete = [&, ranks = parallel.world_size](config::RunConfig& changed) {
+                            if (place) changed.parallel.world_size = place->world_size;
+                            if (derived && changed.parallel.world_size == ranks) changed.parallel.world_size = 0;
+                            complete(changed, asked);
+                          }};
   const auto error_of = [&](const config::RunConfig& tried) {
     std::string error = ranks_error(tried.parallel, place, asked.dp == 0, job);
     if (error.empty()) error = experts_error(tried, job);

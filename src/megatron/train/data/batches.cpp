@@ -33,8 +33,10 @@ std::span<T> row(const at::Tensor& tensor, std::int64_t b) {
 }  // namespace
 
 void fail_for_token(const std::string& place, std::int64_t token, std::int64_t vocab) {
-  throw ConfigError(rule_got_fix(concat(place, ": every token must be one of 0 … ", vocab - 1, "."),
-                                 concat("token ", token), "give data.tokenizer the tokenizer that made the data"));
+  throw ConfigError(rule_got_fix(
+      concat(place, ": every token must be one of 0 … ", vocab - 1, "."), concat("token ", token),
+      "give data.tokenizer the tokenizer that made the data; texts with a special token that the model has "
+      "no row for must be left out"));
 }
 
 model::Batch synthetic_batch(std::span<const std::int64_t> sample_ids, std::int64_t seq_length, std::int64_t vocab,
