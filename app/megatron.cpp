@@ -1,5 +1,4 @@
 #include "app/front/front.h"
-#include "app/generate/generate_options.h"
 #include "app/jobs.h"
 #include "app/serve/chat_options.h"
 #include "app/serve/serve_options.h"
@@ -31,7 +30,7 @@ const std::vector<app::Job> kJobs = {
     {"watch", "Shows runs in the terminal while they train.", app::watch},
     {"finetune", "Fine-tunes a model on a task; seeds, ensembles, predictions.", nullptr, app::check_finetune},
     {"eval", "Evaluates a model: loss, perplexity, WikiText, LAMBADA, tasks.", app::eval},
-    {"generate", "Generates text from prompts.", nullptr, app::checked<app::generate_flags>},
+    {"generate", "Generates text from prompts.", nullptr, app::check_generate},
     {"chat", "Talks with a chat model in the terminal.", nullptr, app::checked<app::chat_flags>},
     {"serve", "Answers requests over HTTP as OpenAI's API has them.", nullptr, app::checked<app::serve_flags>},
     {"checkpoint", "Inspects, verifies, converts, imports and exports checkpoints.", app::checkpoint},

@@ -4,8 +4,12 @@
 #include "app/jobs.h"
 
 // What `megatron` says of the jobs of megatron-torch before it becomes it: help, and what is wrong with words and
-// recipe. Files of another run, weights and the machine are left to megatron-torch, which looks at all once more.
+// recipe. What lies in files of other runs and models, beyond their kind, and the machine are left to megatron-torch,
+// which looks at all once more.
 namespace megatron::app {
+
+/// Of `generate`, also what the kind of its model does not do.
+void check_generate(const Args& args);
 
 // The checks of jobs that train.
 void check_train(const Args& args);

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <string>
 #include <system_error>
 
 #include "app/train/finetune_options.h"
@@ -12,17 +13,30 @@
 #include "megatron/base/error.h"
 #include "megatron/base/machine/gpu.h"
 #include "megatron/config/options.h"
+#include "megatron/interchange/format_words.h"
 #include "megatron/plan/rules.h"
 #include "megatron/recipe/resolve.h"
 
 namespace megatron::app {
 namespace {
 
+/// Whether weights from `folder` leave the options as they are: none, or a Hugging Face folder's where the tokenizer is
+/// named. Runs that resume take their batch along, Megatron-LM's the rows of their vocabulary.
+bool changes_nothing(const std::string& folder, const config::DataConfig& data) {
+  if (folder.empty()) return true;
+  std::error_code unknown;
+  const std::filesystem::path path(folder);
+  const auto has = [&](const char* name) { return std::filesystem::exists(path / name, unknown) || unknown; };
+  return !data.tokenizer.empty() && std::filesystem::is_regular_file(path / "config.json", unknown) &&
+         !has("manifest.json") && !has("latest") && !has("checkpoints") && !has("latest_checkpointed_iteration.txt") &&
+         !has(".metadata");
+}
+
 /// Whether rules hold of what the options say: neither another run's files nor the folders of its own change it.
 bool stands_alone(const config::RunConfig& run) {
   const config::CheckpointConfig& checkpoint = run.checkpoint;
   std::error_code unknown;
-  return checkpoint.load.empty() && checkpoint.save.empty() && !checkpoint.use_checkpoint_args &&
+  return changes_nothing(checkpoint.load, run.data) && checkpoint.save.empty() && !checkpoint.use_checkpoint_args &&
          run.lora.base.empty() && !std::filesystem::exists(run.train.out, unknown) && !unknown;
 }
 
@@ -63,7 +77,11 @@ void check_train(const Args& args) {
 }
 
 void check_finetune(const Args& args) {
-  if (!finetune_words(args).recipe.checkpoint.load.empty()) return;
+  if (const std::string load = finetune_words(args).recipe.checkpoint.load; !load.empty()) {
+    std::error_code unknown;
+    if (!std::filesystem::exists(load, unknown) && !unknown) throw ConfigError(interchange::no_weights(load));
+    return;  // its network is the weights'
+  }
   const FinetuneOptions options = finetune_options(args, {});
   if (looks_broken(options.recipe, {})) recipe::resolve_with_tokenizer(options.recipe, {});
 }

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
-#include <initializer_list>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <span>
@@ -105,12 +104,7 @@ struct Request {
 /// Throws ConfigError where the model cannot draft what the flags ask for.
 void check_speculation(const GenerateFlags& flags, const plan::ModelShape& shape) {
   const std::int64_t tokens = flags.num_speculative_tokens;
-  if (flags.speculative_method != kMultiToken) {
-    if (tokens != 0)
-      throw ConfigError(rule_got_fix("generate: --num-speculative-tokens needs --speculative-method mtp.",
-                                     concat(tokens), "--speculative-method mtp"));
-    return;
-  }
+  if (flags.speculative_method != kMultiToken) return;
   if (shape.mtp_depths == 0)
     throw ConfigError(
         rule_got_fix("generate: --speculative-method mtp needs a model with depths of multi-token "
@@ -122,14 +116,6 @@ void check_speculation(const GenerateFlags& flags, const plan::ModelShape& shape
         concat(tokens), "--num-speculative-tokens 0 (the default)"));
 }
 
-/// Throws ConfigError for the first option of `given` that is not as it is where nothing is said.
-void need_defaults(std::initializer_list<std::pair<const char*, bool>> given, const char* whose) {
-  for (const auto& [option, changed] : given)
-    if (changed)
-      throw ConfigError(rule_got_fix(concat("generate: --", option, " is an option of ", whose, " alone."),
-                                     concat("--", option), concat("leave --", option, " out")));
-}
-
 /// What the ranks must have in common besides the recipe.
 comm::Facts facts_of(const run::TrainedModel& model, GenerateFlags flags) {
   comm::Facts facts = run::model_facts(model, config::fields_of(flags));
@@ -138,29 +124,8 @@ comm::Facts facts_of(const run::TrainedModel& model, GenerateFlags flags) {
   return facts;
 }
 
-/// What an encoder-decoder (T5) does with the flags; none where the model is none.
-std::optional<int> answer_of_pair(const GenerateFlags& flags) {
-  const GenerateFlags none;
-  const auto changed = [&](auto member) { return flags.*member != none.*member; };
-  using F = GenerateFlags;
-  if (!config::model_traits(interchange::model_config_of(flags.load).architecture).encoder_decoder) {
-    need_defaults({{"num-beams", changed(&F::num_beams)},
-                   {"length-penalty", changed(&F::length_penalty)},
-                   {"early-stopping", changed(&F::early_stopping)}},
-                  "a T5");
-    return std::nullopt;
-  }
-  need_defaults({{"chat", changed(&F::chat)},
-                 {"system", changed(&F::system)},
-                 {"add-special-tokens", changed(&F::add_special_tokens)},
-                 {"logprobs", changed(&F::logprobs)},
-                 {"speculative-method", changed(&F::speculative_method)},
-                 {"num-speculative-tokens", changed(&F::num_speculative_tokens)}},
-                "a GPT");
-  const bool draws = changed(&F::top_k) || changed(&F::top_p) || changed(&F::min_p) || changed(&F::seed);
-  if (draws && !changed(&F::temperature))
-    throw ConfigError(rule_got_fix("generate: a T5 draws tokens where --temperature is given.",
-                                   "--top-k, --top-p, --min-p or --seed without it", "--temperature 1"));
+/// What an encoder-decoder (T5) does with the flags.
+int answer_of_pair(const GenerateFlags& flags) {
   const run::TrainedModel model = run::open_trained_model(flags, "generate", interchange::Writes::TextsOrAnswers);
   return answer(model, prompts_of(flags),
                 {.max_new_tokens = flags.max_new_tokens,
@@ -175,13 +140,6 @@ std::optional<int> answer_of_pair(const GenerateFlags& flags) {
 }
 
 Request prepare(GenerateFlags flags) {
-  if (flags.logprobs < -1 || flags.logprobs > 1000)
-    throw ConfigError(
-        rule_got_fix("generate: --logprobs must be -1 (none) to 1000.", concat(flags.logprobs), "--logprobs 5 --json"));
-  if (flags.logprobs >= 0 && !flags.json)
-    throw ConfigError(rule_got_fix("generate: --logprobs needs --json.", concat(flags.logprobs), "--json"));
-  if (!flags.system.empty() && !flags.chat)
-    throw ConfigError(rule_got_fix("generate: --system needs --chat.", "\"" + flags.system + "\"", "--chat"));
   const auto texts = flags.chat ? chats_of(flags, prompts_of(flags)) : prompts_of(flags);
   run::TrainedModel model = run::open_trained_model(flags, "generate");
   check_speculation(flags, model.run.shape);
@@ -307,7 +265,9 @@ void run_rank(const Request& request, const comm::Group& world, at::Device devic
 
 int run_generate(const Args& args) {
   GenerateFlags flags = generate_flags(args);
-  if (const auto code = answer_of_pair(flags)) return *code;
+  const bool pair = config::model_traits(interchange::model_config_of(flags.load).architecture).encoder_decoder;
+  check_kind(flags, pair);
+  if (pair) return answer_of_pair(flags);
   const Request request = prepare(std::move(flags));
   kernels::install_caching_allocator();
   return run::run_on_ranks(

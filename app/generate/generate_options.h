@@ -84,6 +84,10 @@ generate::SamplingOptions sampling_of(const GenerateFlags& flags, double usual_t
 /// Throws ConfigError where there is none.
 void need_prompts(const std::vector<std::string>& prompts);
 
+/// Throws ConfigError for what the kind of model does not do: an encoder-decoder (T5) searches with beams, and has
+/// neither chats nor log-probabilities of tokens.
+void check_kind(const GenerateFlags& flags, bool encoder_decoder);
+
 /// What the words say. Throws HelpRequested, and ConfigError for what is wrong whatever the model is.
 GenerateFlags generate_flags(const Args& args);
 

@@ -1,12 +1,14 @@
 """A T5 from text to checkpoints and back, through the command line alone."""
 import json
 import pathlib
+import shutil
+import subprocess
 import sys
 import tempfile
 import unittest
 
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "testing"))
-from program import run, text_of_sentences  # noqa: E402
+from program import MEGATRON, run, text_of_sentences  # noqa: E402
 
 RECIPE = """
 [model]
@@ -107,6 +109,12 @@ class T5(unittest.TestCase):
                          [SPECIAL.index(token) for token in ("[PAD]", "[PAD]", "[EOS]")])
         self.assertEqual(self.answer("hf"), greedy)
         self.assertEqual(self.answer("hf", "--num-beams", 4), beams)
+        alone = shutil.copy(MEGATRON, self.path / "megatron")  # without libtorch
+        for name in ("run", "hf"):
+            said = subprocess.run([alone, "generate", "--load", self.path / name, "--prompt", "a", "--logprobs", "1"],
+                                  capture_output=True, text=True)
+            self.assertEqual(said.returncode, 2)
+            self.assertIn("--logprobs is an option of a GPT alone", said.stderr)
         self.train("back", "--load", self.path / "hf", "--train-iters", 1, "--lr", 0)
         last, first = steps[-1]["loss"], self.metrics("back")[0]["loss"]
         self.assertLess(abs(last - first), 0.7)

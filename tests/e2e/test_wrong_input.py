@@ -225,7 +225,7 @@ TP2 = ["--world-size", 2, "--tp", 2]
 
 class WithoutLibtorch(unittest.TestCase):
     """Help, and what is wrong with words and recipe, is said by the program without libtorch, as the one with it does.
-    What files of models and of other runs decide is left to that."""
+    What lies in files of models and of other runs, beyond the kind of model, is left to that."""
     NEEDS = "megatron needs megatron-torch"
     # By job, words that are wrong whatever the model is. {recipe}: one that is right, {task}: without what is of text;
     # {folder}: one that is there.
@@ -237,6 +237,7 @@ class WithoutLibtorch(unittest.TestCase):
             {recipe} --mock-data --vocab-size 64 --parallel.tpp 2 --tp 3
             {recipe} --mock-data --vocab-size 64 --hidden-size 65 --schedule no/such.txt
             {recipe} --data.tokenizer nowhere --data-path none --tp 3
+            {recipe} --load {hf} --finetune --tokenizer {hf} --data-path none --hidden-size 65
             none.toml --tp two""",
         "pretrain_gpt": """--num-layers two
             --num-layers 2 --hidden-size 64 --num-attention-heads 3 --seq-length 64 --max-position-embeddings 64
@@ -244,9 +245,11 @@ class WithoutLibtorch(unittest.TestCase):
         "finetune": """--help all
             {recipe} --seeds 1,1
             {recipe} --task mnli --train-data a --valid-data b --load nowhere --epochs -1
+            {task} --task mnli --train-data a --valid-data b --load nowhere
             {task} --task mnli --train-data a --valid-data b --tokenizer nowhere --tp 3""",
         "eval loss": """--help
             --load a
+            --load a --data b
             --load a --data b --window -1""",
         "eval lambada": "--load a --data b --format json",
         "eval choice": "--data b",
@@ -258,9 +261,15 @@ class WithoutLibtorch(unittest.TestCase):
             --promt a
             --load a
             --prompt a
+            --load a --prompt a
+            --load {run} --prompt a --num-beams 2
+            --load {run} --prompt a --logprobs 5
+            --load {hf} --prompt a --early-stopping full
+            --load {hf} --prompt a --system b
+            --load {hf} --prompt a --num-speculative-tokens 2
             --load a --prompt a --temperature -2 --top-k -1""",
-        "chat": "a --top-p 2\n a --max-new-tokens 0\n a b",
-        "serve": "\n a --port 70000\n a --cache-memory 2XB\n a --host 0.0.0.0\n a --pp 0",
+        "chat": "a\n a --top-p 2\n a --max-new-tokens 0\n a b",
+        "serve": "\n a\n a --port 70000\n a --cache-memory 2XB\n a --host 0.0.0.0\n a --pp 0",
         "checkpoint info": "--help\n a b",
         "checkpoint verify": "--jsn a",
         "checkpoint reshard": "a b --files 0\n a b --dtype fp8",
@@ -281,8 +290,10 @@ class WithoutLibtorch(unittest.TestCase):
     # Words of which nothing is known to be wrong here.
     LEFT = ["train {recipe} --mock-data --vocab-size 64", "train {recipe} --load nowhere --hidden-size 65",
             "train {recipe} --mock-data --vocab-size 64 --use-checkpoint-args --hidden-size 65",
-            "finetune {task} --task mnli --train-data a --valid-data b --load nowhere", "eval loss --load a --data b",
-            "generate --load a --prompt b", "chat a", "serve a", "checkpoint info a",
+            "finetune {task} --task mnli --train-data a --valid-data b --load {hf}",
+            "eval loss --load {folder} --data b", "generate --load {folder} --prompt b",
+            "generate --load {run} --prompt b", "chat {folder}", "serve {folder}",
+            "train {recipe} --load {hf} --hidden-size 65", "checkpoint info a",
             "checkpoint export --load a --output b", "bench comm"]
 
     @classmethod
@@ -296,9 +307,12 @@ class WithoutLibtorch(unittest.TestCase):
         cls.recipe.write_text(SMALL_MODEL)
         cls.task = cls.place.path / "task.toml"
         cls.task.write_text(SMALL_MODEL.replace('split = "9,1,0"\n', ""))
+        cls.place.train("run", "--train-iters", 1)
+        run("checkpoint", "export", "--load", cls.place.path / "run", "--output", cls.place.path / "hf")
 
     def said(self, program, words):
-        names = {"recipe": self.recipe, "task": self.task, "folder": self.place.path}
+        names = {"recipe": self.recipe, "task": self.task, "folder": self.place.path,
+                 "run": self.place.path / "run", "hf": self.place.path / "hf"}
         result = subprocess.run([program, *words.format(**names).split()], capture_output=True, text=True,
                                 cwd=self.folder)
         return result.returncode, result.stdout, result.stderr

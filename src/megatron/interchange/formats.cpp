@@ -6,8 +6,6 @@
 #include <system_error>
 
 #include "megatron/base/error.h"
-#include "megatron/base/named_path.h"
-#include "megatron/base/text/nearest.h"
 
 namespace megatron::interchange {
 
@@ -34,12 +32,8 @@ bool holds_weights(const fs::path& folder) {
   }
 }
 
-/// What to name instead of `folder`, which holds no weights.
+/// What to name instead of `folder`, which is there and holds no weights.
 std::string another_folder(const fs::path& folder) {
-  if (!fs::exists(folder)) {
-    const std::string near = nearest_beside(folder);
-    return near.empty() ? "name a folder that is there" : near;
-  }
   if (!fs::is_directory(folder)) {
     const fs::path beside = folder.has_parent_path() ? folder.parent_path() : fs::path(".");
     return holds_weights(beside) ? beside.string() : "name a folder";
@@ -52,14 +46,6 @@ std::string another_folder(const fs::path& folder) {
   if (fs::exists(folder / "recipe.toml"))
     return "let the run save first: it does so at its end, and each checkpoint.save_interval steps";
   return "name the folder that megatron train has written (its --train.out), or one as it was downloaded";
-}
-
-/// "a, b or c" of the formats that can be read.
-std::string holders() {
-  std::vector<std::string> names;
-  for (const WeightFormat& format : weight_formats())
-    if (format.detect != nullptr) names.emplace_back(format.holder);
-  return listed(names);
 }
 
 }  // namespace
@@ -84,8 +70,7 @@ std::optional<TrainingState> training_state_of(const fs::path& folder, bool with
 
 const WeightFormat& format_of(const fs::path& folder) {
   if (const WeightFormat* format = find_format(folder)) return *format;
-  throw ConfigError(
-      rule_got_fix(concat("Weights must be in ", holders(), "."), place_text(folder), another_folder(folder)));
+  throw ConfigError(fs::exists(folder) ? no_weights(folder, another_folder(folder)) : no_weights(folder));
 }
 
 }  // namespace megatron::interchange

@@ -33,7 +33,6 @@ struct ExportOptions {
 /// format_words.h, and a line in formats.cpp.
 struct WeightFormat {
   FormatWords words;
-  const char* holder;  ///< what holds such weights, for messages: "a Hugging Face folder (config.json, safetensors)"
 
   // Reading. All are null for a format that is only written. Each throws ConfigError that names file and field.
   bool (*detect)(const std::filesystem::path& folder) = nullptr;

@@ -575,7 +575,6 @@ void write_gguf(const checkpoint::WeightSource& weights, const FolderConfig& con
 
 WeightFormat gguf_format() {
   return {.words = kGgufWords,
-          .holder = "a GGUF file",
           .detect = is_gguf,
           .model = [](const fs::path& file) { return read_gguf_config(file).model; },
           .config = read_gguf_config,

@@ -162,7 +162,6 @@ std::optional<FolderConfig> imported_config(const fs::path& found) {
 
 WeightFormat native_format() {
   return {.words = kNativeWords,
-          .holder = "a run's folder (latest) or one checkpoint (manifest.json)",
           .detect = is_native,
           .model = [](const fs::path& folder) { return checkpoint::saved_recipe(folder).model; },
           .config = config_of,

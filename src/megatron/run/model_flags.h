@@ -1,14 +1,17 @@
 #pragma once
+#include <filesystem>
 #include <string>
+#include <system_error>
 #include <tuple>
 #include <vector>
 
 #include "megatron/base/error.h"
 #include "megatron/config/options.h"
+#include "megatron/interchange/format_words.h"
 #include "megatron/interchange/gguf_blocks.h"
 
-// Which model a job computes with, and on which ranks. No torch here, and nothing to link: what is wrong with the words
-// of a command is said before libtorch is loaded.
+// Which model a job computes with, and on which ranks. No torch here, and nothing of this folder to link: what is wrong
+// with the words of a command is said before libtorch is loaded.
 namespace megatron::run {
 
 /// ModelFlags::weights.
@@ -74,11 +77,13 @@ inline void take_model(ModelFlags& flags, const std::vector<std::string>& words,
   if (!words.empty()) flags.load = words[0];
 }
 
-/// Throws ConfigError, which begins with `job`, for flags that no job can have, whatever its model is.
+/// Throws ConfigError for flags that no job can have, whatever its model is: its rules of numbers begin with `job`.
 inline void check_model_flags(const ModelFlags& flags, const char* job) {
   if (flags.load.empty())
     throw ConfigError(rule_got_fix(concat(job, ": --load must name a trained model."), "none", "--load FOLDER"));
   check_ranks(flags, job);
+  std::error_code unknown;
+  if (!std::filesystem::exists(flags.load, unknown) && !unknown) throw ConfigError(interchange::no_weights(flags.load));
 }
 
 }  // namespace megatron::run

@@ -311,7 +311,6 @@ OpenedAdapter open_peft(const fs::path& folder, const config::ModelConfig& model
 WeightFormat peft_format() {
   return {
       .words = kPeftWords,
-      .holder = "PEFT's folder of an adapter (adapter_config.json) whose model is on this machine",
       .detect = is_peft,
       .model = [](const fs::path& folder) { return model_config_of(peft_base(folder)); },
       .config = [](const fs::path& folder) { return format_of(peft_base(folder)).config(peft_base(folder)); },

@@ -94,7 +94,6 @@ std::unique_ptr<checkpoint::WeightSource> open_hugging_face(const std::filesyste
 WeightFormat hugging_face_format() {
   namespace fs = std::filesystem;
   return {.words = kHuggingFaceWords,
-          .holder = "a Hugging Face folder (config.json, safetensors)",
           .detect =
               [](const fs::path& folder) {
                 return fs::is_regular_file(folder / "config.json") && !checkpoint::has_checkpoint(folder);

@@ -438,21 +438,19 @@ config::ModelConfig megatron_model(const fs::path& folder) {
 }
 
 WeightFormat megatron_format() {
-  return {
-      .words = kMegatronWords,
-      .holder = "one of Megatron-LM's checkpoints (latest_checkpointed_iteration.txt, mp_rank_00/model_optim_rng.pt)",
-      .detect = [](const fs::path& folder) { return !find_megatron(folder).empty(); },
-      .model = megatron_model,
-      .config =
-          [](const fs::path& folder) {
-            FolderConfig config;
-            config.model = megatron_model(folder);
-            config.family = find_family(config.model);
-            return config;
-          },
-      .weights = open_megatron,
-      .training = training_of,
-      .resumable = is_resumable};
+  return {.words = kMegatronWords,
+          .detect = [](const fs::path& folder) { return !find_megatron(folder).empty(); },
+          .model = megatron_model,
+          .config =
+              [](const fs::path& folder) {
+                FolderConfig config;
+                config.model = megatron_model(folder);
+                config.family = find_family(config.model);
+                return config;
+              },
+          .weights = open_megatron,
+          .training = training_of,
+          .resumable = is_resumable};
 }
 
 }  // namespace megatron::interchange

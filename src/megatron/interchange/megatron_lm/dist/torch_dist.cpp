@@ -405,7 +405,6 @@ fs::path find_torch_dist(const fs::path& folder) {
 
 WeightFormat torch_dist_format() {
   return {.words = kTorchDistWords,
-          .holder = "one of its distributed checkpoints (common.pt, .metadata)",
           .detect = [](const fs::path& folder) { return !find_torch_dist(folder).empty(); },
           .model = dist_model,
           .config =
