@@ -1,9 +1,9 @@
 #pragma once
 #include "megatron/model/block.h"
 
-// The one walk over a layer. Who computes layers, for training (block.cpp) or a token at a time (token_step.cpp), says
-// how each step is computed; which steps there are, and in which order, is said here alone. A step that one of them
-// lacks does not compile.
+// The one walk over a layer. Who computes layers, for training (block.cpp), a token at a time (token_step.cpp) or as
+// the launches of a device's graph (token_graph.cpp), says how each step is computed; which steps there are, and in
+// which order, is said here alone. A step that one of them lacks does not compile.
 namespace megatron::model {
 
 template <class Steps>

@@ -12,6 +12,7 @@
 
 #include "megatron/base/error.h"
 #include "megatron/model/attention.h"
+#include "megatron/model/layer_walk.h"
 #include "megatron/plan/parameters/output_bias.h"
 
 // b sequences, h hidden, n heads, d head size, f feed-forward features.
@@ -29,18 +30,21 @@ bool serves(const plan::SelfAttention& attention) {
   return attention.causal && !attention.distance_bias && !attention.latents && !attention.variant.qk_layernorm_full &&
          attention.head_size <= kernels::kMostTokenHeadSize;
 }
+bool serves(const plan::CrossAttention&) { return false; }
+bool serves(const plan::Mlp&) { return true; }
+bool serves(const plan::Experts&) { return false; }
 
 /// Whether TokenGraph computes such a layer.
 bool serves(const Block& block) {
   const auto& branches = block.branches();
-  if (branches.size() != 2 || block.residual_after_norm(0) || block.residual_after_norm(1)) return false;
-  const auto* const attention = std::get_if<plan::SelfAttention>(&branches[0].spec.inner);
-  const bool known =
-      attention != nullptr && serves(*attention) && std::holds_alternative<plan::Mlp>(branches[1].spec.inner);
-  return known && std::ranges::all_of(branches, [](const BranchModules& branch) {
-           return serves(branch.out.weight()) &&
-                  std::ranges::all_of(branch.in, [](const auto& layer) { return serves(layer.weight()); });
-         });
+  for (std::size_t i = 0; i < branches.size(); ++i) {
+    const BranchModules& branch = branches[i];
+    const auto known = [](const auto& inner) { return serves(inner); };
+    if (block.residual_after_norm(i) || !std::visit(known, branch.spec.inner) || !serves(branch.out.weight()) ||
+        !std::ranges::all_of(branch.in, [](const auto& layer) { return serves(layer.weight()); }))
+      return false;
+  }
+  return true;
 }
 
 /// Rows of a cache of which the product behind attention puts the parts together itself: each of its blocks reads them.
@@ -103,6 +107,106 @@ std::unique_ptr<TokenGraph> TokenGraph::of(const TransformerOptions& options, co
   return std::unique_ptr<TokenGraph>(new TokenGraph(options, modules, ends, cache, *kernels));
 }
 
+/// What layers compute of the stream, which lies in two tensors in turns: a branch reads one, and with what it adds it
+/// is the other. A norm of the stream is folded into the product that reads it.
+class TokenGraph::Recorder {
+ public:
+  Recorder(TokenGraph& graph, const StageModules& modules, const at::Tensor& stream)
+      : graph_(graph),
+        modules_(modules),
+        read_(stream),
+        stream_(stream),
+        after_(graph.rows(stream.size(1))),
+        given_(graph.rows(stream.size(1))),
+        norm_(&modules.blocks.front().input_norm()) {}
+
+  const at::Tensor& stream() const { return stream_; }
+
+  void enter(std::size_t layer) {
+    layer_ = layer;
+    block_ = &modules_.blocks[layer];
+  }
+
+  // Those of layer_walk.h.
+  void project(const parallel::ColumnParallelLinear& linear) {
+    projected_ = graph_.rows(linear.weight()->value.size(0));
+    add(product_of(linear, projected_));
+  }
+
+  void normalize_heads(const BranchModules& branch) { add(norm_of_heads(branch, projected_)); }
+
+  void attend(const plan::SelfAttention& attention, const BranchModules& branch) {
+    const KvCache& cache = graph_.cache_;
+    const bool whole = cache.capacity > kFewRows || branch.head_size % 8 != 0;
+    inside_ = whole ? graph_.rows(branch.out.weight()->value.size(1)) : at::Tensor();
+    add(kernels::TokenAttention{.qkv = projected_,
+                                .keys = cache.keys[layer_],
+                                .values = cache.values[layer_],
+                                .y = inside_,
+                                .heads = branch.heads,
+                                .groups = branch.groups,
+                                .head_size = branch.head_size,
+                                .scale = attention.scale,
+                                .soft_cap = attention.variant.attn_logit_softcapping,
+                                .window = attention.variant.sliding_window,
+                                .rope = modules_.rope_of(attention),
+                                .sinks = sink_scores(branch),
+                                .scratch = graph_.scratch_});
+    if (!whole) in_parts_ = &std::get<kernels::TokenAttention>(graph_.launches_.back());
+  }
+
+  void expand(const plan::Mlp& mlp, const BranchModules& branch) {
+    inside_ = graph_.rows(branch.out.weight()->value.size(1));
+    kernels::TokenProduct product = product_of(branch.in.front(), inside_);
+    product.form = block_->options().activation;
+    product.gated = mlp.gated;
+    add(std::move(product));
+  }
+
+  void leave(const BranchModules& branch, std::size_t index, const Norm* next) {
+    kernels::TokenProduct product = {.x = inside_,
+                                     .weight = value_of(branch.out.weight()),
+                                     .y = after_,
+                                     .bias = value_of(branch.out.bias()),
+                                     .add = stream_};
+    if ((product.attention = std::exchange(in_parts_, nullptr)) != nullptr) product.state = &graph_.state_;
+    auto norm = ended_by(branch, product, given_);
+    add(std::move(product));
+    if (norm) add(std::move(*norm));
+    if (!block_->reads_same_stream(index)) read_ = after_;
+    if (!block_->shares_norm(index)) norm_ = next;
+    std::swap(stream_, after_);
+  }
+
+  // serves() has refused the model.
+  [[noreturn]] void attend_latents(const plan::SelfAttention&, const BranchModules&) { refuse(); }
+  [[noreturn]] void attend_across(const plan::CrossAttention&, const BranchModules&) { refuse(); }
+  [[noreturn]] void route(const plan::Experts&, const BranchModules&) { refuse(); }
+
+ private:
+  [[noreturn]] static void refuse() { throw std::logic_error("a graph of a token has no launches of such a layer"); }
+
+  void add(Launch launch) { graph_.launches_.push_back(std::move(launch)); }
+
+  /// Of the norm of what the branch reads.
+  kernels::TokenProduct product_of(const parallel::ColumnParallelLinear& linear, const at::Tensor& y) const {
+    kernels::TokenProduct product = {
+        .x = read_, .weight = value_of(linear.weight()), .y = y, .bias = value_of(linear.bias())};
+    normalize(product, *norm_);
+    return product;
+  }
+
+  TokenGraph& graph_;
+  const StageModules& modules_;
+  const Block* block_ = nullptr;
+  std::size_t layer_ = 0;
+  at::Tensor read_, stream_, after_;  ///< what the branch reads; the stream before it and after it
+  at::Tensor given_;                  ///< what a branch gives, where a norm follows
+  at::Tensor projected_, inside_;     ///< what the branch's first product gives, and what its last one reads
+  const Norm* norm_;                  ///< of what the branch reads
+  const kernels::TokenAttention* in_parts_ = nullptr;  ///< which the branch's last product puts together
+};
+
 TokenGraph::TokenGraph(const TransformerOptions& options, const StageModules& modules, const ModelEnds& ends,
                        KvCache& cache, const kernels::TokenKernels& kernels)
     : cache_(cache), kernels_(kernels), tensor_(cache.keys.front().options()), batch_(cache.keys.front().size(1)) {
@@ -124,15 +228,14 @@ TokenGraph::TokenGraph(const TransformerOptions& options, const StageModules& mo
                 .offset = modules.position_offset(),
                 .scale = modules.embedding_scale(),
                 .y = stream};
-  for (std::size_t l = 0; l < modules.blocks.size(); ++l) layers_.push_back(layer_of(modules, l, stream));
-  for (Layer& layer : layers_) {
-    if (cache.capacity > kFewRows || layer.attention.head_size % 8 != 0) continue;
-    layer.attention.y = layer.out.x = at::Tensor();
-    layer.out.attention = &layer.attention;
-    layer.out.state = &state_;
+  Recorder recorder(*this, modules, stream);
+  const auto& blocks = modules.blocks;
+  for (std::size_t l = 0; l < blocks.size(); ++l) {
+    recorder.enter(l);
+    walk(blocks[l], l + 1 < blocks.size() ? &blocks[l + 1].input_norm() : &*modules.final_norm, recorder);
   }
   logits_ = rows(shape.vocab);
-  output_ = {.x = stream, .weight = value_of(ends.output).narrow(0, 0, shape.vocab), .y = logits_};
+  output_ = {.x = recorder.stream(), .weight = value_of(ends.output).narrow(0, 0, shape.vocab), .y = logits_};
   if (ends.output_bias) output_.bias = value_of(ends.output_bias).narrow(0, 0, shape.vocab);
   normalize(output_, *modules.final_norm);
   output_.factor = modules.output_scale();
@@ -141,58 +244,13 @@ TokenGraph::TokenGraph(const TransformerOptions& options, const StageModules& mo
 
 at::Tensor TokenGraph::rows(std::int64_t features) const { return at::empty({batch_, features}, tensor_); }
 
-TokenGraph::Layer TokenGraph::layer_of(const StageModules& modules, std::size_t number,
-                                       const at::Tensor& stream) const {
-  const Block& block = modules.blocks[number];
-  const BranchModules &attention = block.branches()[0], &mlp = block.branches()[1];
-  const auto& spec = std::get<plan::SelfAttention>(attention.spec.inner);
-  const auto& inner = std::get<plan::Mlp>(mlp.spec.inner);
-  const at::Tensor w_qkv = value_of(attention.in.front().weight()), w_out = value_of(attention.out.weight());
-  const at::Tensor w_in = value_of(mlp.in.front().weight()), w_end = value_of(mlp.out.weight());
-  const at::Tensor qkv = rows(w_qkv.size(0)), attended = rows(w_out.size(1)), between = rows(stream.size(1)),
-                   inside = rows(w_end.size(1));
-  Layer layer;
-  layer.qkv = {.x = stream, .weight = w_qkv, .y = qkv, .bias = value_of(attention.in.front().bias())};
-  normalize(layer.qkv, attention.norm);
-  layer.attention = {.qkv = qkv,
-                     .keys = cache_.keys[number],
-                     .values = cache_.values[number],
-                     .y = attended,
-                     .heads = attention.heads,
-                     .groups = attention.groups,
-                     .head_size = attention.head_size,
-                     .scale = spec.scale,
-                     .soft_cap = spec.variant.attn_logit_softcapping,
-                     .window = spec.variant.sliding_window,
-                     .rope = modules.rope_of(spec),
-                     .sinks = sink_scores(attention),
-                     .scratch = scratch_};
-  layer.out = {.x = attended, .weight = w_out, .y = between, .bias = value_of(attention.out.bias()), .add = stream};
-  layer.expand = {.x = block.reads_same_stream(0) ? stream : between,
-                  .weight = w_in,
-                  .y = inside,
-                  .bias = value_of(mlp.in.front().bias()),
-                  .form = block.options().activation,
-                  .gated = inner.gated};
-  normalize(layer.expand, block.shares_norm(0) ? attention.norm : mlp.norm);
-  layer.reduce = {.x = inside, .weight = w_end, .y = stream, .bias = value_of(mlp.out.bias()), .add = between};
-  if (!attention.head_norms.empty()) layer.heads = norm_of_heads(attention, qkv);
-  layer.out_norm = ended_by(attention, layer.out, rows(stream.size(1)));
-  layer.end_norm = ended_by(mlp, layer.reduce, rows(stream.size(1)));
-  return layer;
-}
-
 void TokenGraph::launch() const {
   kernels_.embed(embedding_, state_);
-  for (const Layer& layer : layers_) {
-    kernels_.multiply(layer.qkv);
-    if (layer.heads) kernels_.normalize(*layer.heads);
-    kernels_.attend(layer.attention, state_);
-    kernels_.multiply(layer.out);
-    if (layer.out_norm) kernels_.normalize(*layer.out_norm);
-    kernels_.multiply(layer.expand);
-    kernels_.multiply(layer.reduce);
-    if (layer.end_norm) kernels_.normalize(*layer.end_norm);
+  for (const Launch& launch : launches_) {
+    if (const auto* const product = std::get_if<kernels::TokenProduct>(&launch)) kernels_.multiply(*product);
+    if (const auto* const attention = std::get_if<kernels::TokenAttention>(&launch))
+      kernels_.attend(*attention, state_);
+    if (const auto* const norm = std::get_if<kernels::TokenNorm>(&launch)) kernels_.normalize(*norm);
   }
   kernels_.multiply(output_);
   kernels_.choose(logits_, state_);

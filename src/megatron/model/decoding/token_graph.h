@@ -2,8 +2,9 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <deque>
 #include <memory>
-#include <optional>
+#include <variant>
 #include <vector>
 
 #include "megatron/kernels/token/token.h"
@@ -45,16 +46,12 @@ class TokenGraph {
   const at::Tensor& logits() const { return logits_; }
 
  private:
-  struct Layer {
-    kernels::TokenProduct qkv;
-    kernels::TokenAttention attention;
-    kernels::TokenProduct out, expand, reduce;
-    std::optional<kernels::TokenNorm> heads, out_norm, end_norm = {};  ///< of queries and keys; of what branches give
-  };
+  using Launch = std::variant<kernels::TokenProduct, kernels::TokenAttention, kernels::TokenNorm>;
+  /// The steps of layer_walk.h: each adds its launches.
+  class Recorder;
 
   TokenGraph(const TransformerOptions& options, const StageModules& modules, const ModelEnds& ends, KvCache& cache,
              const kernels::TokenKernels& kernels);
-  Layer layer_of(const StageModules& modules, std::size_t number, const at::Tensor& stream) const;
   /// Every launch of a token.
   void launch() const;
   at::Tensor rows(std::int64_t features) const;
@@ -65,7 +62,7 @@ class TokenGraph {
   std::int64_t batch_;
   kernels::TokenState state_;
   kernels::TokenEmbedding embedding_;
-  std::vector<Layer> layers_;
+  std::deque<Launch> launches_;  ///< of all layers; a product may name an attention before it
   kernels::TokenProduct output_;
   at::Tensor logits_, scratch_;
   bool warm_ = false;  ///< whether every kernel has been launched
