@@ -66,6 +66,7 @@ def benchmarks():
     yield Benchmark("masked-samples", ["masked_samples_peers.py"], 300, 60)
     yield Benchmark("data-wait", ["data_wait.py"], 600, 90)
     yield Benchmark("busy-neighbour", ["busy_neighbour.py"], 450, 60)
+    yield Benchmark("find-package", ["find_package.py"], 200, 30)
     yield program("all-reduce", 30, 10)
     yield program("tensor-parallel", 300, 60)
     yield program("distributed-optimizer", 300, 60)
