@@ -92,7 +92,8 @@ struct DenseMagnitudes {
                       make_parameter("b", part.b, row ? -1 : 0, t, k), part.key,
                       make_parameter("m", part.m, row ? -1 : 0, t, k)});
     }
-    return std::make_shared<const Adapter>(kept, kScale, kDropout, kInputs, row ? kInputs / t * k : 0);
+    return std::make_shared<const Adapter>(kept, kScale, kDropout, kInputs, row ? kInputs / t * k : 0,
+                                           plan::SequenceShare{});
   }
   void expect_gradients(const std::vector<Adapter::Part>& got, const comm::Group& tp) const {
     for (std::size_t i = 0; i < parts.size(); ++i)

@@ -38,8 +38,8 @@ struct Layout {
   bool muon = false;          ///< optimizer.name, which sees whole matrices
   std::string with = {};      ///< options in their plain spelling, "schedule.decoupled_lr=0.01", separated by spaces
   std::string exchange = {};  ///< parallel.cp_comm_type
-  int latents = 0;           ///< of `llama`'s layers: 1 of keys and values, 2 of queries too, with values that are wider
-  bool documents = false;    ///< samples are packed with two of them
+  int latents = 0;         ///< of `llama`'s layers: 1 of keys and values, 2 of queries too, with values that are wider
+  bool documents = false;  ///< samples are packed with two of them
   bool preferences = false;  ///< the loss is that of dpo.beta, of pairs
   std::string family = {};   ///< which `with` describes (family_layouts.h)
 
