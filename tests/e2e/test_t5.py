@@ -94,8 +94,8 @@ class T5(unittest.TestCase):
         steps = self.metrics("run")
         self.assertLess(steps[-1]["loss"], steps[0]["loss"] - 0.8)
         self.assertLess(self.metrics("run", "valid_loss")[-1]["valid_loss"], steps[0]["loss"] - 0.8)
-        self.train("again", "--load", self.path / "run/checkpoints/iter_0000020", "--world-size", 2, "--pp", 2,
-                   "--pipeline-model-parallel-split-rank", 1)
+        self.train("again", "--load", self.path / "run/checkpoints/iter_0000020", "--world-size", 4, "--pp", 2,
+                   "--pipeline-model-parallel-split-rank", 1, "--cp", 2)
         again = self.metrics("again")
         self.assertEqual([step["iteration"] for step in again], list(range(21, 41)))
         for one, other in zip(again, steps[20:]):

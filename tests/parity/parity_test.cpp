@@ -450,6 +450,8 @@ INSTANTIATE_TEST_SUITE_P(EncoderSequenceLayouts, Parity, ::testing::ValuesIn(enc
 INSTANTIATE_TEST_SUITE_P(EncoderSequenceLayouts, HalfPrecisionParity,
                          ::testing::ValuesIn(every_nth(9, encoder_sequence_layouts())),
                          [](const auto& test) { return name_of(test.param); });
+INSTANTIATE_TEST_SUITE_P(T5SequenceLayouts, Parity, ::testing::ValuesIn(t5_sequence_layouts()),
+                         [](const auto& test) { return name_of(test.param); });
 INSTANTIATE_TEST_SUITE_P(StageLayouts, Parity, ::testing::ValuesIn(stage_layouts()),
                          [](const auto& test) { return name_of(test.param); });
 INSTANTIATE_TEST_SUITE_P(LatentLayouts, Parity, ::testing::ValuesIn(latent_layouts()),

@@ -123,4 +123,44 @@ inline std::vector<Layout> encoder_sequence_layouts() {
   return all;
 }
 
+/// T5s whose sequences ranks share, of both stacks, which have lengths of their own.
+inline std::vector<Layout> t5_sequence_layouts() {
+  const std::string length =
+      "data.seq_length=24 data.decoder_seq_length=12 model.max_position_embeddings=28 optimizer.clip_grad=0.02";
+  std::vector<Layout> all;
+  for (const char* exchange : {"allgather", "p2p", "a2a"}) {
+    std::vector<Layout> some;
+    some.push_back({.cp = 2, .micro_batch = 2});
+    some.push_back({.cp = 2, .micro_batch = 4, .recompute = "full", .untied = true});
+    some.push_back({.tp = 2, .cp = 2, .micro_batch = 4, .sp = true, .recompute = "selective"});
+    some.push_back({.pp = 2, .cp = 2, .micro_batch = 4, .schedule = "zb-h1", .split = 1});
+    some.push_back({.pp = 2, .vpp = 2, .cp = 2, .micro_batch = 4});
+    some.push_back({.tp = 2, .pp = 2, .cp = 2, .micro_batch = 4, .sp = true, .stages = "Ettt|tL"});
+    some.push_back({.cp = 2, .dp = 2, .micro_batch = 4, .sharded = true, .pooled = true});
+    some.push_back({.cp = 2, .dp = 2, .micro_batch = 2, .sharded = true, .full = true});
+    if (std::string(exchange) != "a2a") {  // which divides heads
+      some.push_back({.cp = 3, .micro_batch = 4});
+      some.push_back({.tp = 2, .pp = 2, .cp = 3, .micro_batch = 8, .sp = true, .split = 1});
+    }
+    for (Layout& layout : some) {
+      layout.t5 = true;
+      layout.exchange = exchange;
+      layout.with = length;
+      all.push_back(layout);
+    }
+  }
+  // One length of both, and learned positions.
+  all.push_back({.cp = 2,
+                 .micro_batch = 4,
+                 .t5 = true,
+                 .with = "optimizer.clip_grad=0.02 data.decoder_seq_length=12",
+                 .exchange = "a2a"});
+  all.push_back({.cp = 2,
+                 .micro_batch = 4,
+                 .t5 = true,
+                 .with = length + " model.position_embedding_type=learned_absolute",
+                 .exchange = "p2p"});
+  return all;
+}
+
 }  // namespace megatron::train

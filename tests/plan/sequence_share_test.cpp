@@ -93,11 +93,11 @@ TEST(SharedSequences, AreRefusedWhereTheyDoNotFit) {
          c.parallel.sp = true;
          c.data.seq_length = 64;
        }},
-      {"parallel.cp is for models of one stack of layers",
+      {"data.decoder_seq_length must divide by 2 x parallel.cp",
        [](RunConfig& c) {
          c.model.architecture = "t5";
          c.model.position_embedding_type = "relative";
-         c.data.decoder_seq_length = 64;
+         c.data.decoder_seq_length = 60;
        }},
       {"not for the head of a task",
        [](RunConfig& c) {
@@ -163,10 +163,34 @@ TEST(SharedSequences, AreExchangedAsThePlanChooses) {
             }),
             "p2p");
   const ResolvedRun run = resolve(shared());
-  const SelfAttention attention = run.shape.layer(0).attention();
+  const LayerSpec layer = run.shape.layer(0);
   // 16 tokens of 64 features on each rank: q, k, v and the output, of which a quarter stays; or k and v, to three.
-  EXPECT_EQ(exchanged_elements(run.config, attention, SequenceExchange::AllToAll), 16 * 4 * 64 * 3 / 4);
-  EXPECT_EQ(exchanged_elements(run.config, attention, SequenceExchange::Ring), 16 * 2 * 64 * 3);
+  EXPECT_EQ(exchanged_elements(run.config, layer, SequenceExchange::AllToAll), 16 * 4 * 64 * 3 / 4);
+  EXPECT_EQ(exchanged_elements(run.config, layer, SequenceExchange::Ring), 16 * 2 * 64 * 3);
+}
+
+TEST(SharedSequences, OfAT5SendAndKeepThoseOfBothStacks) {
+  config::RunConfig config = shared();
+  config.model.architecture = "t5";
+  config.model.position_embedding_type = "relative";
+  config.data.decoder_seq_length = 32;
+  const ResolvedRun run = resolve(config);
+  config.parallel.cp = 1;
+  config.parallel.world_size = 2;
+  const ResolvedRun whole = resolve(config);
+  const StagePart part = whole_model(run.shape.num_layers);
+  EXPECT_EQ(4 * stage_activation_bytes(run.config, run.shape, part),
+            stage_activation_bytes(whole.config, whole.shape, part));
+  // 16 tokens of the encoder and 8 of the decoder on each rank, of 64 features. A layer of the decoder has two
+  // attentions, of its own keys and the encoder's.
+  const LayerSpec encoder = run.shape.layer(0), decoder = run.shape.layer(run.shape.encoder_layers);
+  EXPECT_EQ(exchanged_elements(run.config, encoder, SequenceExchange::Ring), 16 * 2 * 64 * 3);
+  EXPECT_EQ(exchanged_elements(run.config, decoder, SequenceExchange::Ring), (8 + 16) * 2 * 64 * 3);
+  EXPECT_EQ(exchanged_elements(run.config, decoder, SequenceExchange::AllToAll), (6 * 8 + 2 * 16) * 64 * 3 / 4);
+  const MovedBytes moved = moved_bytes(run.config, decoder, SequenceExchange::AllGather);
+  const double q = 8 * 64, own = 2 * q, across = 2 * own;  // fp32 or its kind: of elements
+  EXPECT_NEAR(moved.forward, ((2 + 2 * 4) * (own + across) + 4 * q) * static_cast<double>(element_bytes(run.config)),
+              1e-9 * moved.forward);
 }
 
 config::RunConfig shared_by(int cp, const char* way, const char* dtype = "fp32") {
@@ -207,18 +231,19 @@ TEST(SharedSequences, MoveWhatEachWayCopies) {
     for (const int cp : {2, 4, 8}) {
       config::RunConfig config = shared_by(cp, "p2p", dtype);
       if (!causal) config.model.architecture = "bert";
-      const SelfAttention attention = resolve(config).shape.layer(0).attention();
+      const LayerSpec layer = resolve(config).shape.layer(0);
+      const SelfAttention& attention = layer.attention();
       const double element = std::string(dtype) == "bf16" ? 2 : 8;
       const double rows = static_cast<double>(config.train.micro_batch_size * config.data.seq_length) / cp,
                    queries = static_cast<double>(attention.query_rows()),
                    keys = 2 * static_cast<double>(attention.key_rows());
       const MovedBytes want = walked_ring(cp, rows, queries, keys, element, causal),
-                       got = moved_bytes(config, attention, SequenceExchange::Ring);
+                       got = moved_bytes(config, layer, SequenceExchange::Ring);
       EXPECT_NEAR(got.forward, want.forward, 1e-9 * want.forward) << cp;
       EXPECT_NEAR(got.backward, want.backward, 1e-9 * want.backward) << cp;
       const double q = rows * queries, k = rows * keys;
       const auto expect = [&](SequenceExchange way, double forward, double backward) {  // elements
-        const MovedBytes moved = moved_bytes(config, attention, way);
+        const MovedBytes moved = moved_bytes(config, layer, way);
         EXPECT_NEAR(moved.forward, forward * element, 1e-9 * moved.forward) << cp;
         EXPECT_NEAR(moved.backward, backward * element, 1e-9 * moved.backward) << cp;
       };

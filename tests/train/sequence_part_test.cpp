@@ -63,6 +63,19 @@ TEST(SequencePart, HasABertsTypesAndTheOrderOfItsSegmentsOnce) {
   }
 }
 
+TEST(SequencePart, CutsBothStacksOfAT5WithWhatTheDecoderIsToPredict) {
+  auto batch = sixteen_tokens();
+  batch.decoder_tokens_bs = at::arange(16, at::kLong).view({2, 8});
+  batch.labels_bs = batch.decoder_tokens_bs + 1;
+  batch.loss_mask_bs = batch.decoder_tokens_bs.to(at::kDouble);
+  const auto part = sequence_part(batch, {.ranks = 2, .rank = 1});
+  const std::vector<std::int64_t> decoder{2, 3, 4, 5, 10, 11, 12, 13};
+  EXPECT_EQ(numbers(part.decoder_tokens_bs), decoder);
+  EXPECT_EQ(numbers(part.labels_bs - 1), decoder);
+  EXPECT_EQ(numbers(part.loss_mask_bs.to(at::kLong)), decoder);
+  EXPECT_EQ(part.tokens_bs.size(1), 8);
+}
+
 TEST(SequencePart, IsTheBatchItselfOfOneRank) {
   const auto batch = sixteen_tokens();
   const auto part = sequence_part(batch, {});

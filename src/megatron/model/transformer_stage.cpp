@@ -155,7 +155,7 @@ kernels::Dropout TransformerStage::Impl::stream_site(const Pass& pass, const std
 }
 
 RelativeBias::Distances TransformerStage::Impl::distances(const at::Tensor& x_sbh, std::int64_t layer) const {
-  const std::int64_t s = x_sbh.size(0) * (options.sequence_parallel ? tp.size() : 1);
+  const std::int64_t s = x_sbh.size(0) * (options.sequence_parallel ? tp.size() : 1) * options.sequence.ranks.size();
   const bool encoder = options.shape.in_encoder(part.first_layer + layer);
   return (encoder ? modules.encoder_bias : modules.decoder_bias)->between(s, s);
 }
@@ -203,6 +203,7 @@ EncoderOutput TransformerStage::Impl::encoder_output(const Pass& pass, std::int6
   AttentionForm form =
       attention_form(pass, branch, number, attention_options(std::get<plan::CrossAttention>(branch.spec.inner)));
   form.options.key_lengths = pass.key_lengths_b;
+  form.sequence = options.sequence;
   return {states, [form](const at::Tensor& q, const at::Tensor& kv) { return cross_attention(q, kv, form); }};
 }
 
@@ -224,6 +225,7 @@ Block::Sites TransformerStage::Impl::sites(const Pass& pass, std::int64_t number
     sites.mlp_inner = site(pass.training ? options.hidden_dropout : 0, options.seed, name + " inner", pass.sample_ids);
     sites.mlp_inner.features = mlp->width;
     sites.mlp_inner.feature_offset = mlp->width / tp.size() * tp.rank();
+    place_rows(sites.mlp_inner, options.sequence, rows.size(0) * (options.sequence_parallel ? tp.size() : 1));
   }
   return sites;
 }
@@ -305,14 +307,21 @@ at::Tensor TransformerStage::Impl::embed(const Batch& batch, const Pass& pass) c
 at::Tensor TransformerStage::Impl::embed_decoder(const Batch& batch, const Pass& pass) const {
   if (!batch.decoder_tokens_bs.defined()) throw std::logic_error("a T5 needs tokens of its decoder");
   const auto tokens_sb = batch.decoder_tokens_bs.t().contiguous();
+  const plan::SequenceShare share = options.sequence.share();
+  const auto positions_of = [&share](const at::Tensor& ids_sb) {
+    const auto whole = counted_positions(ids_sb.size(0) * share.ranks, ids_sb.size(1), ids_sb.device());
+    std::vector<at::Tensor> own;
+    for (const plan::Positions& piece : share.pieces(whole.size(0)))
+      own.push_back(whole.narrow(0, piece.begin, piece.size()));
+    return at::cat(own);
+  };
   HostIds host;
   if (batch.host) {
     host.tokens_sb = batch.host->decoder_tokens_bs.t().contiguous();
-    host.positions_sb = counted_positions(host.tokens_sb.size(0), host.tokens_sb.size(1), at::kCPU);
+    host.positions_sb = positions_of(host.tokens_sb);
     host.types_sb = at::zeros_like(host.tokens_sb);
   }
-  const auto x =
-      modules.embed(tokens_sb, counted_positions(tokens_sb.size(0), tokens_sb.size(1), tokens_sb.device()), {}, host);
+  const auto x = modules.embed(tokens_sb, positions_of(tokens_sb), {}, host);
   return dropout(x, stream_site(pass, "decoder embedding", x));
 }
 

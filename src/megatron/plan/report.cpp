@@ -67,14 +67,20 @@ json groups_of(const ResolvedRun& run) {
 
 /// Of ranks that share sequences: the positions that each has, [begin, end), and how they attend to all of them.
 json sequence_of(const ResolvedRun& run) {
-  json positions = json::array();
-  for (int rank = 0; rank < run.grid.sequence_shares(); ++rank) {
-    json pieces = json::array();
-    for (const Positions& piece : SequenceShare{run.grid.sequence_shares(), rank}.pieces(run.config.data.seq_length))
-      pieces.push_back({piece.begin, piece.end});
-    positions.push_back(std::move(pieces));
-  }
-  return {{"positions", positions}, {"exchange", name_of(sequence_exchange(run.config, run.shape))}};
+  const auto positions_of = [&](std::int64_t length) {
+    json positions = json::array();
+    for (int rank = 0; rank < run.grid.sequence_shares(); ++rank) {
+      json pieces = json::array();
+      for (const Positions& piece : SequenceShare{run.grid.sequence_shares(), rank}.pieces(length))
+        pieces.push_back({piece.begin, piece.end});
+      positions.push_back(std::move(pieces));
+    }
+    return positions;
+  };
+  json sequence = {{"positions", positions_of(run.config.data.seq_length)},
+                   {"exchange", name_of(sequence_exchange(run.config, run.shape))}};
+  if (run.shape.encoder_decoder()) sequence["decoder_positions"] = positions_of(run.config.data.decoder_seq_length);
+  return sequence;
 }
 
 /// Every parameter in forward order. `slices`: by tensor-parallel rank, of experts by the rank among those that split

@@ -112,10 +112,15 @@ std::string groups_text(const ResolvedRun& run, const json& groups) {
 std::string sequence_text(const ResolvedRun& run, const json& all) {
   if (!all.contains("sequence")) return "";
   const int cp = run.grid.sequence_shares(), shown = std::min(cp, static_cast<int>(2 * kShown));
-  std::string out = concat("tokens of a sample: ", run.config.data.seq_length / cp, " on each rank, attention by ",
-                           all["sequence"]["exchange"].get<std::string>(), "\n");
-  for (int rank = 0; rank < shown; ++rank)
-    out += row(concat("cp rank ", rank), text_of(SequenceShare{cp, rank}.pieces(run.config.data.seq_length)));
+  const std::int64_t length = run.config.data.seq_length, decoder = run.config.data.decoder_seq_length;
+  std::string out = concat("tokens of a sample: ", length / cp, decoder > 0 ? concat(" and ", decoder / cp) : "",
+                           " on each rank, attention by ", all["sequence"]["exchange"].get<std::string>(), "\n");
+  for (int rank = 0; rank < shown; ++rank) {
+    const SequenceShare share{cp, rank};
+    out += row(concat("cp rank ", rank),
+               concat(text_of(share.pieces(length)),
+                      decoder > 0 ? concat(", of the decoder ", text_of(share.pieces(decoder))) : ""));
+  }
   return out + (shown < cp ? row("…", "") : "");
 }
 

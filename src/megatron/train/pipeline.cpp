@@ -74,8 +74,9 @@ std::vector<std::vector<std::int64_t>> boundaries(const plan::ResolvedRun& run) 
   const config::DataConfig& data = run.config.data;
   for (const plan::StagePart& part : run.parts) {
     const bool both = part.first_layer + part.num_layers > run.shape.encoder_layers;
-    shapes.push_back(
-        boundary(run, data.seq_length + (both ? data.decoder_seq_length : 0), run.config.train.micro_batch_size));
+    shapes.push_back(boundary(run,
+                              (data.seq_length + (both ? data.decoder_seq_length : 0)) / run.grid.sequence_shares(),
+                              run.config.train.micro_batch_size));
   }
   return shapes;
 }

@@ -1,5 +1,6 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/zeros_like.h>
 
 #include "megatron/model/sequence/exchanges.h"
@@ -18,12 +19,13 @@ at::Tensor gathered(const comm::Group& ranks, const Triple& in) {
 
 AttentionOutput gathered_attention(const comm::Group& ranks, const Triple& in, const AttentionOptions& options) {
   const at::Tensor all = gathered(ranks, in);
+  const Lengths whole = whole_lengths(ranks, in);
   std::vector<at::Tensor> outs, logsumexps;
   for (const Piece& piece : pieces_of(ranks.size(), ranks.rank(), in.q.size(0))) {
     const std::int64_t end = end_of_seen(options, all.size(0), piece.positions);
     const at::Tensor seen = all.narrow(0, 0, end);
     const auto made = kernels::attention(piece.rows(in.q), seen.select(3, 0), seen.select(3, 1),
-                                         options_of_part(options, all.size(0), piece.positions, {0, end}));
+                                         options_of_part(options, whole, piece.positions, {0, end}));
     outs.push_back(made.out);
     logsumexps.push_back(made.logsumexp);
   }
@@ -31,8 +33,11 @@ AttentionOutput gathered_attention(const comm::Group& ranks, const Triple& in, c
 }
 
 void gathered_attention_backward(const comm::Group& ranks, const at::Tensor& dout, const Triple& in,
-                                 const AttentionOutput& forward, const AttentionOptions& options, const Triple& into) {
+                                 const AttentionOutput& forward, const AttentionOptions& options, const Triple& into,
+                                 const at::Tensor& dbias) {
   const at::Tensor all = gathered(ranks, in), gradients = at::zeros_like(all);
+  const Lengths whole = whole_lengths(ranks, in);
+  if (dbias.defined()) dbias.zero_();
   const auto pieces = pieces_of(ranks.size(), ranks.rank(), in.q.size(0));
   for (std::size_t i = pieces.size(); i-- > 0;) {
     const Piece& piece = pieces[i];
@@ -42,9 +47,11 @@ void gathered_attention_backward(const comm::Group& ranks, const at::Tensor& dou
     const at::Tensor own = first ? sum : at::empty(sum.sizes(), sum.options());
     const AttentionOutput of_piece{piece.rows(forward.out),
                                    forward.logsumexp.narrow(2, piece.row, piece.positions.size()).contiguous()};
+    const AttentionOptions part = options_of_part(options, whole, piece.positions, {0, end});
+    const at::Tensor dpart = dbias.defined() ? at::empty_like(part.bias) : at::Tensor();
     kernels::attention_backward(piece.rows(dout), piece.rows(in.q), seen.select(3, 0), seen.select(3, 1), of_piece,
-                                options_of_part(options, all.size(0), piece.positions, {0, end}), piece.rows(into.q),
-                                own.select(3, 0), own.select(3, 1));
+                                part, piece.rows(into.q), own.select(3, 0), own.select(3, 1), dpart);
+    if (dbias.defined()) bias_of_part(dbias, whole, piece.positions, {0, end}).add_(dpart);
     if (!first) sum.add_(own);
   }
   const at::Tensor mine = ranks.reduce_scatter(by_rank(gradients, ranks.size()));

@@ -46,11 +46,12 @@ class Turn {
 
 /// Calls visit(queries, keys) for each of this rank's pieces and of each of `owner`'s what it sees.
 template <class Visit>
-void for_each_seen(const comm::Group& ranks, int owner, std::int64_t rows, const AttentionOptions& options,
+void for_each_seen(const comm::Group& ranks, int owner, const Triple& in, const AttentionOptions& options,
                    const Visit& visit) {
-  for (const Piece& queries : pieces_of(ranks.size(), ranks.rank(), rows))
-    for (Piece keys : pieces_of(ranks.size(), owner, rows)) {
-      keys.positions.end = std::min(keys.positions.end, end_of_seen(options, rows * ranks.size(), queries.positions));
+  const Lengths whole = whole_lengths(ranks, in);
+  for (const Piece& queries : pieces_of(ranks.size(), ranks.rank(), in.q.size(0)))
+    for (Piece keys : pieces_of(ranks.size(), owner, in.k.size(0))) {
+      keys.positions.end = std::min(keys.positions.end, end_of_seen(options, whole.keys, queries.positions));
       if (keys.positions.size() > 0) visit(queries, keys);
     }
 }
@@ -78,13 +79,14 @@ AttentionOutput ring_attention(const comm::Group& ranks, const Triple& in, const
   const std::int64_t s = in.q.size(0), b = in.q.size(1), d = in.q.size(-1), heads = in.q.numel() / (s * b * d);
   const auto precise = in.q.options().dtype(wide(in.q));
   const at::Tensor out = at::zeros({s, b, heads, d}, precise), logsumexp = at::full({b, heads, s}, kNothing, precise);
+  const Lengths whole = whole_lengths(ranks, in);
   at::Tensor held = keys_and_values(in.k, in.v);
   for (int step = 0; step < ranks.size(); ++step) {
     const bool more = step + 1 < ranks.size();
     Turn turn = more ? Turn(ranks, held, at::empty_like(held), kKeysTag) : Turn();
-    for_each_seen(ranks, owner_after(ranks, step), s, options, [&](const Piece& queries, const Piece& keys) {
+    for_each_seen(ranks, owner_after(ranks, step), in, options, [&](const Piece& queries, const Piece& keys) {
       const at::Tensor seen = keys.rows(held);
-      AttentionOptions part = options_of_part(options, s * ranks.size(), queries.positions, keys.positions);
+      AttentionOptions part = options_of_part(options, whole, queries.positions, keys.positions);
       if (keys.positions.begin != queries.positions.begin) part.sinks = at::Tensor();  // which are there once
       const auto made = kernels::attention(queries.rows(in.q), seen.select(3, 0), seen.select(3, 1), part);
       merge_(queries.rows(out), logsumexp.narrow(2, queries.row, queries.positions.size()), made);
@@ -95,8 +97,10 @@ AttentionOutput ring_attention(const comm::Group& ranks, const Triple& in, const
 }
 
 void ring_attention_backward(const comm::Group& ranks, const at::Tensor& dout, const Triple& in,
-                             const AttentionOutput& forward, const AttentionOptions& options, const Triple& into) {
-  const std::int64_t s = in.q.size(0);
+                             const AttentionOutput& forward, const AttentionOptions& options, const Triple& into,
+                             const at::Tensor& dbias) {
+  const Lengths whole = whole_lengths(ranks, in);
+  if (dbias.defined()) dbias.zero_();
   const at::Tensor dq = at::zeros(in.q.sizes(), in.q.options().dtype(wide(in.q)));
   at::Tensor held = keys_and_values(in.k, in.v);
   Turn gradients;  // of the keys that are held: what ranks before this one have added up
@@ -105,15 +109,16 @@ void ring_attention_backward(const comm::Group& ranks, const at::Tensor& dout, c
     const bool more = step + 1 < ranks.size();
     Turn turn = more ? Turn(ranks, held, at::empty_like(held), kKeysTag) : Turn();
     at::Tensor own = at::zeros_like(held, held.options().dtype(wide(held)));
-    for_each_seen(ranks, owner_after(ranks, step), s, options, [&](const Piece& queries, const Piece& keys) {
+    for_each_seen(ranks, owner_after(ranks, step), in, options, [&](const Piece& queries, const Piece& keys) {
       const at::Tensor seen = keys.rows(held), dseen = at::empty_like(seen);
       const at::Tensor dqueries = at::empty(queries.rows(in.q).sizes(), in.q.options());
       const AttentionOutput of_piece{queries.rows(forward.out),
                                      forward.logsumexp.narrow(2, queries.row, queries.positions.size()).contiguous()};
+      const AttentionOptions part = options_of_part(options, whole, queries.positions, keys.positions);
+      const at::Tensor dpart = dbias.defined() ? at::empty_like(part.bias) : at::Tensor();
       kernels::attention_backward(queries.rows(dout), queries.rows(in.q), seen.select(3, 0), seen.select(3, 1),
-                                  of_piece,
-                                  options_of_part(options, s * ranks.size(), queries.positions, keys.positions),
-                                  dqueries, dseen.select(3, 0), dseen.select(3, 1));
+                                  of_piece, part, dqueries, dseen.select(3, 0), dseen.select(3, 1), dpart);
+      if (dbias.defined()) bias_of_part(dbias, whole, queries.positions, keys.positions).add_(dpart);
       queries.rows(dq).add_(dqueries);
       keys.rows(own).add_(dseen);
     });

@@ -20,13 +20,22 @@ std::vector<Piece> pieces_of(int ranks, int rank, std::int64_t rows) {
   return pieces;
 }
 
-std::int64_t end_of_seen(const AttentionOptions& options, std::int64_t length, const plan::Positions& queries) {
-  return options.causal ? std::min(length, queries.end + options.ahead) : length;
+Lengths whole_lengths(const comm::Group& ranks, const Triple& in) {
+  return {.queries = in.q.size(0) * ranks.size(), .keys = in.k.size(0) * ranks.size()};
 }
 
-AttentionOptions options_of_part(const AttentionOptions& options, std::int64_t length, const plan::Positions& queries,
+std::int64_t end_of_seen(const AttentionOptions& options, std::int64_t keys, const plan::Positions& queries) {
+  return options.causal ? std::min(keys, queries.end + options.ahead) : keys;
+}
+
+at::Tensor bias_of_part(const at::Tensor& bias, const Lengths& whole, const plan::Positions& queries,
+                        const plan::Positions& keys) {
+  return bias.narrow(1, keys.begin - queries.end + whole.queries, queries.size() + keys.size() - 1);
+}
+
+AttentionOptions options_of_part(const AttentionOptions& options, const Lengths& whole, const plan::Positions& queries,
                                  const plan::Positions& keys) {
-  if (keys.end > end_of_seen(options, length, queries))
+  if (keys.end > end_of_seen(options, whole.keys, queries))
     throw std::logic_error("keys behind those that the queries see");
   AttentionOptions part = options;
   if (options.causal) {
@@ -39,7 +48,9 @@ AttentionOptions options_of_part(const AttentionOptions& options, std::int64_t l
     part.first_key = options.first_key.narrow(1, queries.begin, queries.size());
     if (keys.begin > 0) part.first_key = part.first_key.sub(keys.begin).clamp_min_(0);
   }
-  part.dropout.positions = part.dropout.features = length;
+  if (options.bias.defined()) part.bias = bias_of_part(options.bias, whole, queries, keys).contiguous();
+  part.dropout.positions = whole.queries;
+  part.dropout.features = whole.keys;
   part.dropout.position_offset = queries.begin;
   part.dropout.feature_offset = keys.begin;
   return part;
@@ -65,18 +76,9 @@ at::Tensor keys_and_values(const at::Tensor& k, const at::Tensor& v) { return at
 
 }  // namespace sequence
 
-namespace {
-
-void check_shared(const kernels::AttentionOptions& options) {
-  if (options.bias.defined()) throw std::logic_error("sequences that ranks share are without biases");
-}
-
-}  // namespace
-
 kernels::AttentionOutput shared_attention(const SharedSequence& sequence, const at::Tensor& q, const at::Tensor& k,
                                           const at::Tensor& v, const kernels::AttentionOptions& options) {
   if (sequence.ranks.size() == 1) return kernels::attention(q, k, v, options);
-  check_shared(options);
   switch (sequence.exchange) {
     case plan::SequenceExchange::AllToAll:
       return sequence::attention_by_heads(sequence.ranks, {q, k, v}, options);
@@ -96,17 +98,16 @@ void shared_attention_backward(const SharedSequence& sequence, const at::Tensor&
   if (dsinks.defined() && !by_heads) dsinks.copy_(kernels::sink_gradient(dout, forward, options.sinks));
   if (sequence.ranks.size() == 1)
     return kernels::attention_backward(dout, q, k, v, forward, options, dq, dk, dv, dbias);
-  check_shared(options);
   switch (sequence.exchange) {
     case plan::SequenceExchange::AllToAll:
       return sequence::attention_by_heads_backward(sequence.ranks, dout, {q, k, v}, forward, options, {dq, dk, dv},
-                                                   dsinks);
+                                                   dbias, dsinks);
     case plan::SequenceExchange::Ring:
-      return sequence::ring_attention_backward(sequence.ranks, dout, {q, k, v}, forward, options, {dq, dk, dv});
+      return sequence::ring_attention_backward(sequence.ranks, dout, {q, k, v}, forward, options, {dq, dk, dv}, dbias);
     case plan::SequenceExchange::AllGather:
       break;
   }
-  sequence::gathered_attention_backward(sequence.ranks, dout, {q, k, v}, forward, options, {dq, dk, dv});
+  sequence::gathered_attention_backward(sequence.ranks, dout, {q, k, v}, forward, options, {dq, dk, dv}, dbias);
 }
 
 }  // namespace megatron::model

@@ -22,8 +22,8 @@ struct SharedSequence {
 /// Attention of this rank's queries over the keys of whole sequences, as one rank that has all would compute it.
 ///
 ///   q        [s, b, g, n/g, d], or [s, b, n, d] where each head has its own key and value
-///   k, v     [s, b, g, d]
-///   options  of the whole sequence: first_key [b, S], key_lengths, dropout by positions in it; no bias
+///   k, v     [s, b, g, d], in cross attention of other sequences than q: [k, b, g, d]
+///   options  of whole sequences: first_key [b, S], key_lengths, bias [n, S + K - 1], dropout by positions in them
 ///   returns  out [s, b, n, d]; logsumexp of as many numbers as [b, n, s], for the backward pass alone
 ///
 /// Collective over sequence.ranks: AllGather one all-gather of k and v; AllToAll one all-to-all of q, k and v, one of
@@ -32,8 +32,8 @@ struct SharedSequence {
 kernels::AttentionOutput shared_attention(const SharedSequence& sequence, const at::Tensor& q, const at::Tensor& k,
                                           const at::Tensor& v, const kernels::AttentionOptions& options);
 
-/// Writes dq, dk, dv, shaped as q, k, v; `forward`: what shared_attention() gave. `dbias`: of one rank alone. `dsinks`,
-/// where there are sinks: this rank's part of their gradient, shaped as they are; parts add up. What came from other
+/// Writes dq, dk, dv, shaped as q, k, v; `forward`: what shared_attention() gave. `dbias` and `dsinks`, where there is
+/// a bias and sinks: this rank's part of their gradient, shaped as they are; parts add up. What came from other
 /// ranks is not kept, but sent again. Collective: AllGather an all-gather and a reduce-scatter; AllToAll
 /// three all-to-alls; Ring ranks - 1 messages of k and v and as many of their gradients as ranks, in float32 or wider.
 void shared_attention_backward(const SharedSequence& sequence, const at::Tensor& dout, const at::Tensor& q,

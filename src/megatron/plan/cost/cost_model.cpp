@@ -38,6 +38,7 @@ struct Passes {
 struct AttentionCore {
   Product scores, context;
   double share = 1;  ///< of the square of queries and keys that is seen
+  bool causal = false;
 };
 
 /// The products of one layer's forward pass on one tensor-parallel rank, and the widths of what is between them.
@@ -94,7 +95,7 @@ class Pieces {
     Passes passes;
     passes.forward = layer_forward(work);
     passes.forward.tensor += sequence_exchange_s(spec, 1, passes.forward.attention);
-    const MovedBytes moved = cp_ > 1 ? moved_bytes(run_.config, spec.attention(), exchange_) : MovedBytes();
+    const MovedBytes moved = cp_ > 1 ? moved_bytes(run_.config, spec, exchange_) : MovedBytes();
     passes.forward.elementwise += memory_s(hardware_, moved.forward);
     StepParts& back = passes.backward_input;
     for (const Product& p : work.weights) {
@@ -190,12 +191,12 @@ class Pieces {
     parts.launches += cost.launches * hardware_.software.launch_us * 1e-6;
   }
   double seen(const AttentionCore& core) const {
-    return hardware_.software.whole_square ? computed_square() : core.share;
+    return hardware_.software.whole_square ? computed_square(core) : core.share;
   }
   /// Of the square of queries and keys, what is not left out piece by piece: of 2n pieces, the queries of each meet the
   /// keys of those up to their own, where attention is causal.
-  double computed_square() const {
-    const bool by_piece = cp_ > 1 && exchange_ != SequenceExchange::AllToAll && run_.shape.causal;
+  double computed_square(const AttentionCore& core) const {
+    const bool by_piece = cp_ > 1 && exchange_ != SequenceExchange::AllToAll && core.causal;
     return by_piece ? (2 * cp_ + 1) / (4 * cp_) : 1;
   }
 
@@ -239,6 +240,7 @@ class Pieces {
   void add_inside(LayerWork& work, const SelfAttention& attention, const LayerTokens& tokens) const {
     AttentionCore core = core_of(attention.heads, attention.head_size, tokens, tokens.length);
     core.share = seen_share(attention, tokens.length);
+    core.causal = attention.causal;
     work.cores.push_back(core);
     work.queries += as_double(attention.query_rows()) / tp_;
   }
@@ -267,7 +269,7 @@ class Pieces {
     const SoftwareCosts& software = hardware_.software;
     const double passes = forward ? software.score_forward_passes : software.score_backward_passes;
     return memory_s(hardware_,
-                    passes * computed_square() * core.scores.count * core.scores.m * core.scores.n * element_);
+                    passes * computed_square(core) * core.scores.count * core.scores.m * core.scores.n * element_);
   }
 
   /// The products of attention, `scores` with features inside and `contexts` with keys.
@@ -300,7 +302,7 @@ class Pieces {
   /// computes, which takes `attention` seconds.
   double sequence_exchange_s(const LayerSpec& layer, double passes, double attention) const {
     if (cp_ == 1) return 0;
-    const double sent = as_double(exchanged_elements(run_.config, layer.attention(), exchange_)) * element_;
+    const double sent = as_double(exchanged_elements(run_.config, layer, exchange_)) * element_;
     // A pass of a ring carries (n - 1) / n of the bytes that it is given.
     const double all = passes * ring_pass_s(hardware_, cp_span_, sent * cp_ / (cp_ - 1));
     return exchange_ == SequenceExchange::Ring ? std::max(all / cp_, all - attention) : all;
@@ -328,8 +330,7 @@ class Pieces {
         const double again = attention_forward(work);
         back.attention += again;
         back.tensor += sequence_exchange_s(spec, 1, again);
-        if (cp_ > 1)
-          back.elementwise += memory_s(hardware_, moved_bytes(run_.config, spec.attention(), exchange_).forward);
+        if (cp_ > 1) back.elementwise += memory_s(hardware_, moved_bytes(run_.config, spec, exchange_).forward);
       }
       if (module == "mlp") {
         for (const Product& product : work.again_of_mlp) add(back, linears_.forward(product));

@@ -29,7 +29,8 @@ std::int64_t tokens_of(const config::RunConfig& config) {
 
 /// Tokens of a stack: a T5's have lengths of their own.
 std::int64_t tokens_of(const config::RunConfig& config, bool decoder) {
-  return decoder ? config.train.micro_batch_size * config.data.decoder_seq_length : tokens_of(config);
+  return decoder ? config.train.micro_batch_size * config.data.decoder_seq_length / config.parallel.cp
+                 : tokens_of(config);
 }
 
 /// A stage's layers of one length: all, or those of one of a T5's stacks.

@@ -1,6 +1,8 @@
 #include "megatron/plan/cost/sequence_exchange.h"
 
 #include <algorithm>
+#include <variant>
+#include <vector>
 
 #include "megatron/plan/cost/counts.h"
 #include "megatron/plan/cost/memory.h"
@@ -15,8 +17,45 @@ std::int64_t local_groups(const SelfAttention& attention, int tp) {
 
 /// Of the keys and values of whole sequences of a microbatch, those of this rank's heads.
 std::int64_t whole_bytes(const config::RunConfig& config, const SelfAttention& attention) {
-  return config.train.micro_batch_size * config.data.seq_length * 2 * local_groups(attention, config.parallel.tp) *
-         attention.head_size * element_bytes(config);
+  return config.train.micro_batch_size * std::max(config.data.seq_length, config.data.decoder_seq_length) * 2 *
+         local_groups(attention, config.parallel.tp) * attention.head_size * element_bytes(config);
+}
+
+/// An attention of a layer whose keys and values ranks exchange, in elements of a rank.
+struct Exchanged {
+  std::int64_t queries = 0, pairs = 0;  ///< pairs: keys and values
+  bool causal = false;
+};
+
+std::vector<Exchanged> exchanged_in(const config::RunConfig& config, const LayerSpec& layer) {
+  const config::DataConfig& data = config.data;
+  const LayerTokens tokens = tokens_of(layer, config.train.micro_batch_size, data.seq_length, data.decoder_seq_length);
+  const std::int64_t own = tokens.sequences * tokens.length / config.parallel.cp, tp = config.parallel.tp;
+  const SelfAttention& attention = layer.attention();
+  std::vector<Exchanged> all{{.queries = own * attention.query_rows() / tp,
+                              .pairs = own * 2 * local_groups(attention, config.parallel.tp) * attention.head_size,
+                              .causal = attention.causal}};
+  for (const Branch& branch : layer.branches)
+    if (const auto* const across = std::get_if<CrossAttention>(&branch.inner))
+      all.push_back(
+          {.queries = own * across->query_rows() / tp,
+           .pairs = tokens.sequences * tokens.encoder_length / config.parallel.cp * 2 * across->query_rows() / tp});
+  return all;
+}
+
+MovedBytes moved_of(const Exchanged& exchanged, double n, double e, SequenceExchange exchange) {
+  const double w = std::max(e, 4.0), v = exchanged.causal ? n + 0.5 : 2 * n, q = static_cast<double>(exchanged.queries),
+               k = static_cast<double>(exchanged.pairs);
+  switch (exchange) {
+    case SequenceExchange::AllGather:
+      return {((2 + 2 * n) * k + 2 * q) * e, (4 + (exchanged.causal ? 6.5 : 8) * n) * k * e};
+    case SequenceExchange::AllToAll:
+      return {(6 * (q + k) + 4 * q) * e, (12 * (q + k) + 16 * q) * e};
+    case SequenceExchange::Ring:
+      break;
+  }
+  return {q * (v * (6 * w + e) + 2 * w + e) + 2 * k * e,
+          (q + k) * (v * (2 * w + e) + 2 * w + e) + k * (2 * e + (4 * n - 4) * w)};
 }
 
 }  // namespace
@@ -33,13 +72,13 @@ SequenceExchange sequence_exchange(const config::RunConfig& config, const ModelS
   return whole_bytes(config, attention) <= kept ? SequenceExchange::AllGather : SequenceExchange::Ring;
 }
 
-std::int64_t exchanged_elements(const config::RunConfig& config, const SelfAttention& attention,
-                                SequenceExchange exchange) {
-  const std::int64_t cp = config.parallel.cp, tp = config.parallel.tp,
-                     tokens = config.train.micro_batch_size * config.data.seq_length / cp;
-  const std::int64_t keys_and_values = 2 * local_groups(attention, config.parallel.tp) * attention.head_size;
-  if (exchange != SequenceExchange::AllToAll) return tokens * keys_and_values * (cp - 1);
-  return tokens * (keys_and_values + 2 * attention.query_rows() / tp) * (cp - 1) / cp;
+std::int64_t exchanged_elements(const config::RunConfig& config, const LayerSpec& layer, SequenceExchange exchange) {
+  const std::int64_t cp = config.parallel.cp;
+  std::int64_t sent = 0;
+  for (const Exchanged& each : exchanged_in(config, layer))
+    sent += exchange == SequenceExchange::AllToAll ? (each.pairs + 2 * each.queries) * (cp - 1) / cp
+                                                   : each.pairs * (cp - 1);
+  return sent;
 }
 
 std::int64_t gathered_bytes(const config::RunConfig& config, const ModelShape& shape) {
@@ -48,22 +87,14 @@ std::int64_t gathered_bytes(const config::RunConfig& config, const ModelShape& s
   return kCopies * whole_bytes(config, shape.layer(0).attention());
 }
 
-MovedBytes moved_bytes(const config::RunConfig& config, const SelfAttention& attention, SequenceExchange exchange) {
-  const auto number = [](std::int64_t value) { return static_cast<double>(value); };
-  const std::int64_t tokens = config.train.micro_batch_size * config.data.seq_length / config.parallel.cp;
-  const double n = config.parallel.cp, e = number(element_bytes(config)), w = std::max(e, 4.0),
-               v = attention.causal ? n + 0.5 : 2 * n, q = number(tokens * attention.query_rows()) / config.parallel.tp,
-               k = number(tokens * 2 * local_groups(attention, config.parallel.tp) * attention.head_size);
-  switch (exchange) {
-    case SequenceExchange::AllGather:
-      return {((2 + 2 * n) * k + 2 * q) * e, (4 + (attention.causal ? 6.5 : 8) * n) * k * e};
-    case SequenceExchange::AllToAll:
-      return {(6 * (q + k) + 4 * q) * e, (12 * (q + k) + 16 * q) * e};
-    case SequenceExchange::Ring:
-      break;
+MovedBytes moved_bytes(const config::RunConfig& config, const LayerSpec& layer, SequenceExchange exchange) {
+  MovedBytes sum;
+  for (const Exchanged& each : exchanged_in(config, layer)) {
+    const MovedBytes moved = moved_of(each, config.parallel.cp, static_cast<double>(element_bytes(config)), exchange);
+    sum.forward += moved.forward;
+    sum.backward += moved.backward;
   }
-  return {q * (v * (6 * w + e) + 2 * w + e) + 2 * k * e,
-          (q + k) * (v * (2 * w + e) + 2 * w + e) + k * (2 * e + (4 * n - 4) * w)};
+  return sum;
 }
 
 }  // namespace megatron::plan

@@ -192,10 +192,17 @@ at::Tensor columns(const at::Tensor& x, const std::vector<plan::Positions>& piec
 model::Batch sequence_part(model::Batch batch, const plan::SequenceShare& share) {
   if (share.ranks == 1) return batch;
   const auto pieces = share.pieces(batch.tokens_bs.size(1));
+  if (batch.decoder_tokens_bs.defined()) {  // what it is to predict is its own
+    const auto of_decoder = share.pieces(batch.decoder_tokens_bs.size(1));
+    for (at::Tensor* tensor : {&batch.decoder_tokens_bs, &batch.labels_bs, &batch.loss_mask_bs})
+      if (tensor->defined()) *tensor = columns(*tensor, of_decoder);
+  } else {
+    for (at::Tensor* tensor : {&batch.labels_bs, &batch.loss_mask_bs})
+      if (tensor->defined()) *tensor = columns(*tensor, pieces);
+  }
   if (!batch.position_ids_bs.defined())
     batch.position_ids_bs = at::arange(batch.tokens_bs.size(1), batch.tokens_bs.options()).expand_as(batch.tokens_bs);
-  for (at::Tensor* tensor :
-       {&batch.tokens_bs, &batch.labels_bs, &batch.loss_mask_bs, &batch.position_ids_bs, &batch.token_types_bs})
+  for (at::Tensor* tensor : {&batch.tokens_bs, &batch.position_ids_bs, &batch.token_types_bs})
     if (tensor->defined()) *tensor = columns(*tensor, pieces);
   if (batch.sentence_labels_b.defined() && share.rank > 0)
     batch.sentence_labels_b = at::full_like(batch.sentence_labels_b, -1);
