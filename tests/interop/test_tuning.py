@@ -360,7 +360,8 @@ class Preferences(Tuned):
         want = self.their_losses(0)
         self.assertAlmostEqual(want[0], 0.693147, delta=1e-6)
         self.assertLess(want[-1], 0.6)
-        for name, layout in LAYOUTS.items():
+        shared = ["--world-size", 2, "--cp", 2]
+        for name, layout in (LAYOUTS | {"cp2": shared, "cp2_pp2": [*shared, "--world-size", 4, "--pp", 2]}).items():
             with self.subTest(name):
                 self.check_losses(self.prefer(name, *layout), want)
                 self.check_figures(name)

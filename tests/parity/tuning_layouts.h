@@ -80,7 +80,7 @@ inline std::vector<Layout> lora_layouts() {
   for (const char* exchange : {"allgather", "p2p", "a2a"}) {
     std::vector<Layout> these;
     these.push_back({.cp = 2, .micro_batch = 2, .llama = 2, .with = all_linear});
-    these.push_back({.tp = 2, .cp = 2, .sp = true, .recompute = "full", .llama = 2, .with = some});
+    these.push_back({.tp = 2, .cp = 2, .sp = true, .recompute = "full", .llama = 4, .with = some});
     these.push_back({.tp = 2, .cp = 2, .dp = 2, .sp = true, .sharded = true, .with = all_linear + " lora.dora=true"});
     these.push_back({.pp = 2, .cp = 2, .schedule = "zb-h1", .llama = 2, .with = all_linear, .documents = true});
     if (std::string(exchange) != "a2a") {  // which divides heads
