@@ -90,9 +90,9 @@ class TrainingData(unittest.TestCase):
         file = json.loads((folder / "tokenizer.json").read_text())
         rows = json.loads((folder / "config.json").read_text())["vocab_size"]
 
-        def write_tokenizer(name, special):
+        def write_tokenizer(name):
             extra = {"id": rows, "content": name, "single_word": False, "lstrip": False, "rstrip": False,
-                     "normalized": False, "special": special}
+                     "normalized": False, "special": True}
             (folder / "tokenizer.json").write_text(
                 json.dumps({**file, "added_tokens": [*file["added_tokens"], extra]}))
 
@@ -102,7 +102,7 @@ class TrainingData(unittest.TestCase):
 
         tokens = place.path / "tokens_text_document"
         train("before", tokens)
-        write_tokenizer("<image_soft_token>", special=True)
+        write_tokenizer("<image_soft_token>")
         train("after", tokens)
         self.assertEqual(losses_of(place.path / "after"), losses_of(place.path / "before"))
         run("plan", place.path / "after" / "recipe.toml")
@@ -117,9 +117,8 @@ class TrainingData(unittest.TestCase):
         task.write_text('[task]\nname = "mnli"\n[train]\nmicro_batch_size = 4\nglobal_batch_size = 4\n')
         run("finetune", task, "--load", folder, "--train-data", pairs, "--valid-data", pairs, "--seq-length", 32,
             "--epochs", 1, "--train.out", place.path / "tuned")  # a task's texts have no special tokens
-        write_tokenizer("<|end|>", special=False)
-        fields = json.loads((folder / "tokenizer_config.json").read_text())
-        (folder / "tokenizer_config.json").write_text(json.dumps({**fields, "eos_token": "<|end|>"}))
+        write_tokenizer("<|end|>")
+        (folder / "tokenizer_config.json").write_text('{"eos_token": "<|end|>"}')
         self.assertIn("must hold the tokenizer's tokens", train("no_end", tokens, code=2))
 
 
