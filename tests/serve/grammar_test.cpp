@@ -62,6 +62,72 @@ TEST(JsonSchema, ListsPropertiesInTheirOrder) {
   expect(R"({"type": "object", "additionalProperties": false})", {"{}"}, {R"({"a": 1})"});
 }
 
+/// Every object of some of a, b, c in their order, with as many members as the bounds and those that are required say.
+TEST(JsonSchema, CountsListedProperties) {
+  for (int least = 0; least <= 4; ++least)
+    for (int most = -1; most <= 4; ++most)
+      for (unsigned required = 0; required < 8; ++required) {
+        Ordered schema = Ordered::parse(R"({"properties": {"a": {}, "b": {}, "c": {}}, "required": []})");
+        const std::vector<std::string> names = {"a", "b", "c"};
+        for (std::size_t i = 0; i < 3; ++i)
+          if ((required >> i & 1U) != 0) schema["required"].push_back(names[i]);
+        if (least > 0) schema["minProperties"] = least;
+        if (most >= 0) schema["maxProperties"] = most;
+        std::vector<std::string> good, bad;
+        for (unsigned set = 0; set < 8; ++set) {
+          Ordered object = Ordered::object();
+          for (std::size_t i = 0; i < 3; ++i)
+            if ((set >> i & 1U) != 0) object[names[i]] = 1;
+          const int size = static_cast<int>(object.size());
+          const bool fits = (set & required) == required && size >= least && (most < 0 || size <= most);
+          (fits ? good : bad).push_back(object.dump());
+        }
+        if (good.empty())
+          EXPECT_THROW(grammar_of_schema(schema), ApiError) << schema;
+        else
+          expect(schema.dump(), good, bad);
+      }
+}
+
+TEST(JsonSchema, CountsPropertiesOfAnyName) {
+  expect(R"({"type": "object", "minProperties": 1})", {R"({"x": 1})", R"({"x": 1, "y": {}})"}, {"{}", "[1]"});
+  expect(R"({"maxProperties": 2, "additionalProperties": {"type": "integer"}})", {"{}", R"({"x": 1, "y": 2})"},
+         {R"({"x": 1, "y": 2, "z": 3})", R"({"x": "a"})"});
+  expect(R"({"maxProperties": 0})", {"{}"}, {R"({"x": 1})"});
+}
+
+/// Every list of up to four of the values.
+TEST(JsonSchema, KeepsElementsDifferent) {
+  for (int least = 0; least <= 4; ++least)
+    for (int most = -1; most <= 4; ++most) {
+      Ordered schema = Ordered::parse(R"({"items": {"$ref": "#/$defs/e"}, "$defs": {"e": {"enum": ["a", 1, null, 1.0]}},
+          "uniqueItems": true})");
+      if (least > 0) schema["minItems"] = least;
+      if (most >= 0) schema["maxItems"] = most;
+      const std::vector<std::string> values = {"\"a\"", "1", "null"};
+      std::vector<std::string> good, bad;
+      for (std::size_t code = 0; code < 256; ++code) {
+        std::vector<std::size_t> list;
+        for (std::size_t rest = code; rest > 0; rest /= 4)
+          if (rest % 4 > 0) list.push_back(rest % 4 - 1);
+        std::string text;
+        for (const std::size_t i : list) text += (text.empty() ? "" : ", ") + values[i];
+        const int size = static_cast<int>(list.size());
+        std::ranges::sort(list);
+        const bool differ = std::ranges::adjacent_find(list) == list.end();
+        (differ && size >= least && (most < 0 || size <= most) ? good : bad).push_back("[" + text + "]");
+      }
+      if (good.empty())
+        EXPECT_THROW(grammar_of_schema(schema), ApiError) << schema;
+      else
+        expect(schema.dump(), good, bad);
+    }
+  expect(R"({"type": "array", "items": {"type": "boolean"}, "uniqueItems": true})", {"[]", "[false,true]", "[true]"},
+         {"[true, true]", "[false, true, false]"});
+  expect(R"({"type": "array", "uniqueItems": false, "maxItems": 2})", {"[1, 1]"}, {"[1, 1, 1]"});
+  expect(R"({"type": "array", "uniqueItems": true, "maxItems": 1})", {"[]", "[[2]]"}, {"[1, 1]"});
+}
+
 TEST(JsonSchema, MayReferToItself) {
   const std::string tree = R"({"$ref": "#/$defs/node", "$defs": {"node": {"type": "object", "properties":
     {"value": {"type": "integer"}, "next": {"anyOf": [{"$ref": "#/$defs/node"}, {"type": "null"}]}},
@@ -91,6 +157,12 @@ TEST(JsonSchema, KeepsNumbersOf64BitsAndReferencesOfUris) {
 TEST(JsonSchema, IsRefusedWhereItSaysMoreThanIsKept) {
   for (const char* schema :
        {R"({"patternProperties": {"a": {}}})", R"({"type": "array", "uniqueItems": true})", R"({"type": "file"})",
+        R"({"uniqueItems": true, "items": {"type": "string"}})", R"({"uniqueItems": 1})",
+        R"({"uniqueItems": true, "prefixItems": [{"const": 1}], "items": {"const": 1}})",
+        R"({"uniqueItems": true, "items": {"enum": [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11]}})",
+        R"({"uniqueItems": true, "items": {"type": "boolean", "not": {}}})",
+        R"({"uniqueItems": true, "items": {"const": 1}, "minItems": 2})", R"({"minProperties": 2})",
+        R"({"minProperties": 1, "maxProperties": 0})", R"({"maxProperties": -1})", R"({"not": {}})", R"({"if": {}})",
         R"({"type": "string", "contentEncoding": "base64"})", R"({"anyOf": [{}], "required": []})",
         R"({"oneOf": [{}], "type": "string"})", R"({"allOf": [{}], "items": {}})", R"({"type": "string", "enum": [1]})",
         R"({"type": ["string", "null"], "const": 1})", R"({"type": "text", "const": 1})",

@@ -1,6 +1,7 @@
 #include "megatron/serve/grammar/json_schema.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -24,6 +25,9 @@ using Ordered = nlohmann::ordered_json;
 using Sequence = Grammar::Sequence;
 
 constexpr std::int64_t kMaxCount = 10'000, kMaxMultiple = 1000;
+constexpr std::int64_t kMaxUnique = 10;  // with each, twice as many rules
+constexpr const char* kUniqueValuesAlone =
+    "'uniqueItems' in the schema is supported only where 'items' is an enum of at most 10 values, or booleans";
 constexpr int kMaxDepth = 64, kDigits = 15, kExponentDigits = 2, kIndent = 24;
 
 class Compiler {
@@ -74,7 +78,7 @@ class Compiler {
     boolean_ = grammar_.rule_with({literal("true"), literal("false")});
     null_ = grammar_.rule_with({literal("null")});
     value_ = grammar_.add_rule();
-    const std::int32_t object = object_of_any(value_), array = array_of(value_, 0, -1);
+    const std::int32_t object = object_of_any(value_, 0, -1), array = array_of(value_, 0, -1);
     object_ = object;
     for (const std::int32_t kind : {string_, number_, boolean_, null_, object, array})
       grammar_.add(value_, {Grammar::rule(kind)});
@@ -103,32 +107,42 @@ class Compiler {
   std::int32_t array_of(std::int32_t item, std::int64_t least, std::int64_t most) {
     return list_of('[', ']', {Grammar::rule(item)}, least, most);
   }
-  std::int32_t object_of_any(std::int32_t value) {
-    return list_of('{', '}', joined({{Grammar::rule(string_)}, spaced(':'), {Grammar::rule(value)}}), 0, -1);
+  std::int32_t object_of_any(std::int32_t value, std::int64_t least, std::int64_t most) {
+    return list_of('{', '}', joined({{Grammar::rule(string_)}, spaced(':'), {Grammar::rule(value)}}), least, most);
   }
 
-  /// Listed properties in their order; those that are not required may be left out.
-  std::int32_t object_of(const Ordered& properties, const std::set<std::string>& required, int depth) {
+  /// Listed properties in their order; those that are not required may be left out. `least` to `most` are there; most <
+  /// 0: any number.
+  std::int32_t object_of(const Ordered& properties, const std::set<std::string>& required, std::int64_t least,
+                         std::int64_t most, int depth) {
     std::vector<std::pair<Sequence, bool>> members;
     for (const auto& [name, schema] : properties.items())
       members.emplace_back(
           joined({literal(Ordered(name).dump()), spaced(':'), {Grammar::rule(rule_of(schema, depth))}}),
           required.contains(name));
-    // What may follow member i, where one was written before and where none was.
-    const Sequence close = {Grammar::rule(space_), Grammar::byte('}')};
-    std::int32_t later = grammar_.rule_with({close}), first = grammar_.rule_with({literal("}")});
+    // What may follow member i where so many were written before, of which more than these make no difference.
+    const std::int64_t count = std::ssize(members);
+    const auto last = static_cast<std::size_t>(std::min(count, std::max({std::int64_t{1}, least, most})));
+    std::vector<std::int32_t> rules;
+    for (std::size_t written = 0; written <= last; ++written) {
+      rules.push_back(grammar_.add_rule());
+      if (static_cast<std::int64_t>(written) < least) continue;
+      grammar_.add(rules.back(), written == 0 ? literal("}") : Sequence{Grammar::rule(space_), Grammar::byte('}')});
+    }
     for (std::size_t i = members.size(); i-- > 0;) {
       const auto& [member, needed] = members[i];
-      std::vector<Sequence> as_later = {joined({spaced(','), member, {Grammar::rule(later)}})};
-      std::vector<Sequence> as_first = {joined({{Grammar::rule(space_)}, member, {Grammar::rule(later)}})};
-      if (!needed) {
-        as_later.push_back({Grammar::rule(later)});
-        as_first.push_back({Grammar::rule(first)});
+      std::vector<std::int32_t> before;
+      for (std::size_t written = 0; written <= last; ++written) {
+        before.push_back(grammar_.add_rule());
+        if (most < 0 || static_cast<std::int64_t>(written) < most)
+          grammar_.add(before.back(), joined({written == 0 ? Sequence{Grammar::rule(space_)} : spaced(','),
+                                              member,
+                                              {Grammar::rule(rules[std::min(written + 1, last)])}}));
+        if (!needed) grammar_.add(before.back(), {Grammar::rule(rules[written])});
       }
-      later = grammar_.rule_with(as_later);
-      first = grammar_.rule_with(as_first);
+      rules = std::move(before);
     }
-    return grammar_.rule_with({{Grammar::byte('{'), Grammar::rule(first)}});
+    return grammar_.rule_with({{Grammar::byte('{'), Grammar::rule(rules[0])}});
   }
 
   static std::int64_t count(const Ordered& schema, const char* name, std::int64_t otherwise) {
@@ -139,23 +153,31 @@ class Compiler {
     return at->get<std::int64_t>();
   }
 
+  static bool flag(const Ordered& schema, const char* name) {
+    const auto at = schema.find(name);
+    if (at == schema.end()) return false;
+    if (!at->is_boolean()) refuse_schema(concat("'", name, "' in the schema must be true or false"));
+    return at->get<bool>();
+  }
+
   static void check_order(std::int64_t least, std::int64_t most, const char* what) {
     if (most >= 0 && least > most) refuse_schema(concat("no ", what, " is as long as the schema wants it"));
   }
 
   static void check_keywords(const Ordered& schema) {
-    static const std::set<std::string> known = {"type",      "enum",
-                                                "const",     "properties",
-                                                "required",  "additionalProperties",
-                                                "items",     "prefixItems",
-                                                "minItems",  "maxItems",
-                                                "minLength", "maxLength",
-                                                "pattern",   "format",
-                                                "minimum",   "exclusiveMinimum",
-                                                "maximum",   "exclusiveMaximum",
-                                                "anyOf",     "oneOf",
-                                                "allOf",     "$ref",
-                                                "multipleOf"};
+    static const std::set<std::string> known = {"type",        "enum",
+                                                "const",       "properties",
+                                                "required",    "additionalProperties",
+                                                "items",       "prefixItems",
+                                                "minItems",    "maxItems",
+                                                "minLength",   "maxLength",
+                                                "pattern",     "format",
+                                                "minimum",     "exclusiveMinimum",
+                                                "maximum",     "exclusiveMaximum",
+                                                "anyOf",       "oneOf",
+                                                "allOf",       "$ref",
+                                                "multipleOf",  "minProperties",
+                                                "uniqueItems", "maxProperties"};
     for (const auto& [name, value] : schema.items())
       if (!known.contains(name) && !has_no_effect(name))
         refuse_schema(concat("'", name.substr(0, 64), "' in the schema is not supported"));
@@ -215,19 +237,25 @@ class Compiler {
   /// Those of the values that a const or an enum allows that have the schema's type.
   std::int32_t one_of_values(const Ordered& schema, const std::string& name) {
     check_alone(schema, name, "type");
+    std::vector<Sequence> values;
+    for (const Ordered& value : values_of(schema, name)) values.push_back(literal(value.dump()));
+    return grammar_.rule_with(values);
+  }
+
+  std::vector<Ordered> values_of(const Ordered& schema, const std::string& name) {
     const Ordered& given = schema.at(name);
     if (name == "enum" && (!given.is_array() || given.empty()))
       refuse_schema("'enum' in the schema must be a list of values");
     grammar_.need_room(given.dump().size());
     check_numbers(given, name);
     const auto type = schema.find("type");
-    std::vector<Sequence> values;
+    std::vector<Ordered> values;
     for (const Ordered& value : name == "enum" ? given : Ordered::array({given})) {
       const auto is_it = [&](const std::string& of) { return is_of_type(value, of); };
-      if (type == schema.end() || std::ranges::any_of(names_of(*type), is_it)) values.push_back(literal(value.dump()));
+      if (type == schema.end() || std::ranges::any_of(names_of(*type), is_it)) values.push_back(value);
     }
     if (values.empty()) refuse_schema(concat("no value of '", name, "' in the schema has its 'type'"));
-    return grammar_.rule_with(values);
+    return values;
   }
 
   const Ordered& referred(const Ordered& reference) const {
@@ -238,6 +266,17 @@ class Compiler {
     } catch (const Ordered::exception&) {
       refuse_schema(concat("'$ref' in the schema names what is not there: ", path.substr(0, 200)));
     }
+  }
+
+  /// The schema, or that to which its references lead.
+  const Ordered* meant(const Ordered& schema) const {
+    const Ordered* target = &schema;
+    for (int i = 0; target->is_object() && target->contains("$ref"); ++i) {
+      check_alone(*target, "$ref");
+      if (i > kMaxDepth) refuse_schema("'$ref' in the schema leads back to itself");
+      target = &referred(target->at("$ref"));
+    }
+    return target;
   }
 
   std::int32_t one_of(const Ordered& list, const char* name, int depth) {
@@ -334,9 +373,59 @@ class Compiler {
       most = most < 0 ? places : std::min(most, places);
       check_order(least, most, "list");
     }
+    if (flag(schema, "uniqueItems") && most != 0 && most != 1) {
+      if (listed) refuse_schema("'uniqueItems' in the schema is not supported beside 'prefixItems'");
+      if (items == schema.end()) refuse_schema(kUniqueValuesAlone);
+      return different(items_that_differ(*items), least, most);
+    }
     if (items == schema.end() && !listed && least == 0 && most < 0) return array_;
     const std::int32_t item = items == schema.end() || items->is_boolean() ? value_ : rule_of(*items, depth);
     return listed ? tuple_of(*prefix, item, least, most, depth) : array_of(item, least, most);
+  }
+
+  /// The values that an element may be, each once.
+  std::vector<Ordered> items_that_differ(const Ordered& items) {
+    const Ordered& one = *meant(items);
+    const bool is_object = one.is_object();
+    std::vector<Ordered> values;
+    if (is_object) check_keywords(one);
+    if (is_object && (one.contains("enum") || one.contains("const"))) {
+      const char* const name = one.contains("const") ? "const" : "enum";
+      check_alone(one, name, "type");
+      values = values_of(one, name);
+    } else if (is_object && one.value("type", Ordered()) == "boolean") {
+      values = {true, false};
+    } else {
+      refuse_schema(kUniqueValuesAlone);
+    }
+    std::vector<Ordered> different;  // 1 and 1.0 are equal
+    for (Ordered& value : values)
+      if (std::ranges::find(different, value) == different.end()) different.push_back(std::move(value));
+    if (std::ssize(different) > kMaxUnique) refuse_schema(kUniqueValuesAlone);
+    return different;
+  }
+
+  /// Lists of some of the values in any order: a rule for each set of those that are left.
+  std::int32_t different(const std::vector<Ordered>& values, std::int64_t least, std::int64_t most) {
+    const auto count = std::ssize(values);
+    most = most < 0 ? count : std::min<std::int64_t>(most, count);
+    check_order(least, most, "list");
+    std::vector<Sequence> written;
+    for (const Ordered& value : values) written.push_back({Grammar::rule(grammar_.rule_with({literal(value.dump())}))});
+    std::vector<std::int32_t> rules(std::size_t{1} << values.size(), -1);  // by what is there
+    for (std::size_t there = rules.size(); there-- > 0;) {
+      const std::int64_t size = std::popcount(there);
+      if (size > most) continue;
+      rules[there] = grammar_.add_rule();
+      if (size >= least)
+        grammar_.add(rules[there], size == 0 ? literal("]") : Sequence{Grammar::rule(space_), Grammar::byte(']')});
+      for (std::size_t i = 0; i < written.size() && size < most; ++i)
+        if ((there >> i & 1) == 0)
+          grammar_.add(rules[there], joined({size == 0 ? Sequence{Grammar::rule(space_)} : spaced(','),
+                                             written[i],
+                                             {Grammar::rule(rules[there | std::size_t{1} << i])}}));
+    }
+    return grammar_.rule_with({{Grammar::byte('['), Grammar::rule(rules[0])}});
   }
 
   /// The first elements have a schema each, the others one.
@@ -377,10 +466,16 @@ class Compiler {
       if (!listed || !properties->contains(name))
         refuse_schema(
             concat("'required' in the schema names '", name.substr(0, 64), "', which is not among its properties"));
-    if (listed) return object_of(*properties, required, depth);
-    if (others == schema.end() || *others == Ordered(true)) return object_;
-    if (*others == Ordered(false)) return object_of(Ordered::object(), {}, depth);
-    return object_of_any(rule_of(*others, depth));
+    const std::int64_t least = count(schema, "minProperties", 0), most = count(schema, "maxProperties", -1);
+    check_order(least, most, "object");
+    const bool none = others != schema.end() && *others == Ordered(false);
+    static const Ordered nothing = Ordered::object();
+    if (listed || none) return object_of(listed ? *properties : nothing, required, least, most, depth);
+    // What is written twice is one property.
+    if (least > 1) refuse_schema("'minProperties' in the schema may be above 1 only where 'properties' lists them");
+    const bool any = others == schema.end() || *others == Ordered(true);
+    if (any && least == 0 && most < 0) return object_;
+    return object_of_any(any ? value_ : rule_of(*others, depth), least, most);
   }
 
   std::int32_t rule_of(const Ordered& schema, int depth) {
@@ -398,16 +493,7 @@ class Compiler {
     if (schema == Ordered(true)) return value_;
     if (!schema.is_object()) refuse_schema("each schema must be an object or true");
     check_keywords(schema);
-    if (const auto at = schema.find("$ref"); at != schema.end()) {
-      check_alone(schema, "$ref");
-      const Ordered* target = &referred(*at);
-      for (int i = 0; target->is_object() && target->contains("$ref"); ++i) {
-        check_alone(*target, "$ref");
-        if (i > kMaxDepth) refuse_schema("'$ref' in the schema leads back to itself");
-        target = &referred(target->at("$ref"));
-      }
-      return rule_of(*target, depth);
-    }
+    if (schema.contains("$ref")) return rule_of(*meant(schema), depth);
     for (const char* name : {"const", "enum"})
       if (schema.contains(name)) return one_of_values(schema, name);
     for (const char* name : {"anyOf", "oneOf"})
@@ -424,11 +510,12 @@ class Compiler {
     if (type == schema.end()) {
       // What is said of one type alone: a text of that type satisfies it.
       static const std::map<std::string, std::string> types = {
-          {"properties", "object"}, {"required", "object"},         {"additionalProperties", "object"},
-          {"items", "array"},       {"minItems", "array"},          {"maxItems", "array"},
-          {"prefixItems", "array"}, {"minLength", "string"},        {"maxLength", "string"},
-          {"pattern", "string"},    {"format", "string"},           {"minimum", "number"},
-          {"maximum", "number"},    {"exclusiveMinimum", "number"}, {"exclusiveMaximum", "number"},
+          {"properties", "object"},    {"required", "object"},         {"additionalProperties", "object"},
+          {"minProperties", "object"}, {"maxProperties", "object"},    {"uniqueItems", "array"},
+          {"items", "array"},          {"minItems", "array"},          {"maxItems", "array"},
+          {"prefixItems", "array"},    {"minLength", "string"},        {"maxLength", "string"},
+          {"pattern", "string"},       {"format", "string"},           {"minimum", "number"},
+          {"maximum", "number"},       {"exclusiveMinimum", "number"}, {"exclusiveMaximum", "number"},
           {"multipleOf", "number"}};
       for (const auto& [name, of] : types)
         if (schema.contains(name)) return of_type(of, schema, depth);
