@@ -322,6 +322,35 @@ TEST(Service, KeepsAnswersToTheCallsThatAreAskedFor) {
   EXPECT_GE(calls, 20);
 }
 
+TEST(Service, LetsAModelThinkBeforeTheCallThatIsAskedFor) {
+  const std::string call = "<tool_call>\n{\"name\": \"g\", \"arguments\": {}}\n</tool_call>";
+  const std::string thinking = std::string(kToolTemplate) + "{# <think> </think> #}";
+  const nlohmann::json asked = {{"tools", kTools}, {"tool_choice", "required"}};
+  /// How many of its tokens a model may write so, and whether it may end then.
+  const auto taken = [&](const std::string& jinja, const std::string& text) {
+    ToolBench bench(jinja);
+    bench.chat(asked);
+    const TextTask task = bench.tasks().at(0);
+    std::size_t count = 0;
+    for (; count < text.size() && task.mask->allowed()[static_cast<unsigned char>(text[count])]; ++count)
+      task.mask->take(static_cast<unsigned char>(text[count]));
+    return std::pair(count, bool{task.mask->allowed()[0]});
+  };
+  const std::string thought = "<think>\nWhich?\n</think>\n\n" + call, begun = "Which?</think>" + call;
+  EXPECT_EQ(taken(thinking, thought), (std::pair(thought.size(), true)));
+  EXPECT_EQ(taken(thinking, call), (std::pair(call.size(), true)));
+  EXPECT_EQ(taken(thinking, begun), (std::pair(std::size_t{0}, false)));
+  EXPECT_EQ(taken(thinking + "<think>\n", begun), (std::pair(begun.size(), true)));
+  const std::size_t both = std::string("<t").size();  // with which a call begins too
+  EXPECT_EQ(taken(thinking + "<think>\n</think>", thought), std::pair(both, false));
+  EXPECT_EQ(taken(kToolTemplate, thought), std::pair(both, false));
+  ToolBench bench(thinking);
+  const auto answered = bench.answer(asked, thought);
+  EXPECT_EQ(answered["content"], "<think>\nWhich?\n</think>");
+  EXPECT_EQ(answered["calls"].size(), 1);
+  EXPECT_EQ(answered["finish"], "tool_calls");
+}
+
 TEST(Service, GivesIdsThatTheTemplateTakes) {
   // Mistral's takes 9 letters and digits alone.
   ToolBench bench(

@@ -271,5 +271,19 @@ TEST(ToolSyntax, IsFoundInTemplatesAsTheyArePublished) {
     EXPECT_THAT(known_tool_syntaxes(), ::testing::HasSubstr(std::string(syntax.name)));
 }
 
+TEST(Thinking, IsKnownByTheTemplateAndWhereItsPromptEnds) {
+  const auto folder = std::filesystem::path(unpacked_folder()) / "golden/chat/published";
+  const std::vector<text::ChatMessage> talk = {{.role = "user", .content = "Hi </think>"}};
+  const auto thinking = [&](const std::string& name) {
+    const text::ChatTemplate chat(read_file(folder / (name + ".jinja"), 1 << 18),
+                                  {{"bos_token", "<s>"}, {"eos_token", "</s>"}}, "test");
+    return thinking_behind(chat, chat.prompt(talk));
+  };
+  EXPECT_EQ(thinking("Qwen-Qwen3-0.6B"), Thinking::Possible);
+  EXPECT_EQ(thinking("NVIDIA-Nemotron-Nano-v2"), Thinking::Begun);
+  EXPECT_EQ(thinking("Qwen-QwQ-32B"), Thinking::None);  // its prompt is "<think>\n</think>" unless it is asked to think
+  EXPECT_EQ(thinking("Qwen-Qwen2.5-7B-Instruct"), Thinking::None);
+}
+
 }  // namespace
 }  // namespace megatron::serve

@@ -79,6 +79,37 @@ TEST(ToolGrammar, WritesMarksByTheSpecialTokensOfTheModel) {
                {"<TOOLCALL>[" + kNow + "]</TOOLCALL>"});
 }
 
+TEST(ToolGrammar, LetsAModelThinkBeforeTheCallsThatAreAskedFor) {
+  ToolUse use = two_tools(ToolChoice::Required);
+  const auto of = [&](const char* syntax, Thinking thinking) {
+    return tool_grammar(syntax_named(syntax), use, nullptr, kNoSpecials, thinking);
+  };
+  const std::string calls = hermes(kAdd) + "\n" + hermes(kNow);
+  expect_texts(of("Hermes", Thinking::Possible),
+               {calls, "<think>\nWhich?\n</think>\n\n" + calls, "<think></think>" + calls,
+                "<think></think</thin <tool_call \xFF<|x|>{</think>" + calls},
+               {"", "Which?</think>" + calls, "<think>Which?", "<think>Which?</think>", "<think>Which?" + calls,
+                "<think></think>So " + calls, "<think>" + hermes(kAdd) + "</think>" + calls,
+                "\n<think></think>" + calls, calls + "<think></think>" + calls});
+  expect_texts(of("Hermes", Thinking::Begun), {"Which?\n</think>\n\n" + calls, "</think>" + calls},
+               {calls, "<think>" + calls, "Which?</think>", ""});
+  expect_texts(of("Hermes", Thinking::None), {calls}, {"<think></think>" + calls, "</think>" + calls});
+  expect_texts(of("Mistral", Thinking::Possible), {"<think>a</think>[TOOL_CALLS][" + kAdd + "]"}, {"<think>a</think>"});
+  const std::string add = R"({"name": "add", "parameters": {"a": 1}})";  // it is one at the beginning alone
+  expect_texts(of("Llama", Thinking::Possible), {add}, {"<think>a</think>" + add});
+  use = two_tools(ToolChoice::Function);
+  expect_texts(of("Hermes", Thinking::Possible), {"<think>a</think>" + hermes(kAdd)},
+               {"<think>a</think>" + hermes(kNow), "<think>a</think>" + calls});
+  use = two_tools(ToolChoice::Required);
+  const TokenTrie trie(std::vector<std::string>{"a", "\xFF<think>", "\xFF</think>"});
+  expect_texts(tool_grammar(syntax_named("Hermes"), use, nullptr, trie, Thinking::Possible),
+               {"\xFF<think>a\xFF</think>\n" + calls, calls}, {"<think>a</think>\n" + calls});
+  const Ordered schema = {{"type", "boolean"}};
+  use = two_tools(ToolChoice::Auto);  // what is no call is the schema's alone
+  expect_texts(tool_grammar(syntax_named("Hermes"), use, &schema, kNoSpecials, Thinking::Begun), {"true", hermes(kNow)},
+               {"</think>true"});
+}
+
 TEST(ToolGrammar, LetsAnyTextBeWhereOnlyStrictToolsAreKeptTo) {
   ToolUse use = two_tools(ToolChoice::Auto);
   EXPECT_FALSE(needs_tool_grammar(use, false));

@@ -233,9 +233,14 @@ std::function<std::shared_ptr<TokenMask>()> Service::masks_of(const Request& req
   if (options_.ends.empty()) throw ApiError(400, concat("'", field, "' needs a model that has an end token"), field);
   std::call_once(trie_once_, [&] { trie_ = std::make_shared<const TokenTrie>(tokenizer_, options_.vocab); });
   const nlohmann::ordered_json* const schema = request.schema ? &*request.schema : nullptr;
-  auto grammar = std::make_shared<const Grammar>(calls ? tool_grammar(*syntax_, request.tools, schema, *trie_)
-                                                       : grammar_of_schema(*schema));
+  auto grammar = std::make_shared<const Grammar>(
+      calls ? tool_grammar(*syntax_, request.tools, schema, *trie_, thinking_of(request)) : grammar_of_schema(*schema));
   return [grammar = std::move(grammar), this] { return std::make_shared<GrammarMask>(grammar, trie_, options_.ends); };
+}
+
+Thinking Service::thinking_of(const Request& request) const {
+  const std::string* const prompt = request.prompts.empty() ? nullptr : std::get_if<std::string>(&request.prompts[0]);
+  return chat_ && prompt != nullptr ? thinking_behind(*chat_, *prompt) : Thinking::None;
 }
 
 void Service::embed(const EmbeddingRequest& request, const std::shared_ptr<Reply>& reply, const std::string& client) {

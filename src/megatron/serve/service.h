@@ -70,6 +70,8 @@ class Service {
   std::string chat_prompt(const Request& request) const;
   /// What makes a mask for each text of a request that is kept within a schema or calls; null where it is not.
   std::function<std::shared_ptr<TokenMask>()> masks_of(const Request& request);
+  /// Whether answers to the request, whose prompts are made, may begin with thoughts.
+  Thinking thinking_of(const Request& request) const;
 
   ServiceOptions options_;
   const text::Tokenizer& tokenizer_;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <set>
 #include <string>
 #include <string_view>
@@ -67,11 +68,13 @@ std::vector<std::size_t> callable(const ToolUse& use) {
 
 class Answers {
  public:
-  Answers(const ToolSyntax& syntax, const ToolUse& use, const TokenTrie& trie)
+  Answers(const ToolSyntax& syntax, const ToolUse& use, const TokenTrie& trie, Thinking thinking)
       : syntax_(syntax),
         use_(use),
         opening_(trie.spelled(syntax.opening)),
         closing_(trie.spelled(syntax.closing)),
+        thinking_opening_(trie.spelled(kThinkingOpening)),
+        thinking_(syntax.opening.empty() ? Thinking::None : thinking),
         many_(use.parallel && use.choice != ToolChoice::Function && syntax.many()) {}
 
   Grammar compile(const Ordered* schema) {
@@ -96,7 +99,11 @@ class Answers {
     if (use_.choice == ToolChoice::Auto && schema == nullptr) {
       grammar_.add(start, {Grammar::rule(syntax_.opening.empty() ? beginning() : text_with_calls())});
     } else {
-      grammar_.add(start, {Grammar::rule(calls())});
+      const Sequence called = {Grammar::rule(calls())};
+      if (thinking_ != Thinking::Begun || schema != nullptr) grammar_.add(start, called);
+      if (thinking_ != Thinking::None && schema == nullptr)
+        grammar_.add(start, joined({thinking_ == Thinking::Possible ? literal(thinking_opening_) : Sequence(),
+                                    {Grammar::rule(thoughts_before(called))}}));
       if (schema != nullptr) grammar_.add(start, {Grammar::rule(rules.back())});
     }
     Grammar grammar = grammar_.take();
@@ -138,26 +145,56 @@ class Answers {
     return grammar_.rule_with({joined({one, {Grammar::rule(more)}})});
   }
 
-  /// A text, of which as many bytes of the opening as the number of its state says have just been written.
-  std::int32_t text_with_calls() {
-    const std::string_view opening = syntax_.opening;
-    std::vector<std::int32_t> states;
-    for (std::size_t i = 0; i < opening.size(); ++i) states.push_back(grammar_.rule_with({{}}));
-    Sequence call = {Grammar::rule(opened())};
-    if (many_) call.push_back(Grammar::rule(states[0]));
-    for (std::size_t i = 0; i < opening.size(); ++i) {
-      std::map<std::size_t, ByteSet> next;
-      for (int byte = 0; byte < 256; ++byte) {
-        const std::string written = std::string(opening.substr(0, i)) + static_cast<char>(byte);
-        std::size_t count = written.size();
-        while (!opening.starts_with(std::string_view(written).substr(written.size() - count))) --count;
-        next[count].set(static_cast<std::size_t>(byte));
+  /// Bytes, and what follows them in a text; where that is nothing, no text has them.
+  struct Mark {
+    std::string_view bytes;
+    std::optional<Sequence> then;
+  };
+
+  /// Adds to `start` any text up to one of the marks, none of which begins within another, with what follows that.
+  void add_text_up_to(std::int32_t start, const std::vector<Mark>& marks, bool may_end) {
+    // A state for each beginning of a mark that has just been written.
+    std::map<std::string, std::int32_t> states = {{"", start}};
+    for (const Mark& mark : marks)
+      for (std::size_t count = 1; count < mark.bytes.size(); ++count) {
+        std::int32_t& state = states[std::string(mark.bytes.substr(0, count))];
+        if (state == 0) state = grammar_.add_rule();
       }
-      for (const auto& [count, bytes] : next)
-        grammar_.add(states[i], joined({{Grammar::bytes(bytes)},
-                                        count == opening.size() ? call : Sequence{Grammar::rule(states[count])}}));
+    for (const auto& [before, state] : states) {
+      std::map<std::string, ByteSet> next;
+      for (int byte = 0; byte < 256; ++byte) {
+        std::string written = before + static_cast<char>(byte);
+        const auto is_mark = [&](const Mark& mark) { return written == mark.bytes; };
+        while (!states.contains(written) && std::ranges::none_of(marks, is_mark)) written.erase(0, 1);
+        next[written].set(static_cast<std::size_t>(byte));
+      }
+      if (may_end) grammar_.add(state, {});
+      for (const auto& [written, bytes] : next) {
+        const auto mark = std::ranges::find(marks, written, &Mark::bytes);
+        if (mark == marks.end())
+          grammar_.add(state, {Grammar::bytes(bytes), Grammar::rule(states.at(written))});
+        else if (mark->then)
+          grammar_.add(state, joined({{Grammar::bytes(bytes)}, *mark->then}));
+      }
     }
-    return states[0];
+  }
+
+  /// Any text, in which an opening is followed by a call.
+  std::int32_t text_with_calls() {
+    const std::int32_t start = grammar_.add_rule();
+    Sequence call = {Grammar::rule(opened())};
+    if (many_) call.push_back(Grammar::rule(start));
+    add_text_up_to(start, {{syntax_.opening, call}}, true);
+    return start;
+  }
+
+  /// What is thought, behind its opening, and then `answer`.
+  std::int32_t thoughts_before(const Sequence& answer) {
+    constexpr std::int64_t kMaxSpace = 8;
+    const std::int32_t start = grammar_.add_rule();
+    const std::int32_t space = grammar_.repeated({Grammar::bytes(any_byte_of(" \n\t\r"))}, 0, kMaxSpace);
+    add_text_up_to(start, {{kThinkingClosing, joined({{Grammar::rule(space)}, answer})}, {syntax_.opening, {}}}, false);
+    return start;
   }
 
   /// A text that is a call where it begins with {, behind white space and the syntax's prefix.
@@ -182,7 +219,8 @@ class Answers {
 
   const ToolSyntax& syntax_;
   const ToolUse& use_;
-  std::string opening_, closing_;
+  std::string opening_, closing_, thinking_opening_;
+  Thinking thinking_;
   bool many_;
   GrammarBuilder grammar_;
   std::int32_t members_ = 0;  ///< of a call's object, behind its bracket
@@ -195,8 +233,9 @@ bool needs_tool_grammar(const ToolUse& use, bool has_schema) {
   return use.choice != ToolChoice::Auto || has_schema || std::ranges::any_of(use.tools, &Tool::strict);
 }
 
-Grammar tool_grammar(const ToolSyntax& syntax, const ToolUse& use, const Ordered* schema, const TokenTrie& trie) {
-  return Answers(syntax, use, trie).compile(schema);
+Grammar tool_grammar(const ToolSyntax& syntax, const ToolUse& use, const Ordered* schema, const TokenTrie& trie,
+                     Thinking thinking) {
+  return Answers(syntax, use, trie, thinking).compile(schema);
 }
 
 }  // namespace megatron::serve

@@ -18,10 +18,12 @@ bool needs_tool_grammar(const ToolUse& use, bool has_schema);
 ///   Auto with a schema   either calls or a text of the schema
 ///   Auto                 any text, in which an opening is followed by a call; without an opening (ToolSyntax) a text
 ///                        that begins with { is a call
-/// Arguments obey the schemas of their tools; with Auto those of tools that are not strict are any object. Tokens of
-/// `trie` that are special write openings and closings. Throws ApiError 400, which names the path of the schema at
-/// fault, as grammar_of_schema() does.
+/// With Required and Function an answer may, or with Thinking::Begun does, begin with what the model thinks, in which
+/// no opening is; not with a syntax without openings, whose calls stand at the beginning. Arguments obey the schemas of
+/// their tools; with Auto those of tools that are not strict are any object. Tokens of `trie` that are special write
+/// openings and closings. Throws ApiError 400, which names the path of the schema at fault, as grammar_of_schema()
+/// does.
 Grammar tool_grammar(const ToolSyntax& syntax, const ToolUse& use, const nlohmann::ordered_json* schema,
-                     const TokenTrie& trie);
+                     const TokenTrie& trie, Thinking thinking = Thinking::None);
 
 }  // namespace megatron::serve

@@ -116,6 +116,13 @@ const ToolSyntax* tool_syntax_of(const text::ChatTemplate& chat) {
   return nullptr;
 }
 
+Thinking thinking_behind(const text::ChatTemplate& chat, std::string_view prompt) {
+  if (!chat.mentions(kThinkingClosing)) return Thinking::None;
+  prompt = prompt.substr(0, prompt.find_last_not_of(" \n\t\r") + 1);
+  if (prompt.ends_with(kThinkingClosing)) return Thinking::None;  // it has thought, or is not to
+  return prompt.ends_with(kThinkingOpening) ? Thinking::Begun : Thinking::Possible;
+}
+
 std::string known_tool_syntaxes() {
   std::string text;
   for (const ToolSyntax& syntax : tool_syntaxes())

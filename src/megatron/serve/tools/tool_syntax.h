@@ -1,4 +1,5 @@
 #pragma once
+#include <cstdint>
 #include <span>
 #include <string>
 #include <string_view>
@@ -30,6 +31,18 @@ std::span<const ToolSyntax> tool_syntaxes();
 /// The one in which the template writes a call of the assistant, which is how its model was trained to; null where it
 /// writes calls in none of them, or leaves them out.
 const ToolSyntax* tool_syntax_of(const text::ChatTemplate& chat);
+
+/// Whether an answer may begin with what the model thinks.
+enum class Thinking : std::uint8_t {
+  None,
+  Possible,  ///< kThinkingOpening, its thoughts, kThinkingClosing
+  Begun      ///< the prompt has the opening: its thoughts, kThinkingClosing
+};
+inline constexpr std::string_view kThinkingOpening = "<think>", kThinkingClosing = "</think>";
+
+/// Of the answer behind `prompt`, which the template has written. Possible where the template knows the closing: models
+/// that never think do not write the opening.
+Thinking thinking_behind(const text::ChatTemplate& chat, std::string_view prompt);
 
 /// For messages: the names of all, with models.
 std::string known_tool_syntaxes();
