@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include "app/jobs.h"
+#include "app/layouts.h"
 #include "app/plan/megatron_args.h"
 #include "app/plan/search.h"
 #include "app/print.h"
@@ -14,6 +15,7 @@
 #include "megatron/config/options.h"
 #include "megatron/config/run_config.h"
 #include "megatron/config/value.h"
+#include "megatron/plan/cost/links/step_traffic.h"
 #include "megatron/plan/cost/memory.h"
 #include "megatron/plan/pipeline_plan.h"
 #include "megatron/plan/report.h"
@@ -22,6 +24,7 @@
 #include "megatron/recipe/resolve.h"
 #include "megatron/schedule/pictures/draw.h"
 #include "megatron/schedule/text.h"
+#include "megatron/study/traffic_picture.h"
 
 namespace megatron::app {
 namespace {
@@ -30,6 +33,7 @@ using schedule::Timeline;
 
 constexpr const char* kUsage =
     "megatron plan RECIPE.toml [--world-size N] [--json] [--draw schedule.svg] [--trace trace.json] [OPTION]…\n"
+    "megatron plan RECIPE.toml --traffic traffic.svg [--hardware NAME] [OPTION]…\n"
     "megatron plan RECIPE.toml --search --world-size N [--hardware NAME] [--fit 80GB] [--svg search.svg] [--json]\n"
     "megatron plan --megatron-args FILE [--program pretrain_gpt|pretrain_bert|pretrain_t5] [--json]\n\n"
     "Shows what a run of this recipe would be: groups of ranks, stages and their schedule, slices of parameters,\n"
@@ -40,11 +44,14 @@ constexpr const char* kUsage =
 struct PlanOptions {
   config::RunConfig run;
   bool as_json = false, launches = false;
-  std::string draw, trace, processor = "amx", megatron_args, program = "pretrain_gpt";
+  std::string draw, traffic, trace, processor = "amx", megatron_args, program = "pretrain_gpt";
   SearchFlags search;
   void visit(auto& v) {
     v("json", as_json, "Print one JSON object.", config::Common());
     v("draw", draw, "File for the schedule: a picture (.svg), or the program as --schedule reads it (.txt).",
+      config::Common());
+    v("traffic", traffic,
+      "File for a picture (.svg) of the bytes that ranks send one another in a step, by what for and over which links.",
       config::Common());
     v("launches", launches, "Print what a GPU is given for a layer: launches, streams, bytes.");
     v("trace", trace, "Timeline measured with log.trace, drawn with a simulation that uses its operation times.");
@@ -91,6 +98,16 @@ bool draws_picture(const std::string& file) {
   if (file.ends_with(".svg")) return true;
   if (file.empty() || file.ends_with(".txt")) return false;
   throw ConfigError(rule_got_fix("--draw takes a file that ends in .svg or .txt.", file, "--draw schedule.svg"));
+}
+
+/// Who sends whom how much, on nodes of the hardware, over which ranks are spread evenly where they divide.
+void draw_traffic(const plan::ResolvedRun& run, const std::string& hardware_name, const std::string& file) {
+  plan::Hardware hardware = machine_of(hardware_name, "").hardware;
+  const int ranks = run.grid.world_size();
+  if (const int nodes = nodes_of(ranks, hardware); ranks % nodes == 0) hardware.ranks_per_node = ranks / nodes;
+  const std::string title = concat("traffic of a step: ", ranks, " ranks, ", plan::sizes_text(run.grid), ", ",
+                                   run.microbatches_per_step, " microbatches");
+  write_file(file, study::traffic_svg(plan::step_traffic(run), ranks, hardware, title));
 }
 
 /// Throws ConfigError unless each rank has computed what the plan's program says, in its order.
@@ -172,15 +189,20 @@ int plan(const Args& args) {
                                [&] { resolved = recipe::resolve_with_tokenizer(options.run, {}); });
   const SearchFlags usual;
   const SearchFlags& given = options.search;
-  if (given.hardware != usual.hardware || !given.fit.empty() || !given.svg.empty() || given.top != usual.top ||
+  const bool hardware_unused = options.traffic.empty() && given.hardware != usual.hardware;
+  if (hardware_unused || !given.fit.empty() || !given.svg.empty() || given.top != usual.top ||
       given.tokens != usual.tokens)
-    throw ConfigError(rule_got_fix("--hardware, --fit, --top, --tokens and --svg belong to --search.", "no --search",
-                                   "--search, or leave them out"));
+    throw ConfigError(
+        rule_got_fix("--hardware, --fit, --top, --tokens and --svg belong to --search, --hardware also to --traffic.",
+                     "no --search", "--search, or leave them out"));
+  if (!options.traffic.empty() && !options.traffic.ends_with(".svg"))
+    throw ConfigError(
+        rule_got_fix("--traffic takes a file that ends in .svg.", options.traffic, "--traffic traffic.svg"));
   const plan::ResolvedRun& run = resolved->run;
   if (options.launches) {
-    if (options.as_json || !options.draw.empty() || !options.trace.empty())
-      throw ConfigError(rule_got_fix("--launches prints a table alone.", "--json, --draw or --trace with it",
-                                     "leave --json, --draw and --trace out"));
+    if (options.as_json || !options.draw.empty() || !options.traffic.empty() || !options.trace.empty())
+      throw ConfigError(rule_got_fix("--launches prints a table alone.", "--json, --draw, --traffic or --trace with it",
+                                     "leave --json, --draw, --traffic and --trace out"));
     if (run.config.parallel.sp || run.config.parallel.cp > 1 || run.shape.encoder_decoder() ||
         run.shape.sentence_head || run.shape.experts || run.shape.latents || run.config.fp8.format != "none" ||
         !(run.config.model == config::LayerVariant{}) ||
@@ -204,6 +226,7 @@ int plan(const Args& args) {
                                                              drawing->measured ? &*drawing->measured : nullptr)
                                         : schedule::to_text(drawing->program));
   }
+  if (!options.traffic.empty()) draw_traffic(run, given.hardware, options.traffic);
   print_text(text);
   if (drawing && !options.as_json) print_text(picture_text(*drawing, plan::schedule_text(run)));
   return kDone;

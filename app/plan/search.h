@@ -18,7 +18,8 @@ struct SearchFlags {
       "Which layout? Tries those that the rules allow on --world-size ranks (tp, cp and its way, ep, pp, dp, …), and "
       "prints the fastest that fit.",
       config::Common());
-    v("hardware", hardware, "With --search: a file of rates, or the name of one in configs/hardware/ without .toml.",
+    v("hardware", hardware,
+      "With --search or --traffic: a file of rates, or the name of one in configs/hardware/ without .toml.",
       config::Common());
     v("fit", fit, "With --search: memory that a rank may take, as 80GB; empty: all that the hardware has.",
       config::Common());

@@ -41,6 +41,19 @@ class PlanDrawing(unittest.TestCase):
         for op in ["F0.0", "F3.7", "B0.7"]:
             self.assertEqual(len([tip for tip in tips if tip.startswith(op + " ")]), 1, op)
 
+    def test_traffic_is_drawn_on_nodes_of_the_hardware(self):
+        picture = self.path / "traffic.svg"
+        printed = run("plan", self.recipe, "--traffic", picture, "--tp", 2, "--pp", 2)
+        self.assertEqual(printed, run("plan", self.recipe, "--tp", 2, "--pp", 2))
+        root = xml.etree.ElementTree.parse(picture).getroot()
+        tips = [title.text for title in root.iter("{http://www.w3.org/2000/svg}title")]
+        # 8 samples of 128 tokens, 64 numbers of 4 bytes each, of which each of two ranks sends a half.
+        self.assertIn("rank 0 to rank 2: pipeline 131 kB", tips)
+        self.assertTrue(any(tip.startswith("rank 0 to rank 1: tensor ") for tip in tips), tips)
+        self.assertFalse(any(tip.startswith("rank 0 to rank 3") for tip in tips), tips)
+        self.assertIn(".svg", run("plan", self.recipe, "--traffic", self.path / "traffic.png", code=2))
+        self.assertIn("--traffic", run("plan", self.recipe, "--hardware", "b200", code=2))
+
     def test_a_program_written_as_text_is_planned_again_as_the_same(self):
         text, again = self.path / "schedule.txt", self.path / "again.txt"
         run("plan", self.recipe, "--schedule", "zb-h1", "--draw", text)
