@@ -263,15 +263,17 @@ set(MEGATRON_LONG_CLASSES Install FineTuning MegatronCore SmolLM2 Partition Help
 
 # megatron_program_tests(LABEL): tests/LABEL/test_*.py, which run the program as a user does. Each class is a ctest entry,
 # so that Python, its packages and what the class prepares are loaded and made once for all of its methods. One method:
-# cd tests/LABEL && MEGATRON=../../build/megatron python3 -m unittest FILE.CLASS.METHOD
+# cd tests/e2e/FOLDER && MEGATRON=../../../build/megatron python3 -m unittest FILE.CLASS.METHOD
 function(megatron_program_tests label)
-  file(GLOB files CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/${label}/test_*.py)
+  set(folder ${PROJECT_SOURCE_DIR}/tests/${label})
+  file(GLOB files CONFIGURE_DEPENDS ${folder}/test_*.py ${folder}/*/test_*.py)
   set(python ${PYTHON3})
   if(label STREQUAL interop)
     set(python ${PROJECT_SOURCE_DIR}/tests/interop/python)
   endif()
   foreach(file ${files})
     get_filename_component(name ${file} NAME_WE)
+    get_filename_component(folder ${file} DIRECTORY)
     file(STRINGS ${file} lines REGEX "^class |^  +def test_")
     set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${file})
     set(classes "")
@@ -287,7 +289,7 @@ function(megatron_program_tests label)
     foreach(class ${classes})
       if(tests_of_${class})
         set(test ${label}.${class})
-        add_test(NAME ${test} COMMAND ${python} -B -m unittest -v ${tests_of_${class}} WORKING_DIRECTORY ${PROJECT_SOURCE_DIR}/tests/${label})
+        add_test(NAME ${test} COMMAND ${python} -B -m unittest -v ${tests_of_${class}} WORKING_DIRECTORY ${folder})
         set_tests_properties(${test} PROPERTIES LABELS ${label} TIMEOUT 900 ENVIRONMENT "MEGATRON=$<TARGET_FILE:megatron>")
         if(class IN_LIST MEGATRON_LONG_CLASSES)
           set_tests_properties(${test} PROPERTIES COST 100)

@@ -9,7 +9,7 @@ import random
 import sys
 import time
 
-sys.path += [str(pathlib.Path(__file__).resolve().parents[1] / "tests" / folder) for folder in ("testing", "e2e")]
+sys.path += [str(pathlib.Path(__file__).resolve().parents[1] / "tests" / folder) for folder in ("testing", "e2e/ranks")]
 from program import RunFolder, drawn_seed  # noqa: E402
 from test_supervise import heal  # noqa: E402
 

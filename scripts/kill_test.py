@@ -6,7 +6,7 @@ Usage: kill_test.py [TIMES [SEED [OPTION…]]]   options of the run, e.g. --worl
 import pathlib
 import sys
 
-sys.path += [str(pathlib.Path(__file__).resolve().parents[1] / "tests" / folder) for folder in ("testing", "e2e")]
+sys.path += [str(pathlib.Path(__file__).resolve().parents[1] / "tests" / folder) for folder in ("testing", "e2e/ranks")]
 from program import RunFolder, drawn_seed  # noqa: E402
 from test_stopping import kill_at_random_moments  # noqa: E402
 
