@@ -32,7 +32,7 @@ def write_text(path, megabytes):
             number += 1
 
 
-class Place:
+class Input:
     def __init__(self, folder, megabytes=48):
         self.folder = folder
         run("tokenizer", "train", "--input", self.text(1, "small.jsonl"), "--vocab-size", 400, "--output",
@@ -108,7 +108,7 @@ def main():
     print(f"{times} kills, seed {seed}", flush=True)
     folder = pathlib.Path(tempfile.mkdtemp(prefix="megatron-kill-"))
     try:
-        finished, resumed = kill_at_random_moments(Place(folder), times, seed)
+        finished, resumed = kill_at_random_moments(Input(folder), times, seed)
     finally:
         shutil.rmtree(folder)
     print(f"{times} times killed; {finished} runs came to their end, {resumed} of them from notes, with equal bytes")

@@ -106,9 +106,9 @@ struct TrainingCommand {
   }
 };
 
-using Place = std::optional<LaunchedRank>;
+using OptionalRank = std::optional<LaunchedRank>;
 
-TrainingCommand command_of(const Args& words, const Place& place) {
+TrainingCommand command_of(const Args& words, const OptionalRank& place) {
   const std::vector<std::string>& programs = config::megatron_programs();
   TrainingCommand command{.words = words, .config = {}};
   const Args rest(words.begin() + (words.empty() ? 0 : 1), words.end());
@@ -161,7 +161,7 @@ std::string restarts_text(int restarts) { return concat(restarts, restarts == 1 
 /// Of a job, or of all ranks of a launcher at its rank 0.
 class Supervisor {
  public:
-  Supervisor(TrainingCommand command, const RunOptions& options, const Place& place)
+  Supervisor(TrainingCommand command, const RunOptions& options, const OptionalRank& place)
       : options_(options),
         command_(std::move(command)),
         is_lone_rank_(place && place->world_size == 1),
@@ -173,7 +173,7 @@ class Supervisor {
         run_events_(command_.out() / "events.jsonl"),
         pulse_(hang_s_of(options, command_)) {
     if (place && place->world_size > 1)
-      ranks_.emplace(sv::meeting_place(*place), signals_, limits_of(options, command_));
+      ranks_.emplace(sv::rendezvous_address(*place), signals_, limits_of(options, command_));
   }
 
   int go() {
@@ -367,11 +367,11 @@ class Supervisor {
 };
 
 int supervise_command(const Args& words, const RunOptions& options) {
-  const Place place = place_from(process_environment());
+  const OptionalRank place = place_from(process_environment());
   const TrainingCommand command = command_of(words, place);
   if (!place || place->rank == 0) return Supervisor(command, options, place).go();
   const HeldSignals signals;
-  return sv::follow(sv::meeting_place(*place), program_of(command), signals, limits_of(options, command));
+  return sv::follow(sv::rendezvous_address(*place), program_of(command), signals, limits_of(options, command));
 }
 
 /// How often a job is to be started again, as its own words say, and the words without these.

@@ -125,7 +125,7 @@ TEST(Generate, GivesTheSameInGroupsOfAnySizeWithTokensToldByPrompt) {
 
 // The first stage of a pipeline "E|t*2L" has no keys whose device would be that of the tokens.
 TEST(StagedModel, HasTheDeviceOfItsParametersWithoutLayersToo) {
-  const plan::StagePart embedding{.num_layers = 0, .embedding = true, .output = false};
+  const plan::StageSpec embedding{.num_layers = 0, .embedding = true, .output = false};
   const auto store =
       make_store(kOptions.shape, 1, 0, random_weights(kOptions.shape, 4), at::kFloat, 1234, at::kMeta, {embedding});
   const StagedModel stage(model::CachedGpt(kOptions, embedding, store, {}), {}, store.options());

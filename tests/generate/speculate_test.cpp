@@ -66,7 +66,7 @@ DraftedResult written_by(const Tensors& weights, const GenerateOptions& options,
       }
     }
     const comm::Group tp = world.split(same_stage), pp = world.split(same_slice);
-    const plan::StagePart& part = parts[static_cast<std::size_t>(stage)];
+    const plan::StageSpec& part = parts[static_cast<std::size_t>(stage)];
     const auto store = make_store(model.shape, t, tp.rank(), weights, at::kDouble, 1234, at::kCPU, {part});
     const StagedModel gpt(model::CachedGpt(model, part, store, tp), pp, at::TensorOptions(at::kDouble));
     std::optional<model::Drafter> drafter;
@@ -155,7 +155,7 @@ INSTANTIATE_TEST_SUITE_P(Kinds, DrafterOf, ::testing::Values(Drafting::Rotary, D
 TEST_P(DrafterOf, DraftsWhatTheTextSaysWhateverWasDraftedBefore) {
   const model::TransformerOptions model = drafting_model(GetParam());
   const auto store = make_store(model.shape, 1, 0, random_weights(model.shape, 4));
-  const plan::StagePart whole = plan::whole_model(model.shape.num_layers);
+  const plan::StageSpec whole = plan::whole_model(model.shape.num_layers);
   const model::CachedGpt gpt(model, whole, store, {});
   const std::vector<std::int64_t> text = {3, 14, 15, 9, 2, 6, 5, 3, 5, 8, 9, 7};
   model::KvCache cache = gpt.make_cache(1, 12);

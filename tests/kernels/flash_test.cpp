@@ -41,7 +41,7 @@ constexpr FlashShape kFlashShapes[] = {{1, 1, 1, 1, 1, 8},      {9, 9, 2, 2, 2, 
                                        {130, 130, 1, 1, 1, 80}, {5, 70, 2, 1, 3, 128}, {33, 20, 1, 1, 1, 96}};
 
 /// What `run` computes with, and where.
-struct Place {
+struct Backend {
   at::Device device;
   const Operators& operators() const { return device.is_cpu() ? emulated_operators() : cuda_operators(); }
   at::Tensor there(const at::Tensor& x) const { return x.defined() ? x.to(device) : x; }
@@ -96,7 +96,7 @@ FlashInputs flash_inputs(const FlashShape& c, at::ScalarType dtype) {
 }
 
 /// out, logsumexp, the gradients; `forward`: what the backward pass reads.
-std::vector<at::Tensor> attend(const Place& place, const FlashInputs& x, const FlashShape& c,
+std::vector<at::Tensor> attend(const Backend& place, const FlashInputs& x, const FlashShape& c,
                                const AttentionOptions& options, const AttentionOutput& forward) {
   AttentionOptions there = options;
   there.first_key = place.there(options.first_key);
@@ -124,7 +124,7 @@ double error_of(const at::Tensor& got, const at::Tensor& truth) {
   return (wide(got) - truth).norm().item<double>() / size;
 }
 
-void expect_flash(const Place& place, Kind kind, at::ScalarType dtype, const FlashShape& c) {
+void expect_flash(const Backend& place, Kind kind, at::ScalarType dtype, const FlashShape& c) {
   using Flash = phases::FlashOperators<emulated::HostDriver>;
   const AttentionOptions options = flash_options(kind, c);
   const FlashInputs x = flash_inputs(c, dtype);
@@ -153,7 +153,7 @@ void expect_flash(const Place& place, Kind kind, at::ScalarType dtype, const Fla
 
 /// Every element of the mask is seen: where a vector of `values` is one for a key, or a query, and else zero, a product
 /// of probabilities with all of them is the probabilities.
-void expect_masks(const Place& place, Kind kind, at::ScalarType dtype) {
+void expect_masks(const Backend& place, Kind kind, at::ScalarType dtype) {
   const FlashShape c{.queries = 100, .keys = 100, .batch = 2, .groups = 1, .ratio = 1, .d = 128};
   AttentionOptions options = flash_options(kind, c);
   options.causal = false;

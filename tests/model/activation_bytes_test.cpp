@@ -29,16 +29,16 @@ using Layers = Recompute::Layers;
 class CountingAllocator final : public c10::Allocator {
  public:
   c10::DataPtr allocate(std::size_t n) override {
-    struct Piece {
+    struct Allocation {
       c10::DataPtr memory;
       std::size_t size;
       std::atomic<std::int64_t>* live;
     };
-    auto* piece = new Piece{below_->allocate(n), n, &live_};
+    auto* piece = new Allocation{below_->allocate(n), n, &live_};
     live_ += static_cast<std::int64_t>(n);
     return {piece->memory.get(), piece,
             [](void* p) {
-              const std::unique_ptr<Piece> owned(static_cast<Piece*>(p));
+              const std::unique_ptr<Allocation> owned(static_cast<Allocation*>(p));
               *owned->live -= static_cast<std::int64_t>(owned->size);
             },
             c10::DeviceType::CPU};
@@ -177,7 +177,7 @@ TransformerOptions options_of(const Kind& kind, const Mode& mode, bool sp) {
 /// The parameters of rank k of t that has `part`: of a model with adapters these, and its weights frozen. `slices`:
 /// ranks that split an expert, 0 as many as other weights.
 parallel::ParameterStore store_of(const plan::ModelShape& shape, int t, int k, at::ScalarType dtype,
-                                  const plan::StagePart& part, int slices) {
+                                  const plan::StageSpec& part, int slices) {
   if (slices > 0) {
     const auto specs = plan::model_parameters(
         shape, t, k, {part}, {.ep = t / slices, .rank = k / slices, .etp = slices, .etp_rank = k % slices});
@@ -201,7 +201,7 @@ struct Kept {
 
 /// Bytes a rank of a stage in the middle, whose input and output are its neighbours' concern. `cp`: ranks that share
 /// sequences, where t is 1.
-Kept measure(const TransformerOptions& of_one, at::ScalarType dtype, int t, const plan::StagePart& part,
+Kept measure(const TransformerOptions& of_one, at::ScalarType dtype, int t, const plan::StageSpec& part,
              bool partial = false, int cp = 1) {
   const bool sp = of_one.sequence_parallel, t5 = of_one.shape.encoder_decoder();
   Kept kept;
@@ -246,7 +246,7 @@ Kept measure(const TransformerOptions& of_one, at::ScalarType dtype, int t, cons
   return kept;
 }
 
-Kept measure(const Kind& kind, const Mode& mode, int t, bool sp, const plan::StagePart& part) {
+Kept measure(const Kind& kind, const Mode& mode, int t, bool sp, const plan::StageSpec& part) {
   return measure(options_of(kind, mode, sp), kind.dtype, t, part, mode.partial);
 }
 
@@ -258,7 +258,7 @@ class ActivationBytes : public ::testing::TestWithParam<std::pair<int, bool>> {
 INSTANTIATE_TEST_SUITE_P(TpAndSp, ActivationBytes,
                          ::testing::Values(std::pair{1, false}, std::pair{2, false}, std::pair{2, true}));
 
-double planned_weight_bytes(const config::RunConfig& config, const plan::ModelShape& shape, const plan::StagePart& part,
+double planned_weight_bytes(const config::RunConfig& config, const plan::ModelShape& shape, const plan::StageSpec& part,
                             bool partial) {
   const schedule::Costs costs = plan::stage_costs(config, shape, {part});
   return (partial ? costs.partial_weight_bytes : costs.weight_bytes)[0];
@@ -267,7 +267,7 @@ double planned_weight_bytes(const config::RunConfig& config, const plan::ModelSh
 void expect_planned(const Kind& kind, const Mode& mode, int t, bool sp) {
   const auto config = config_of(kind, mode, t, sp);
   const auto shape = options_of(kind, mode, sp).shape;
-  const plan::StagePart part{.first_layer = kind.t5 ? 2 : 0, .num_layers = 3, .embedding = false, .output = false};
+  const plan::StageSpec part{.first_layer = kind.t5 ? 2 : 0, .num_layers = 3, .embedding = false, .output = false};
   const auto kept = measure(kind, mode, t, sp, part);
   const auto planned = static_cast<double>(plan::stage_activation_bytes(config, shape, part, mode.partial));
   EXPECT_NEAR(static_cast<double>(kept.for_backward) / planned, 1, 0.05)
@@ -289,7 +289,7 @@ TEST_P(ActivationBytes, AreThoseOfThePlan) {
 /// What adapters keep with magnitudes more than without: of all that a layer keeps too little to be seen.
 TEST_P(ActivationBytes, OfMagnitudesAreThoseOfThePlan) {
   const auto [t, sp] = GetParam();
-  const plan::StagePart part{.num_layers = 3, .embedding = false, .output = false};
+  const plan::StageSpec part{.num_layers = 3, .embedding = false, .output = false};
   for (const Kind& kind : {kKinds[0], kKinds[1], kKinds[2]})
     for (const std::size_t number : {0, 4, 5, 7, 9}) {
       const Mode& mode = kModes[number];
@@ -319,7 +319,7 @@ TEST_P(ActivationBytes, OfMagnitudesAreThoseOfThePlan) {
 /// What latents are made of, where it is dropped and so no norm gives it again: of sequence parallelism a rank's part.
 TEST_P(ActivationBytes, OfDroppedEmbeddingsBeforeLatentsAreThoseOfThePlan) {
   const auto [t, sp] = GetParam();
-  const plan::StagePart part{.num_layers = 3, .embedding = false, .output = false};
+  const plan::StageSpec part{.num_layers = 3, .embedding = false, .output = false};
   const Kind& kind = kKinds[5];
   auto config = config_of(kind, kModes[0], t, sp);
   TransformerOptions options = options_of(kind, kModes[0], sp);
@@ -342,7 +342,7 @@ TEST_P(ActivationBytes, OfDroppedEmbeddingsBeforeLatentsAreThoseOfThePlan) {
 /// Whole keys and values, or heads, are there while attention computes and no longer.
 TEST(SharedSequences, KeepTheBytesOfThePlanWhichAreTheirShare) {
   counter().install();
-  const plan::StagePart part{.num_layers = 3, .embedding = false, .output = false};
+  const plan::StageSpec part{.num_layers = 3, .embedding = false, .output = false};
   using plan::SequenceExchange;
   for (const Kind& kind : {kKinds[0], kKinds[1], kKinds[2]})
     for (const std::size_t mode : {0, 2, 5})
@@ -367,7 +367,7 @@ TEST(SharedSequences, KeepTheBytesOfThePlanWhichAreTheirShare) {
 /// of experts that are split as other weights. Without sequence parallelism they get the rows of the ranks together.
 TEST(ActivationBytesOfSlices, OfExpertsAreThoseOfThePlan) {
   counter().install();
-  const plan::StagePart part{.num_layers = 3, .embedding = false, .output = false};
+  const plan::StageSpec part{.num_layers = 3, .embedding = false, .output = false};
   const Kind& kind = kKinds[2];
   for (const std::size_t mode : {0, 3, 5})
     for (const auto& [t, slices, sp] : {std::tuple{2, 1, false}, {2, 1, true}, {4, 2, false}, {4, 2, true}}) {
@@ -389,7 +389,7 @@ TEST(ActivationBytesOfSlices, OfExpertsAreThoseOfThePlan) {
 /// Layers of one model that differ in everything that a description can say.
 TEST_P(ActivationBytes, OfLayersAtRandomAreThoseOfThePlan) {
   const auto [t, sp] = GetParam();
-  const plan::StagePart part{.num_layers = 3, .embedding = false, .output = false};
+  const plan::StageSpec part{.num_layers = 3, .embedding = false, .output = false};
   for (std::uint64_t seed = 0; seed < 200; ++seed) {
     SCOPED_TRACE(concat("seed ", seed));
     const Mode& mode = kModes[seed % std::size(kModes)];
@@ -414,7 +414,7 @@ TEST_P(ActivationBytes, OfLayersAtRandomAreThoseOfThePlan) {
 
 /// Bytes that a rank of the stage with the output keeps after its loss.
 std::int64_t kept_with_output(const TransformerOptions& options, at::ScalarType dtype, int t, bool partial) {
-  const plan::StagePart part{.first_layer = 2, .num_layers = 1, .embedding = false};
+  const plan::StageSpec part{.first_layer = 2, .num_layers = 1, .embedding = false};
   std::int64_t kept = 0;
   comm::run_ranks(t, [&](const comm::Group& tp) {
     const auto store = make_store(options.shape, t, tp.rank(), {}, dtype, 1, at::kCPU, {part});
@@ -441,7 +441,7 @@ std::int64_t kept_with_output(const TransformerOptions& options, at::ScalarType 
 
 TEST_P(ActivationBytes, OfDepthsOfPredictionAreThoseOfThePlan) {
   const auto [t, sp] = GetParam();
-  const plan::StagePart part{.first_layer = 2, .num_layers = 1, .embedding = false};
+  const plan::StageSpec part{.first_layer = 2, .num_layers = 1, .embedding = false};
   for (const Kind& kind : {kKinds[1], kKinds[2]})
     for (const Mode& mode : kModes) {
       if (mode.distribute && sp) continue;
@@ -465,7 +465,7 @@ TEST_P(ActivationBytes, OfDepthsOfPredictionAreThoseOfThePlan) {
 TEST_P(ActivationBytes, AreThoseOfThePapersFormulaWithoutWhatIsComputedAgain) {
   const auto [t, sp] = GetParam();
   const Kind kind{"gpt in bf16", false, at::kBFloat16};
-  const plan::StagePart part{.num_layers = 3, .embedding = false, .output = false};
+  const plan::StageSpec part{.num_layers = 3, .embedding = false, .output = false};
   const auto layer = [&, t = t, sp = sp](const Mode& mode) {
     return static_cast<double>(measure(kind, mode, t, sp, part).for_backward) / 3;
   };

@@ -31,8 +31,8 @@ std::vector<Recompute> all_modes() {
 /// Gradients of two microbatches through two stages, in one tensor.
 at::Tensor gradients(const TransformerOptions& options, const comm::Group& tp, at::ScalarType dtype,
                      const megatron::testing::Tensors& weights, bool defer) {
-  const plan::StagePart first{.first_layer = 0, .num_layers = 3, .embedding = true, .output = false};
-  const plan::StagePart last{.first_layer = 3, .num_layers = 1, .embedding = false, .output = true};
+  const plan::StageSpec first{.first_layer = 0, .num_layers = 3, .embedding = true, .output = false};
+  const plan::StageSpec last{.first_layer = 3, .num_layers = 1, .embedding = false, .output = true};
   const StagedModel gpt(options, {first, last}, tp, weights, dtype);
   for (const std::int64_t b : {2, 1}) {
     for (const auto& store : gpt.stores) store.gradient_queue().defer(defer);

@@ -128,7 +128,7 @@ struct StagedModel {
   std::vector<parallel::ParameterStore> stores;
   std::vector<model::TransformerStage> stages;
 
-  StagedModel(const model::TransformerOptions& options, const std::vector<plan::StagePart>& parts,
+  StagedModel(const model::TransformerOptions& options, const std::vector<plan::StageSpec>& parts,
               const comm::Group& tp, const Tensors& weights, at::ScalarType dtype = at::kDouble) {
     for (const auto& part : parts)
       stores.push_back(make_store(options.shape, tp.size(), tp.rank(), weights, dtype, 1234, at::kCPU, {part}));

@@ -13,7 +13,7 @@ using megatron::testing::small;
 using megatron::testing::StagedModel;
 using megatron::testing::Tensors;
 using megatron::testing::variants;
-using plan::StagePart;
+using plan::StageSpec;
 
 TransformerOptions with_dropout(std::int64_t num_layers) {
   auto options = small(num_layers);
@@ -21,8 +21,8 @@ TransformerOptions with_dropout(std::int64_t num_layers) {
   return options;
 }
 
-std::vector<StagePart> split(const std::vector<std::int64_t>& layers, bool embedding_alone = false) {
-  std::vector<StagePart> parts;
+std::vector<StageSpec> split(const std::vector<std::int64_t>& layers, bool embedding_alone = false) {
+  std::vector<StageSpec> parts;
   std::int64_t first = 0;
   if (embedding_alone) parts.push_back({.first_layer = 0, .num_layers = 0, .embedding = true, .output = false});
   for (const std::int64_t n : layers) {
@@ -33,7 +33,7 @@ std::vector<StagePart> split(const std::vector<std::int64_t>& layers, bool embed
   return parts;
 }
 
-const std::vector<std::vector<StagePart>> kSplits = {split({3}),         split({2, 1}),       split({1, 1, 1}),
+const std::vector<std::vector<StageSpec>> kSplits = {split({3}),         split({2, 1}),       split({1, 1, 1}),
                                                      split({3, 0}),      split({1, 2}, true), split({0, 3}),
                                                      split({3, 0}, true)};
 

@@ -31,11 +31,11 @@ constexpr std::int64_t kInputs = 8, kRank = 3;
 /// autograd gives it by the formula of PEFT (DoraLinearVariant, DoraLinearLayer), written out.
 struct DenseMagnitudes {
   struct Part {
-    plan::LinearPart outputs;
+    plan::ProjectionSlice outputs;
     at::Tensor a = at::randn({kRank, kInputs}, at::kDouble), b, m;
     std::uint64_t key;
 
-    Part(const plan::LinearPart& of, std::uint64_t dropout_key)
+    Part(const plan::ProjectionSlice& of, std::uint64_t dropout_key)
         : outputs(of),
           b(at::randn({of.outputs(), kRank}, at::kDouble)),
           m(at::randn({of.outputs()}, at::kDouble)),
@@ -52,10 +52,10 @@ struct DenseMagnitudes {
   DenseMagnitudes(bool drops, bool whole) {
     if (drops) samples = at::arange(7, 9, at::kLong);
     if (whole) {
-      parts.emplace_back(plan::LinearPart{"o_proj", 1, 12, 0, 12}, 11);
+      parts.emplace_back(plan::ProjectionSlice{"o_proj", 1, 12, 0, 12}, 11);
     } else {
-      parts.emplace_back(plan::LinearPart{"q_proj", 2, 6, 0, 3}, 11);
-      parts.emplace_back(plan::LinearPart{"k_proj", 2, 6, 3, 2}, 12);
+      parts.emplace_back(plan::ProjectionSlice{"q_proj", 2, 6, 0, 3}, 11);
+      parts.emplace_back(plan::ProjectionSlice{"k_proj", 2, 6, 3, 2}, 12);
     }
     y = at::linear(x, w) + bias;
     for (const Part& part : parts) {
@@ -86,7 +86,7 @@ struct DenseMagnitudes {
   std::shared_ptr<const Adapter> adapter(bool row, const comm::Group& tp, std::vector<Adapter::Part>& kept) const {
     const int t = tp.size(), k = tp.rank();
     for (const Part& part : parts) {
-      plan::LinearPart own = part.outputs;
+      plan::ProjectionSlice own = part.outputs;
       if (!row) own.groups /= t;
       kept.push_back({own, make_parameter("a", part.a, row ? 1 : -1, t, k),
                       make_parameter("b", part.b, row ? -1 : 0, t, k), part.key,

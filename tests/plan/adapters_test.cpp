@@ -113,7 +113,7 @@ TEST(Adapters, PartsOfALayerOnARankAreItsOutputsOnce) {
         for (const Linear& linear : branch.linears(layer.hidden)) {
           std::map<std::int64_t, int> rows;
           std::int64_t all = 0;
-          for (const LinearPart& part : linear_parts(layer, linear, tp)) {
+          for (const ProjectionSlice& part : projection_slices(layer, linear, tp)) {
             all = part.groups * part.group_outputs;
             for (std::int64_t group = 0; group < part.groups; ++group)
               for (std::int64_t i = 0; i < part.length; ++i) ++rows[group * part.group_outputs + part.offset + i];

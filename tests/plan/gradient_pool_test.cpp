@@ -65,7 +65,7 @@ TEST(GradientPool, LeavesTheWordsOfADecoderAlone) {
                          .learned_positions = false,
                          .encoder_layers = 3};
   for (const std::int64_t first : {1, 2, 3}) {
-    const std::vector<StagePart> parts = parts_of_layers({first, 4 - first, 2});
+    const std::vector<StageSpec> parts = parts_of_layers({first, 4 - first, 2});
     const auto specs = model_parameters(shape, 1, 0, {parts[1]});
     const BufferLayout layout = buffer_layout(specs, 1, {.alignment = 1});
     const GradientPool pool = gradient_pool(layout, specs, {});

@@ -388,7 +388,7 @@ TEST(ModelParameters, OfARankAreThoseOfItsStagesInModelOrder) {
       for (const ParameterSpec& spec : model_parameters(shape, tp, 0, held)) {
         ASSERT_GE(spec.stage, stage);
         stage = spec.stage;
-        const StagePart& part = parts[static_cast<std::size_t>(stage)];
+        const StageSpec& part = parts[static_cast<std::size_t>(stage)];
         if (!spec.name.starts_with("decoder.layers.")) continue;
         const std::int64_t layer = std::stoll(spec.name.substr(15));
         ASSERT_GE(layer, part.first_layer);
@@ -400,7 +400,7 @@ TEST(ModelParameters, OfARankAreThoseOfItsStagesInModelOrder) {
 
 TEST(ModelParameters, CountTheUsesOfATiedEmbeddingOnEachRank) {
   const ModelShape shape = small_shape();
-  const auto uses = [&](const std::vector<StagePart>& parts) {
+  const auto uses = [&](const std::vector<StageSpec>& parts) {
     std::vector<std::pair<int, bool>> found;  // uses, and whether it is a copy
     for (const ParameterSpec& spec : model_parameters(shape, 1, 0, parts))
       if (spec.name == "embedding.word_embeddings.weight") found.emplace_back(spec.gradient_uses, spec.shared_copy);
@@ -419,7 +419,7 @@ TEST(ModelParameters, CountTheUsesOfPositionsByDepthsOfPrediction) {
   ModelShape shape = small_shape();
   shape.mtp_depths = 3;
   const auto parts = parts_of_layers({1, 0, 1});
-  const auto positions = [&](const std::vector<StagePart>& of) {
+  const auto positions = [&](const std::vector<StageSpec>& of) {
     const auto specs = model_parameters(shape, 1, 0, of);
     const auto found = std::ranges::find(specs, "embedding.position_embeddings.weight", &ParameterSpec::name);
     return found == specs.end() ? std::pair(0, false) : std::pair(found->gradient_uses, found->shared_copy);

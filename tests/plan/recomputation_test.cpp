@@ -22,7 +22,7 @@ using Method = LayerRecomputation::Method;
 using testing::HasSubstr;
 using testing::ThrowsMessage;
 
-std::string groups_text(const LayerRecomputation& recomputation, const StagePart& part, std::int64_t encoder = 0,
+std::string groups_text(const LayerRecomputation& recomputation, const StageSpec& part, std::int64_t encoder = 0,
                         bool partial = false) {
   std::string text;
   for (const LayerGroup& group : layer_groups(recomputation, part, encoder, partial))
@@ -30,7 +30,7 @@ std::string groups_text(const LayerRecomputation& recomputation, const StagePart
   return text;
 }
 
-StagePart stage(std::int64_t first, std::int64_t layers) { return {.first_layer = first, .num_layers = layers}; }
+StageSpec stage(std::int64_t first, std::int64_t layers) { return {.first_layer = first, .num_layers = layers}; }
 
 TEST(LayerGroups, AreEqualButForTheLastOrTheFirstOnesSingly) {
   const auto text = [](const LayerRecomputation& recomputation, std::int64_t layers) {
@@ -109,7 +109,7 @@ std::vector<std::int64_t> fewest_by_search(const config::RunConfig& config, doub
     for (std::size_t rank = 0; rank < plans.size(); ++rank) {
       if (static_cast<double>(plans[rank].total()) > limit_gb * 1e9) continue;
       std::int64_t count = 0;
-      for (const StagePart& part : parts_of_rank(run.parts, run.placement, static_cast<int>(rank)))
+      for (const StageSpec& part : parts_of_rank(run.parts, run.placement, static_cast<int>(rank)))
         for (std::int64_t l = part.first_layer; l < part.first_layer + part.num_layers; ++l)
           count += listed[static_cast<std::size_t>(l)] ? 1 : 0;
       fewest[rank] = std::min(fewest[rank], count);
@@ -149,7 +149,7 @@ TEST(RecomputedLayers, ThatFitAreTheFewestOfEachRank) {
       for (std::size_t rank = 0; rank < plans.size(); ++rank) {
         EXPECT_LE(static_cast<double>(plans[rank].total()), limit * 1e9);
         std::int64_t count = 0;
-        for (const StagePart& part : parts_of_rank(run.parts, run.placement, static_cast<int>(rank)))
+        for (const StageSpec& part : parts_of_rank(run.parts, run.placement, static_cast<int>(rank)))
           for (std::int64_t l = part.first_layer; l < part.first_layer + part.num_layers; ++l)
             count += listed[static_cast<std::size_t>(l)] ? 1 : 0;
         EXPECT_EQ(count, fewest[rank]) << "rank " << rank << ", " << run.config.train.recompute_layers;

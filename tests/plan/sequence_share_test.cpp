@@ -178,7 +178,7 @@ TEST(SharedSequences, OfAT5SendAndKeepThoseOfBothStacks) {
   config.parallel.cp = 1;
   config.parallel.world_size = 2;
   const ResolvedRun whole = resolve(config);
-  const StagePart part = whole_model(run.shape.num_layers);
+  const StageSpec part = whole_model(run.shape.num_layers);
   EXPECT_EQ(4 * stage_activation_bytes(run.config, run.shape, part),
             stage_activation_bytes(whole.config, whole.shape, part));
   // 16 tokens of the encoder and 8 of the decoder on each rank, of 64 features. A layer of the decoder has two

@@ -15,9 +15,9 @@ using config::ParallelConfig;
 using testing::HasSubstr;
 using Layers = std::vector<std::int64_t>;
 
-Layers layers_of(const std::vector<StagePart>& parts) {
+Layers layers_of(const std::vector<StageSpec>& parts) {
   Layers layers;
-  for (const StagePart& part : parts) layers.push_back(part.num_layers);
+  for (const StageSpec& part : parts) layers.push_back(part.num_layers);
   return layers;
 }
 
@@ -38,9 +38,9 @@ Layers split(std::int64_t num_layers, const std::function<void(ParallelConfig&)>
 }
 
 /// The layers that `pp_rank` holds, by chunk.
-std::vector<Layers> held_by(const std::vector<StagePart>& parts, const schedule::Placement& placement, int pp_rank) {
+std::vector<Layers> held_by(const std::vector<StageSpec>& parts, const schedule::Placement& placement, int pp_rank) {
   std::vector<Layers> chunks;
-  for (const StagePart& part : parts_of_rank(parts, placement, pp_rank)) {
+  for (const StageSpec& part : parts_of_rank(parts, placement, pp_rank)) {
     chunks.emplace_back(static_cast<std::size_t>(part.num_layers));
     std::iota(chunks.back().begin(), chunks.back().end(), part.first_layer);
   }
@@ -150,9 +150,9 @@ TEST(Layout, IsReadAsMegatronDocumentsIt) {
   EXPECT_EQ(layers_of(parse_layout("E|((t*2,|)*2 t|) * 2 L")), (Layers{0, 2, 2, 1, 2, 2, 1, 0}));
   EXPECT_EQ(layers_of(parse_layout("EtttL")), (Layers{3}));
   const auto parts = parse_layout("E|t|L");
-  EXPECT_EQ(parts[0], (StagePart{0, 0, true, false, 0}));
-  EXPECT_EQ(parts[1], (StagePart{0, 1, false, false, 1}));
-  EXPECT_EQ(parts[2], (StagePart{1, 0, false, true, 2}));
+  EXPECT_EQ(parts[0], (StageSpec{0, 0, true, false, 0}));
+  EXPECT_EQ(parts[1], (StageSpec{0, 1, false, false, 1}));
+  EXPECT_EQ(parts[2], (StageSpec{1, 0, false, true, 2}));
   // Megatron-LM's own example for 61 layers, its last stage without what we have not: 16 ranks x 2 stages.
   const Layers deep = layers_of(parse_layout("Et*3|(tt|)*29,t|L"));
   EXPECT_EQ(deep.size(), 32u);

@@ -83,13 +83,13 @@ TEST(Attempts, EndsTravelAsMessages) {
 /// Supervisors of two ranks in one process: one in this thread, the other played by another.
 class TwoRanks : public ::testing::Test {
  protected:
-  static MeetingPlace place(int rank) {
+  static RendezvousAddress place(int rank) {
     LaunchedRank launched;
     launched.rank = rank;
     launched.world_size = 2;
     launched.port = 30000 + getpid() % 10000;
     launched.secret = "a secret that is long enough";
-    return meeting_place(launched);
+    return rendezvous_address(launched);
   }
 
   /// A rank that ends with this code once let_end() has been called, and takes a SIGTERM as an order to save.

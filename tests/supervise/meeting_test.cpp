@@ -24,16 +24,16 @@ using ::testing::ThrowsMessage;
 
 constexpr const char* kSecret = "a secret that is long enough";
 
-MeetingPlace place_of(int rank, int size, const std::string& secret = kSecret, int port = 0) {
+RendezvousAddress place_of(int rank, int size, const std::string& secret = kSecret, int port = 0) {
   LaunchedRank launched;
   launched.rank = rank;
   launched.world_size = size;
   launched.port = port != 0 ? port : 20000 + getpid() % 10000;
   launched.secret = secret;
-  return meeting_place(launched);
+  return rendezvous_address(launched);
 }
 
-std::unique_ptr<Wire> come(const MeetingPlace& place, double timeout_s = 60) {
+std::unique_ptr<Wire> come(const RendezvousAddress& place, double timeout_s = 60) {
   return come_to(place, timeout_s, [](double) {
     std::this_thread::yield();
     return false;
@@ -106,7 +106,7 @@ TEST(Meeting, WhoDoesNotKnowTheSecretIsNoRank) {
   for (const int rank : {-1, 0, 2, 7})  // whoever these are
     EXPECT_THROW(while_kept(meeting,
                             [&] {
-                              MeetingPlace place = place_of(1, 2);
+                              RendezvousAddress place = place_of(1, 2);
                               place.rank = rank;
                               return come(place, 0);
                             }),
@@ -116,7 +116,7 @@ TEST(Meeting, WhoDoesNotKnowTheSecretIsNoRank) {
 }
 
 TEST(Meeting, IsWhereRankZerosHostIs) {
-  MeetingPlace elsewhere = place_of(0, 2);
+  RendezvousAddress elsewhere = place_of(0, 2);
   elsewhere.address = "192.0.2.1";  // of no host
   EXPECT_THAT([&] { const Meeting meeting(elsewhere); },
               ThrowsMessage<std::runtime_error>(AllOf(HasSubstr("cannot listen on 192.0.2.1"), HasSubstr("fix:"))));
@@ -124,7 +124,7 @@ TEST(Meeting, IsWhereRankZerosHostIs) {
 
 TEST(Meeting, PortsAreNeverThoseOfTheRanks) {
   for (int port = 1; port < 65536; port += 7) {
-    const MeetingPlace place = place_of(0, 2, kSecret, port);
+    const RendezvousAddress place = place_of(0, 2, kSecret, port);
     ASSERT_EQ(place.ports.size(), 16u);
     for (const int other : place.ports) {
       ASSERT_NE(other, port);

@@ -14,7 +14,7 @@ namespace megatron::testing {
 /// `weights` where that names them. `experts`: those that it holds.
 inline parallel::ParameterStore make_store(const plan::ModelShape& shape, int t, int k, const Tensors& weights = {},
                                            at::ScalarType dtype = at::kDouble, std::uint64_t seed = 1234,
-                                           at::Device device = at::kCPU, std::vector<plan::StagePart> parts = {},
+                                           at::Device device = at::kCPU, std::vector<plan::StageSpec> parts = {},
                                            const plan::ExpertShare& experts = {}) {
   if (parts.empty()) parts = {plan::whole_model(shape.num_layers)};
   const auto specs = plan::model_parameters(shape, t, k, parts, experts);

@@ -39,7 +39,7 @@ void merge(const Engine& adapted, const Engine& model, const plan::ModelShape& s
     for (const plan::Branch& branch : layer.branches)
       for (const plan::Linear& linear : branch.linears(layer.hidden)) {
         const at::Tensor weight = model.parameters.get(layer.prefix + linear.name + ".weight")->value.detach();
-        for (const plan::LinearPart& part : plan::linear_parts(layer, linear, 1)) {
+        for (const plan::ProjectionSlice& part : plan::projection_slices(layer, linear, 1)) {
           const auto matrix = [&](const char* which) {
             return adapted.parameters.get(plan::adapter_name(layer, linear, part, which))->value.detach();
           };

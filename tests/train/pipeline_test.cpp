@@ -29,7 +29,7 @@ struct StageBytes {
   double activation = 0, weight = 0;
 };
 
-StageBytes measured_bytes(const plan::ResolvedRun& run, double message, const plan::StagePart& part, bool partial) {
+StageBytes measured_bytes(const plan::ResolvedRun& run, double message, const plan::StageSpec& part, bool partial) {
   auto specs = plan::model_parameters(run.shape, 1, 0, {part});
   auto layout = plan::buffer_layout(specs, 0);
   const parallel::ParameterStore store(std::move(specs), std::move(layout), at::kDouble, at::kCPU, 1);
@@ -63,7 +63,7 @@ StageBytes measured_bytes(const plan::ResolvedRun& run, double message, const pl
 // Of every stage.
 schedule::Costs measured_bytes(const plan::ResolvedRun& run, double message) {
   schedule::Costs costs;
-  for (const plan::StagePart& part : run.parts) {
+  for (const plan::StageSpec& part : run.parts) {
     const StageBytes bytes = measured_bytes(run, message, part, false);
     costs.activation_bytes.push_back(bytes.activation);
     costs.weight_bytes.push_back(bytes.weight);
@@ -114,8 +114,8 @@ TEST(Pipeline, HoldsThroughoutExactlyTheBytesThatTheSimulatorCounts) {
       struct Adapter final : pipeline::Stage {
         const plan::ResolvedRun& run;
         const model::TransformerStage& model;
-        const plan::StagePart& part;
-        Adapter(const plan::ResolvedRun& r, const model::TransformerStage& m, const plan::StagePart& p)
+        const plan::StageSpec& part;
+        Adapter(const plan::ResolvedRun& r, const model::TransformerStage& m, const plan::StageSpec& p)
             : run(r), model(m), part(p) {}
         pipeline::Output forward(int microbatch, at::Tensor x, bool partial) override {
           const std::vector<std::int64_t> sample = {microbatch};

@@ -6,7 +6,7 @@
 
 namespace megatron::generate {
 
-StagedT5::StagedT5(model::CachedT5 stage, const std::vector<plan::StagePart>& parts, comm::Group pp,
+StagedT5::StagedT5(model::CachedT5 stage, const std::vector<plan::StageSpec>& parts, comm::Group pp,
                    at::TensorOptions tensor)
     : stage_(std::move(stage)), pp_(std::move(pp)), tensor_(tensor) {
   for (std::size_t k = 0; k < parts.size(); ++k) {

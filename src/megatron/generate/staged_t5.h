@@ -14,7 +14,7 @@ class StagedT5 {
  public:
   /// `stage`: this rank's of `parts`, all stages of the model, which the ranks of `pp` hold in order; `tensor`: dtype
   /// and device of activations.
-  StagedT5(model::CachedT5 stage, const std::vector<plan::StagePart>& parts, comm::Group pp, at::TensorOptions tensor);
+  StagedT5(model::CachedT5 stage, const std::vector<plan::StageSpec>& parts, comm::Group pp, at::TensorOptions tensor);
 
   const model::TransformerOptions& options() const { return stage_.options(); }
   at::TensorOptions tensor() const { return tensor_; }

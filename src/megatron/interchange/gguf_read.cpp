@@ -276,7 +276,7 @@ class GgufSource : public checkpoint::WeightSource {
       if (turns && (head % 2 != 0 || tensor.shape[0] % head != 0))
         throw ConfigError(rule_got_fix(concat(name(), ": \"", printable(tensor.name), "\" must have whole heads."),
                                        concat(tensor.shape[0], " rows, heads of ", head)));
-      if (!places_.try_emplace(folder_name(tensor.name), Place{&tensor, turns ? head : 0}).second)
+      if (!places_.try_emplace(folder_name(tensor.name), TensorEntry{&tensor, turns ? head : 0}).second)
         throw ConfigError(rule_got_fix(concat(name(), ": no tensor may come twice."), printable(tensor.name)));
     }
   }
@@ -298,12 +298,12 @@ class GgufSource : public checkpoint::WeightSource {
   void read(const std::string& tensor, const checkpoint::Box& box, const at::Tensor& into) const override;
 
  private:
-  struct Place {
+  struct TensorEntry {
     const GgufTensor* tensor;
     std::int64_t head;
   };
   std::shared_ptr<const OpenGguf> gguf_;
-  std::map<std::string, Place> places_;
+  std::map<std::string, TensorEntry> places_;
 };
 
 /// Row (half h, i) of a head is row 2 i + h of the file (LlamaModel.permute).

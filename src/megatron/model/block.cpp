@@ -33,7 +33,7 @@ parallel::AdapterPtr adapter_of(const parallel::ParameterStore& p, const plan::L
                                 const plan::Linear& linear, const Block::Options& options, const comm::Group& tp) {
   if (!options.lora) return nullptr;
   std::vector<parallel::Adapter::Part> parts;
-  for (const plan::LinearPart& part : plan::linear_parts(layer, linear, tp.size())) {
+  for (const plan::ProjectionSlice& part : plan::projection_slices(layer, linear, tp.size())) {
     if (!options.lora->adapts(part.name)) continue;
     const auto matrix = [&](const char* which) { return p.get(plan::adapter_name(layer, linear, part, which)); };
     parts.push_back({part, matrix("A"), matrix("B"),

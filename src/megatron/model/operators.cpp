@@ -141,7 +141,7 @@ at::Tensor wide_rows(const at::Tensor& part, std::int64_t tokens) {
 }
 
 /// The sums [tokens] of a and b's products over all ranks, of each of several parts whose copies count once.
-std::vector<at::Tensor> sums_over_ranks(std::vector<at::Tensor> sums, const std::vector<FullNormPart>& norms,
+std::vector<at::Tensor> sums_over_ranks(std::vector<at::Tensor> sums, const std::vector<DistributedNorm>& norms,
                                         const comm::Group& tp) {
   for (std::size_t i = 0; i < sums.size(); ++i) sums[i].div_(norms[i].copies);
   if (tp.size() == 1) return sums;
@@ -152,7 +152,7 @@ std::vector<at::Tensor> sums_over_ranks(std::vector<at::Tensor> sums, const std:
 
 }  // namespace
 
-at::Tensor normalized_full_parts(const at::Tensor& x, const PartsOf& parts, const std::vector<FullNormPart>& norms,
+at::Tensor normalized_full_parts(const at::Tensor& x, const PartsOf& parts, const std::vector<DistributedNorm>& norms,
                                  const comm::Group& tp) {
   struct Kept {
     at::Tensor part, rstd;
@@ -166,7 +166,7 @@ at::Tensor normalized_full_parts(const at::Tensor& x, const PartsOf& parts, cons
     for (const at::Tensor& view : views) squares.push_back(wide_rows(view, tokens).square().sum(1));
     squares = sums_over_ranks(std::move(squares), norms, tp);
     for (std::size_t i = 0; i < norms.size(); ++i) {
-      const FullNormPart& one = norms[i];
+      const DistributedNorm& one = norms[i];
       const auto part = views[i].clone(at::MemoryFormat::Contiguous);
       const auto rstd = squares[i].div(static_cast<double>(one.features)).add_(one.norm.epsilon).rsqrt();
       const auto rows = wide_rows(part, tokens).mul(rstd.unsqueeze(1)).mul_(one.norm.factor());
@@ -176,7 +176,7 @@ at::Tensor normalized_full_parts(const at::Tensor& x, const PartsOf& parts, cons
     return y;
   });
   std::vector<at::Tensor> depends{x};
-  for (const FullNormPart& one : norms) depends = inputs(std::move(depends), {&one.norm.weight});
+  for (const DistributedNorm& one : norms) depends = inputs(std::move(depends), {&one.norm.weight});
   auto backward = [kept = std::move(kept), parts, norms, tp, tokens](const Gradients& grads) -> Gradients {
     const auto dx = grads[0].contiguous();  // attention made it for this operator alone
     const auto views = parts(dx);

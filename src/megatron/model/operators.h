@@ -48,14 +48,14 @@ at::Tensor normalized_parts(const at::Tensor& x, const PartsOf& parts, const std
 
 /// Queries and keys, whose features all ranks of `tp` have together: parts[i] of x, each with a weight of as many of
 /// its features as this rank has, and `copies` ranks that have the same.
-struct FullNormPart {
+struct DistributedNorm {
   Norm norm;
   std::int64_t features = 0;  ///< of all ranks, without copies
   int copies = 1;
 };
 /// normalized_parts() by RMSNorms over all features of all ranks: an all-reduce of a number of each part and token
 /// forward, and one backward.
-at::Tensor normalized_full_parts(const at::Tensor& x, const PartsOf& parts, const std::vector<FullNormPart>& norms,
+at::Tensor normalized_full_parts(const at::Tensor& x, const PartsOf& parts, const std::vector<DistributedNorm>& norms,
                                  const comm::Group& tp);
 
 /// x + bias, in x's memory. The gradient of `bias` is written.

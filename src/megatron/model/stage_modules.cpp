@@ -19,7 +19,7 @@ constexpr const char* kTypeEmbedding = "embedding.tokentype_embeddings.weight";
 
 }  // namespace
 
-StageModules::StageModules(const TransformerOptions& options, const plan::StagePart& part,
+StageModules::StageModules(const TransformerOptions& options, const plan::StageSpec& part,
                            const parallel::ParameterStore& parameters, const comm::Group& tp)
     : max_positions_(options.rope.rotary_dim > 0 && options.rope_positions > 0 ? options.rope_positions
                                                                                : options.shape.max_positions),

@@ -40,7 +40,7 @@ struct StageModules {
   std::vector<PredictionModules> depths;                ///< of multi-token prediction: of the last stage
   std::optional<TaskHead> task_head;                    ///< instead of these two, where the shape says so
 
-  StageModules(const TransformerOptions& options, const plan::StagePart& part,
+  StageModules(const TransformerOptions& options, const plan::StageSpec& part,
                const parallel::ParameterStore& parameters, const comm::Group& tp);
 
   /// The table of a layer's attention; of one without positions its tensors are undefined.

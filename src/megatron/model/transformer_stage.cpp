@@ -48,14 +48,14 @@ struct Pass {
 
 struct TransformerStage::Impl {
   TransformerOptions options;
-  plan::StagePart part;
+  plan::StageSpec part;
   comm::Group tp;
   at::TensorOptions precise;  ///< of losses: float32, or float64 where the parameters are
   StageModules modules;
   bool has_routers = false;                              ///< some layer of the stage is a mixture of experts
   std::vector<plan::LayerGroup> groups, partial_groups;  ///< the second of microbatches with partial_recomputation
 
-  Impl(TransformerOptions o, const plan::StagePart& p, const parallel::ParameterStore& parameters, comm::Group group);
+  Impl(TransformerOptions o, const plan::StageSpec& p, const parallel::ParameterStore& parameters, comm::Group group);
 
   void need_whole_model() const {
     if (part != plan::whole_model(options.shape.num_layers))
@@ -134,7 +134,7 @@ struct TransformerStage::Impl {
                        const Pass& pass) const;
 };
 
-TransformerStage::Impl::Impl(TransformerOptions o, const plan::StagePart& p, const parallel::ParameterStore& parameters,
+TransformerStage::Impl::Impl(TransformerOptions o, const plan::StageSpec& p, const parallel::ParameterStore& parameters,
                              comm::Group group)
     : options(o),
       part(p),
@@ -478,7 +478,7 @@ LossSum TransformerStage::Impl::task_loss(const at::Tensor& hidden, const Batch&
   return loss;
 }
 
-TransformerStage::TransformerStage(TransformerOptions options, const plan::StagePart& part,
+TransformerStage::TransformerStage(TransformerOptions options, const plan::StageSpec& part,
                                    const parallel::ParameterStore& parameters, comm::Group tp)
     : impl_(std::make_unique<Impl>(options, part, parameters, std::move(tp))) {}
 TransformerStage::TransformerStage(TransformerOptions options, const parallel::ParameterStore& parameters,

@@ -107,7 +107,7 @@ struct TransformerOptions {
 class TransformerStage {
  public:
   /// `parameters`: at least those of `part`. A tied output layer finds its weight in them by the embedding's name.
-  TransformerStage(TransformerOptions options, const plan::StagePart& part, const parallel::ParameterStore& parameters,
+  TransformerStage(TransformerOptions options, const plan::StageSpec& part, const parallel::ParameterStore& parameters,
                    comm::Group tp);
   /// The whole model.
   TransformerStage(TransformerOptions options, const parallel::ParameterStore& parameters, comm::Group tp);

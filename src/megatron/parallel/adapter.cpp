@@ -12,7 +12,7 @@ namespace megatron::parallel {
 namespace {
 
 /// The outputs of a part among those of the layer, [s, b, groups, length]: a view.
-at::Tensor outputs_of(const at::Tensor& y, const plan::LinearPart& part) {
+at::Tensor outputs_of(const at::Tensor& y, const plan::ProjectionSlice& part) {
   auto shape = y.sizes().vec();
   shape.back() = part.groups;
   shape.push_back(part.group_outputs);
@@ -20,7 +20,7 @@ at::Tensor outputs_of(const at::Tensor& y, const plan::LinearPart& part) {
 }
 
 /// The same, one after the other: [s, b, groups * length], contiguous; maybe a view.
-at::Tensor joined_outputs(const at::Tensor& y, const plan::LinearPart& part) {
+at::Tensor joined_outputs(const at::Tensor& y, const plan::ProjectionSlice& part) {
   auto shape = y.sizes().vec();
   shape.back() = part.outputs();
   return outputs_of(y, part).reshape(shape).contiguous();
@@ -81,7 +81,7 @@ at::Tensor Adapter::through_weight(const at::Tensor& dy, const Pass& pass) const
   if (!has_magnitudes() || drops(pass)) return dy;
   const at::Tensor scaled = dy.clone();
   for (std::size_t i = 0; i < parts_.size(); ++i) {
-    const plan::LinearPart& outputs = parts_[i].outputs;
+    const plan::ProjectionSlice& outputs = parts_[i].outputs;
     outputs_of(scaled, outputs).mul_(factor_of(parts_[i], pass.norms[i]).view({outputs.groups, outputs.length}));
   }
   return scaled;

@@ -33,7 +33,7 @@ namespace megatron::parallel {
 class Adapter {
  public:
   struct Part {
-    plan::LinearPart outputs;  ///< on this rank
+    plan::ProjectionSlice outputs;  ///< on this rank
     ParameterPtr a, b;
     std::uint64_t dropout_key = 0;
     ParameterPtr magnitude = nullptr;  ///< of every part of the layer, or of none

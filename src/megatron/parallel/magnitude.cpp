@@ -10,14 +10,14 @@
 
 namespace megatron::parallel {
 
-at::Tensor rows_of(const at::Tensor& weight, const plan::LinearPart& part) {
+at::Tensor rows_of(const at::Tensor& weight, const plan::ProjectionSlice& part) {
   return weight.view({part.groups, part.group_outputs, weight.size(1)})
       .narrow(1, part.offset, part.length)
       .reshape({part.outputs(), weight.size(1)})
       .contiguous();
 }
 
-at::Tensor adapted_norms(const at::Tensor& weight, const plan::LinearPart& part, const at::Tensor& a,
+at::Tensor adapted_norms(const at::Tensor& weight, const plan::ProjectionSlice& part, const at::Tensor& a,
                          const at::Tensor& b, double scale, const comm::Group& inputs) {
   constexpr std::int64_t kMaxElements = std::int64_t{1} << 20;
   return without_autograd([&] {

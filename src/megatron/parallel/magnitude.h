@@ -12,12 +12,12 @@ namespace megatron::parallel {
 
 /// The rows of a layer's `weight` [out, in] that `part` has, group after group: [part.outputs(), in], contiguous; a
 /// view where they follow one another.
-at::Tensor rows_of(const at::Tensor& weight, const plan::LinearPart& part);
+at::Tensor rows_of(const at::Tensor& weight, const plan::ProjectionSlice& part);
 
 /// |V| of a part, [part.outputs()] in float32 (float64 of float64). `a` [r, in], `b` [part.outputs(), r]. `inputs`: the
 /// ranks that have the other columns of weight and a, the group of one where there are none: collective over it, one
 /// all-reduce. Holds few rows of V at once. Without autograd.
-at::Tensor adapted_norms(const at::Tensor& weight, const plan::LinearPart& part, const at::Tensor& a,
+at::Tensor adapted_norms(const at::Tensor& weight, const plan::ProjectionSlice& part, const at::Tensor& a,
                          const at::Tensor& b, double scale, const comm::Group& inputs);
 
 /// m / |V|, and m's gradient from that of m / |V|, in the dtype of `norms`; of rows whose norm is 0, which are zero

@@ -77,7 +77,7 @@ class LayoutParser {
 
 }  // namespace
 
-std::vector<StagePart> parse_layout(const std::string& layout, EmptyStages empty) {
+std::vector<StageSpec> parse_layout(const std::string& layout, EmptyStages empty) {
   std::string symbols = LayoutParser(layout).unrolled();
   const auto count = [&](char symbol) { return std::count(symbols.begin(), symbols.end(), symbol); };
   if (count('E') != 1 || count('L') != 1 || symbols.front() != 'E' || symbols.back() != 'L')
@@ -98,9 +98,9 @@ std::vector<StagePart> parse_layout(const std::string& layout, EmptyStages empty
   return parts_of_layers(layers);
 }
 
-std::string text_of_stages(const std::vector<StagePart>& parts) {
+std::string text_of_stages(const std::vector<StageSpec>& parts) {
   std::string text;
-  for (const StagePart& part : parts) {
+  for (const StageSpec& part : parts) {
     if (!text.empty()) text += '|';
     if (part.embedding) text += 'E';
     if (part.num_layers > 0) text += concat("t*", part.num_layers);

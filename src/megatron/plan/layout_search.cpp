@@ -201,7 +201,7 @@ class Search {
                       .gathered_bytes = gathered_bytes(run.config, run.shape),
                       .cost = {}};
     found.cost = step_cost(run, hardware_);
-    for (const StagePart& part : run.parts) {
+    for (const StageSpec& part : run.parts) {
       found.stage_layers.push_back(part.num_layers);
       found.recomputed += std::ranges::count(layers_again(run.config.train, run.shape, part, false), true);
     }
@@ -372,7 +372,7 @@ class Search {
       std::optional<ResolvedRun> run = without_pipeline(choice);
       if (!run) continue;
       const MicrobatchCost cost = microbatch_cost(*run, hardware_);
-      const StagePart& part = run->parts.front();
+      const StageSpec& part = run->parts.front();
       WholePasses whole{.way = way,
                         .forward_s = cost.forward.sum(),
                         .backward_s = cost.backward.sum(),

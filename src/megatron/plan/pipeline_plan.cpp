@@ -71,7 +71,7 @@ void check_programs(const ResolvedRun& run) {
 }
 
 /// The model in `chunks` stages per rank; nothing where its layers do not divide so.
-std::optional<std::vector<StagePart>> parts_in(const config::RunConfig& config, const ModelShape& shape, int chunks) {
+std::optional<std::vector<StageSpec>> parts_in(const config::RunConfig& config, const ModelShape& shape, int chunks) {
   config::ParallelConfig parallel = config.parallel;
   parallel.vpp = chunks;
   try {
@@ -109,13 +109,13 @@ void check_microbatches(const ResolvedRun& run) {
 
 void choose_schedule(ResolvedRun& run) {
   const config::ParallelConfig& parallel = run.config.parallel;
-  std::vector<std::vector<StagePart>> cuts = {run.parts};
+  std::vector<std::vector<StageSpec>> cuts = {run.parts};
   // Where the options leave it open, two stages per rank as well: less bubble for more messages.
   if (static_cast<int>(run.parts.size()) == parallel.pp && parallel.pp > 1 && parallel.layers_per_virtual_stage == 0 &&
       parallel.pipeline_split_rank == 0)
     if (auto two = parts_in(run.config, run.shape, 2)) cuts.push_back(std::move(*two));
   std::vector<schedule::Candidate> candidates;
-  for (const std::vector<StagePart>& parts : cuts) {
+  for (const std::vector<StageSpec>& parts : cuts) {
     schedule::Shape shape = pipeline_shape(run, run.microbatches_per_step);
     shape.num_chunks = static_cast<int>(parts.size()) / parallel.pp;
     schedule::Candidate candidate{shape,
@@ -124,7 +124,7 @@ void choose_schedule(ResolvedRun& run) {
                                   {},
                                   static_cast<int>(run.config.train.recompute_partial_microbatches),
                                   fewest_microbatches(run)};
-    for (const StagePart& part : parts) {
+    for (const StageSpec& part : parts) {
       candidate.backward_bytes.push_back(static_cast<double>(recomputed_bytes(run.config, run.shape, part)));
       candidate.partial_backward_bytes.push_back(
           static_cast<double>(recomputed_bytes(run.config, run.shape, part, true)));
@@ -135,7 +135,7 @@ void choose_schedule(ResolvedRun& run) {
                                              static_cast<double>(parallel.pp_memory_limit));
   run.schedule_name = choice.name;
   run.placement = std::move(choice.program.placement);
-  for (std::vector<StagePart>& parts : cuts)
+  for (std::vector<StageSpec>& parts : cuts)
     if (static_cast<int>(parts.size()) == run.placement.num_stages()) run.parts = std::move(parts);
 }
 

@@ -173,7 +173,7 @@ json gradient_buffer_of(const ResolvedRun& run, int pp_rank) {
                  {"buckets", buckets}};
   if (const auto pool = rank_gradient_pool(run, specs, layout))
     buffer["pool"] = {{"size", pool->size}, {"begin", pool->begin}};
-  const std::vector<StagePart> parts = parts_of_rank(run.parts, run.placement, pp_rank);
+  const std::vector<StageSpec> parts = parts_of_rank(run.parts, run.placement, pp_rank);
   if (const auto pool = rank_parameter_pool(run, specs, layout, parts))
     buffer["parameter_pool"] = parameter_pool_of(run, *pool);
   if (shares_state(run)) buffer["shards"] = shards_of(run, layout, name_of);
@@ -237,7 +237,7 @@ json layer_activations_of(const ResolvedRun& run) {
 /// Every stage: its layers, its pipeline rank, the world's ranks that hold it, and its elements over all tp ranks.
 json stages_of(const ResolvedRun& run) {
   json stages = json::array();
-  for (const StagePart& part : run.parts) {
+  for (const StageSpec& part : run.parts) {
     const int pp_rank = run.placement.rank_of(part.stage);
     std::int64_t parameters = 0;
     for (const ParameterSpec& spec : model_parameters(run.shape, 1, 0, {part})) parameters += spec.size();

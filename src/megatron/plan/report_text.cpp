@@ -136,7 +136,7 @@ std::string pipeline_text(const ResolvedRun& run, const json& all) {
   for (int rank = 0; rank < run.placement.num_ranks(); ++rank) {
     std::string stages;
     for (const int stage : run.placement.stages_of(rank)) {
-      const StagePart& part = run.parts[static_cast<std::size_t>(stage)];
+      const StageSpec& part = run.parts[static_cast<std::size_t>(stage)];
       stages += concat(stages.empty() ? "" : "; ", "stage ", stage, ":", part.embedding ? " embedding" : "");
       if (part.num_layers > 0)
         stages += concat(" layers ", part.first_layer, "-", part.first_layer + part.num_layers - 1);

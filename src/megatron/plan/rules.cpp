@@ -370,7 +370,7 @@ std::int64_t layers_or_none(const config::ModelConfig& model) {
 
 /// The stages, who holds them, and the schedule, as far as that needs no more than the layout.
 struct Pipeline {
-  std::vector<StagePart> parts;
+  std::vector<StageSpec> parts;
   schedule::Placement placement;
   std::string schedule = schedule::default_schedule(1).name;  // or "auto"
 };

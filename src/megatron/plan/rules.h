@@ -42,7 +42,7 @@ struct ResolvedRun {
   config::RunConfig config;
   RankGrid grid;
   ModelShape shape;
-  std::vector<StagePart> parts;                                    ///< the model's pipeline stages, in order
+  std::vector<StageSpec> parts;                                    ///< the model's pipeline stages, in order
   schedule::Placement placement;                                   ///< which pipeline rank holds which stage
   std::string schedule_name = schedule::default_schedule(1).name;  ///< of the table (schedule/table.h); never "auto"
   std::optional<schedule::Program> schedule_file;                  ///< instead, where parallel.pp_schedule names a file

@@ -171,10 +171,10 @@ void check_one_way(const config::ParallelConfig& parallel) {
   if (ways > 1) throw ConfigError(rule_got_fix("layers must be split in one way.", given, fix));
 }
 
-void check_layout(const std::vector<StagePart>& parts, const config::ParallelConfig& parallel,
+void check_layout(const std::vector<StageSpec>& parts, const config::ParallelConfig& parallel,
                   std::int64_t num_layers) {
   std::int64_t layers = 0;
-  for (const StagePart& part : parts) layers += part.num_layers;
+  for (const StageSpec& part : parts) layers += part.num_layers;
   if (layers != num_layers)
     throw ConfigError(rule_got_fix("parallel.pp_layout must place the layers of the model.",
                                    concat(layers, " layers in the layout, model.num_layers ", num_layers),
@@ -190,8 +190,8 @@ void check_layout(const std::vector<StagePart>& parts, const config::ParallelCon
 
 }  // namespace
 
-std::vector<StagePart> parts_of_layers(const std::vector<std::int64_t>& layers) {
-  std::vector<StagePart> parts;
+std::vector<StageSpec> parts_of_layers(const std::vector<std::int64_t>& layers) {
+  std::vector<StageSpec> parts;
   std::int64_t first = 0;
   for (const std::int64_t count : layers) {
     const auto stage = static_cast<int>(parts.size());
@@ -201,9 +201,9 @@ std::vector<StagePart> parts_of_layers(const std::vector<std::int64_t>& layers) 
   return parts;
 }
 
-std::vector<StagePart> parts_of_rank(const std::vector<StagePart>& parts, const schedule::Placement& placement,
+std::vector<StageSpec> parts_of_rank(const std::vector<StageSpec>& parts, const schedule::Placement& placement,
                                      int pp_rank) {
-  std::vector<StagePart> held;
+  std::vector<StageSpec> held;
   for (const int stage : placement.stages_of(pp_rank)) held.push_back(parts[static_cast<std::size_t>(stage)]);
   return held;
 }
@@ -214,10 +214,10 @@ void reset_stages(config::ParallelConfig& parallel) {
   parallel.account_for_embedding = parallel.account_for_loss = parallel.standalone_embedding_stage = false;
 }
 
-std::vector<StagePart> stage_parts(const config::ParallelConfig& parallel, std::int64_t num_layers,
+std::vector<StageSpec> stage_parts(const config::ParallelConfig& parallel, std::int64_t num_layers,
                                    const SplitCosts& costs) {
   check_one_way(parallel);
-  std::vector<StagePart> parts;
+  std::vector<StageSpec> parts;
   if (!parallel.pp_layout.empty() && parallel.pp_layout != "balanced") {
     parts = parse_layout(parallel.pp_layout);
     check_layout(parts, parallel, num_layers);
@@ -255,7 +255,7 @@ std::vector<std::int64_t> stack_layers(const config::ParallelConfig& parallel, c
 
 }  // namespace
 
-std::vector<StagePart> split_stage_parts(const config::ParallelConfig& parallel, std::int64_t encoder_layers,
+std::vector<StageSpec> split_stage_parts(const config::ParallelConfig& parallel, std::int64_t encoder_layers,
                                          std::int64_t decoder_layers, const SplitCosts& costs) {
   const int split = parallel.pipeline_split_rank;
   if (split >= parallel.pp)

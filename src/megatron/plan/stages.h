@@ -11,23 +11,23 @@
 namespace megatron::plan {
 
 /// What one pipeline stage has of the model. Stages are numbered in model order, from the embedding to the loss.
-struct StagePart {
+struct StageSpec {
   std::int64_t first_layer = 0, num_layers = 0;
   bool embedding = true;  ///< word and position embedding
   bool output = true;     ///< final norm, output layer, loss
   int stage = 0;
 
-  bool operator==(const StagePart&) const = default;
+  bool operator==(const StageSpec&) const = default;
 };
 
 /// The part that is the whole model.
-inline StagePart whole_model(std::int64_t num_layers) { return {.first_layer = 0, .num_layers = num_layers}; }
+inline StageSpec whole_model(std::int64_t num_layers) { return {.first_layer = 0, .num_layers = num_layers}; }
 
 /// Consecutive stages of so many layers each, the embedding on the first and the output on the last.
-std::vector<StagePart> parts_of_layers(const std::vector<std::int64_t>& layers);
+std::vector<StageSpec> parts_of_layers(const std::vector<std::int64_t>& layers);
 
 /// Those of `parts` (every stage of the model, in order) that pipeline rank `pp_rank` holds.
-std::vector<StagePart> parts_of_rank(const std::vector<StagePart>& parts, const schedule::Placement& placement,
+std::vector<StageSpec> parts_of_rank(const std::vector<StageSpec>& parts, const schedule::Placement& placement,
                                      int pp_rank);
 
 /// Layers [first, last) of a stage that go through autograd together, counted from the stage's first.
@@ -42,23 +42,23 @@ enum class EmptyStages : std::uint8_t { Refused, Allowed };
 /// Stages of a layout as Megatron-LM writes it: E embedding, t transformer layer, L output and loss, '|' between
 /// stages; x*n and (…)*n repeat a letter or a group, commas and spaces have no effect. "Et*3|(tt|)*2tL" has four stages
 /// of 3, 2, 2 and 1 layers. Throws ConfigError that shows the place of the error.
-std::vector<StagePart> parse_layout(const std::string& layout, EmptyStages empty = EmptyStages::Refused);
+std::vector<StageSpec> parse_layout(const std::string& layout, EmptyStages empty = EmptyStages::Refused);
 
 /// The text that parse_layout() reads as these stages, which have their layers in order.
-std::string text_of_stages(const std::vector<StagePart>& parts);
+std::string text_of_stages(const std::vector<StageSpec>& parts);
 
 /// Takes out of `parallel` all that says which layers a stage has, but for pp and vpp: stages are equal then.
 void reset_stages(config::ParallelConfig& parallel);
 
 /// Every stage of the model, as parallel.pp, vpp, pp_layout and the related options say. `costs` are for pp_layout
 /// "balanced" (balance.h). Throws ConfigError.
-std::vector<StagePart> stage_parts(const config::ParallelConfig& parallel, std::int64_t num_layers,
+std::vector<StageSpec> stage_parts(const config::ParallelConfig& parallel, std::int64_t num_layers,
                                    const SplitCosts& costs);
 
 /// The stages of a T5 cut at `parallel.pipeline_split_rank`, one a rank: those before it share the encoder's layers,
 /// the others the decoder's, which are numbered after them: evenly, or with pp_layout "balanced" each stack by `costs`.
 /// Throws ConfigError.
-std::vector<StagePart> split_stage_parts(const config::ParallelConfig& parallel, std::int64_t encoder_layers,
+std::vector<StageSpec> split_stage_parts(const config::ParallelConfig& parallel, std::int64_t encoder_layers,
                                          std::int64_t decoder_layers, const SplitCosts& costs);
 
 }  // namespace megatron::plan

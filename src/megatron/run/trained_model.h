@@ -67,7 +67,7 @@ comm::Facts model_facts(const TrainedModel& model, const config::Fields& flags);
 /// This rank's part of it, its weights read.
 struct RankModel {
   parallel::ParallelContext context;
-  plan::StagePart part;
+  plan::StageSpec part;
   parallel::ParameterStore parameters;
   model::TransformerOptions options;
 

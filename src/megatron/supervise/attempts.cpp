@@ -48,7 +48,7 @@ class Follower {
   Follower(const ProgramStart& program, const HeldSignals& signals, const RankLimits& limits)
       : program_(program), signals_(signals), limits_(limits) {}
 
-  int go(const MeetingPlace& place) {
+  int go(const RendezvousAddress& place) {
     int signal = 0;
     const auto is_to_end = [&](double wait_s) { return asks_to_end(signal = signals_.take(wait_s)); };
     wire_ = come_to(place, limits_.join_s, is_to_end);
@@ -160,7 +160,7 @@ ChildEnd end_of(const std::vector<ChildEnd>& ranks, const std::set<int>& late) {
   return result;
 }
 
-Attempts::Attempts(const MeetingPlace& place, const HeldSignals& signals, const RankLimits& limits)
+Attempts::Attempts(const RendezvousAddress& place, const HeldSignals& signals, const RankLimits& limits)
     : meeting_(place), signals_(signals), limits_(limits), ends_(static_cast<std::size_t>(place.size)) {}
 
 std::optional<ChildEnd> Attempts::gather() {
@@ -259,7 +259,7 @@ ChildEnd Attempts::run(const ProgramStart& program, int attempt, const std::func
 
 void Attempts::finish(int code) { meeting_.tell(concat("finish ", code)); }
 
-int follow(const MeetingPlace& place, const ProgramStart& program, const HeldSignals& signals,
+int follow(const RendezvousAddress& place, const ProgramStart& program, const HeldSignals& signals,
            const RankLimits& limits) {
   return Follower(program, signals, limits).go(place);
 }

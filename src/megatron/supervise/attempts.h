@@ -35,7 +35,7 @@ std::optional<std::pair<int, ChildEnd>> end_in(const std::string& message);
 class Attempts {
  public:
   /// Throws as Meeting does.
-  Attempts(const MeetingPlace& place, const HeldSignals& signals, const RankLimits& limits);
+  Attempts(const RendezvousAddress& place, const HeldSignals& signals, const RankLimits& limits);
 
   /// Lets all ranks start `program`, and waits until all have ended. Once one has failed the others have 10 s to end by
   /// themselves. `is_stuck`: of rank 0, as in run_child(). Throws std::runtime_error where a supervisor does not come,
@@ -65,7 +65,7 @@ class Attempts {
 
 /// The supervisor of another rank: what to exit with. Throws std::runtime_error where rank 0's does not come or is
 /// gone.
-int follow(const MeetingPlace& place, const ProgramStart& program, const HeldSignals& signals,
+int follow(const RendezvousAddress& place, const ProgramStart& program, const HeldSignals& signals,
            const RankLimits& limits);
 
 }  // namespace megatron::supervise

@@ -71,7 +71,7 @@ int connected_socket(const std::string& address, int port) {
 }
 
 /// Who answers at a port as the keeper of this run's meeting does.
-std::unique_ptr<Wire> try_port(const MeetingPlace& place, int port) {
+std::unique_ptr<Wire> try_port(const RendezvousAddress& place, int port) {
   constexpr std::chrono::seconds kAnswerLimit{3};
   const int fd = connected_socket(place.address, port);
   if (fd < 0) return nullptr;
@@ -90,11 +90,11 @@ std::unique_ptr<Wire> try_port(const MeetingPlace& place, int port) {
 
 }  // namespace
 
-std::string MeetingPlace::text() const { return concat(address, ", ports ", ports.front(), " to ", ports.back()); }
+std::string RendezvousAddress::text() const { return concat(address, ", ports ", ports.front(), " to ", ports.back()); }
 
-MeetingPlace meeting_place(const LaunchedRank& place) {
+RendezvousAddress rendezvous_address(const LaunchedRank& place) {
   constexpr int kPorts = 16, kFirst = 10000, kRange = 10000;
-  MeetingPlace meeting;
+  RendezvousAddress meeting;
   meeting.rank = place.rank;
   meeting.size = place.world_size;
   meeting.address = place.address;
@@ -104,7 +104,7 @@ MeetingPlace meeting_place(const LaunchedRank& place) {
   return meeting;
 }
 
-Wire::Wire(int socket, const MeetingPlace& place, bool keeps)
+Wire::Wire(int socket, const RendezvousAddress& place, bool keeps)
     : socket_(socket), key_(place.secret), run_(place.run), keeps_(keeps), mine_(random_secret()) {
   end_where_silent(socket_);
   write_frame(bytes_of(mine_));
@@ -187,7 +187,7 @@ std::optional<std::string> Wire::take() {
   return std::nullopt;
 }
 
-Meeting::Meeting(MeetingPlace place) : place_(std::move(place)), ranks_(static_cast<std::size_t>(place_.size)) {
+Meeting::Meeting(RendezvousAddress place) : place_(std::move(place)), ranks_(static_cast<std::size_t>(place_.size)) {
   std::string why;
   for (const int port : place_.ports) {
     try {
@@ -265,7 +265,7 @@ std::vector<std::pair<int, std::string>> Meeting::listen(int wait_ms, int also) 
   return said;
 }
 
-std::unique_ptr<Wire> come_to(const MeetingPlace& place, double timeout_s,
+std::unique_ptr<Wire> come_to(const RendezvousAddress& place, double timeout_s,
                               const std::function<bool(double wait_s)>& is_to_end) {
   const auto until = Clock::now() + std::chrono::duration<double>(timeout_s);
   while (true) {

@@ -17,7 +17,7 @@
 namespace megatron::supervise {
 
 /// Where the supervisors of a run meet, which follows from what a launcher has told each of them.
-struct MeetingPlace {
+struct RendezvousAddress {
   int rank = 0, size = 1;  ///< of the run
   std::string address;
   std::vector<int> ports;  ///< the meeting is at the first that was free
@@ -29,14 +29,14 @@ struct MeetingPlace {
 
 /// At the address where the ranks' store is, on sixteen ports that its port decides: they are from 10001 to 20015, and
 /// that port is none of them. Throws ConfigError as secret_of().
-MeetingPlace meeting_place(const LaunchedRank& place);
+RendezvousAddress rendezvous_address(const LaunchedRank& place);
 
 /// One end of a connection. What comes is believed where it carries a hash keyed by the run's secret, of its text, its
 /// number and fresh numbers of both ends; else the connection ends.
 class Wire {
  public:
   /// Takes the socket over. `keeps`: this end is that of the meeting.
-  Wire(int socket, const MeetingPlace& place, bool keeps);
+  Wire(int socket, const RendezvousAddress& place, bool keeps);
   ~Wire();
   Wire(const Wire&) = delete;
   Wire& operator=(const Wire&) = delete;
@@ -68,12 +68,12 @@ class Wire {
 class Meeting {
  public:
   /// Throws std::runtime_error where no port is free, or the address is not this host's.
-  explicit Meeting(MeetingPlace place);
+  explicit Meeting(RendezvousAddress place);
   ~Meeting();
   Meeting(const Meeting&) = delete;
   Meeting& operator=(const Meeting&) = delete;
 
-  const MeetingPlace& place() const { return place_; }
+  const RendezvousAddress& place() const { return place_; }
   /// Waits at most so long for news, or until there is something to read at `also`. What the others have said since,
   /// and which rank did.
   std::vector<std::pair<int, std::string>> listen(int wait_ms, int also = -1);
@@ -88,7 +88,7 @@ class Meeting {
   };
   void welcome_guests();
 
-  const MeetingPlace place_;
+  const RendezvousAddress place_;
   int listener_ = -1;
   std::vector<Guest> guests_;
   std::vector<std::unique_ptr<Wire>> ranks_;  ///< of rank r; null: has not come
@@ -98,7 +98,7 @@ class Meeting {
 /// Comes to the meeting of place.run as place.rank, and tries to for `timeout_s`. `is_to_end` is asked between tries:
 /// it waits so long for an order to this process to end, and says whether there was one; then nothing is returned.
 /// Throws std::runtime_error.
-std::unique_ptr<Wire> come_to(const MeetingPlace& place, double timeout_s,
+std::unique_ptr<Wire> come_to(const RendezvousAddress& place, double timeout_s,
                               const std::function<bool(double wait_s)>& is_to_end);
 
 }  // namespace megatron::supervise

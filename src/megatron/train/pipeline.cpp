@@ -72,7 +72,7 @@ std::vector<std::vector<std::int64_t>> boundaries(const plan::ResolvedRun& run) 
   std::vector<std::vector<std::int64_t>> shapes;
   if (!run.shape.encoder_decoder()) return shapes;
   const config::DataConfig& data = run.config.data;
-  for (const plan::StagePart& part : run.parts) {
+  for (const plan::StageSpec& part : run.parts) {
     const bool both = part.first_layer + part.num_layers > run.shape.encoder_layers;
     shapes.push_back(boundary(run,
                               (data.seq_length + (both ? data.decoder_seq_length : 0)) / run.grid.sequence_shares(),
@@ -83,7 +83,7 @@ std::vector<std::vector<std::int64_t>> boundaries(const plan::ResolvedRun& run) 
 
 class PipelineStage final : public pipeline::Stage {
  public:
-  PipelineStage(const model::TransformerStage& model, const plan::ResolvedRun& run, const plan::StagePart& part,
+  PipelineStage(const model::TransformerStage& model, const plan::ResolvedRun& run, const plan::StageSpec& part,
                 Microbatches& batches, bool training, const LossScale& scale, const ForwardStep& step,
                 std::vector<at::Tensor>& prepared)
       : model_(model),
@@ -159,7 +159,7 @@ class PipelineStage final : public pipeline::Stage {
 
   const model::TransformerStage& model_;
   const plan::ResolvedRun& run_;
-  const plan::StagePart& part_;
+  const plan::StageSpec& part_;
   Microbatches& batches_;
   const bool training_;
   const LossScale scale_;

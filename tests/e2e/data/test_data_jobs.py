@@ -164,10 +164,10 @@ class DataJobs(unittest.TestCase):
         self.assertIn("sentences", self.preprocess("--split-sentences", "--lang", "xx", code=2))
 
     def test_killed_again_and_again_the_files_come_out_the_same(self):
-        kill_preprocess_test.kill_after_notes(kill_preprocess_test.Place(self.path, megabytes=24), 3)
+        kill_preprocess_test.kill_after_notes(kill_preprocess_test.Input(self.path, megabytes=24), 3)
 
     def test_killed_at_random_moments_the_files_come_out_the_same(self):
-        kill_preprocess_test.kill_at_random_moments(kill_preprocess_test.Place(self.path, megabytes=8), 4, drawn_seed())
+        kill_preprocess_test.kill_at_random_moments(kill_preprocess_test.Input(self.path, megabytes=8), 4, drawn_seed())
 
     def test_blank_lines_and_empty_documents_are_counted(self):
         self.train()

@@ -10,7 +10,7 @@
 namespace megatron::checkpoint {
 namespace {
 
-using Place = std::pair<std::size_t, std::uint64_t>;  // file, byte
+using FileOffset = std::pair<std::size_t, std::uint64_t>;  // file, byte
 
 /// Calls run(file, first byte, bytes) for what the slice takes from each stored slice, in ascending order.
 template <class Run>
@@ -24,10 +24,10 @@ void for_each_stored_run(const WantedSlice& wanted, Run run) {
 }
 
 /// Where the first stored slice that the wanted one takes from lies.
-Place first_place(const WantedSlice& wanted) {
-  Place first{std::numeric_limits<std::size_t>::max(), 0};
+FileOffset first_place(const WantedSlice& wanted) {
+  FileOffset first{std::numeric_limits<std::size_t>::max(), 0};
   for (const SliceRecord& slice : wanted.tensor->slices)
-    if (overlap(slice.box, wanted.box)) first = std::min(first, Place{slice.file, slice.begin});
+    if (overlap(slice.box, wanted.box)) first = std::min(first, FileOffset{slice.file, slice.begin});
   return first;
 }
 
@@ -39,7 +39,7 @@ std::uint64_t block_bytes(const FileRecord& file, std::uint64_t block) {
 
 ReadPlan plan_reads(const Manifest& manifest, const std::vector<WantedSlice>& wanted) {
   ReadPlan plan;
-  std::vector<Place> places;
+  std::vector<FileOffset> places;
   for (const WantedSlice& slice : wanted) places.push_back(first_place(slice));
   plan.order.resize(wanted.size());
   std::iota(plan.order.begin(), plan.order.end(), std::size_t{0});

@@ -129,13 +129,13 @@ void Engine::leave(Text& text) {
   text.begun = false;
 }
 
-void Engine::end(Place text) {
+void Engine::end(TextIterator text) {
   metrics_.observe("megatron_text_seconds", seconds_between(text->task.arrived, now_()));
   leave(*text);
   texts_.erase(text);
 }
 
-void Engine::fail(Place text, int status, const std::string& message) {
+void Engine::fail(TextIterator text, int status, const std::string& message) {
   metrics_.add("megatron_texts_total", 1, {{"end", status == 499 ? "cancelled" : status == 504 ? "late" : "failed"}});
   text->task.listener->on_error(status, message);
   end(text);
@@ -235,7 +235,7 @@ void Engine::unseat(Text& text) {
   text.prompt_scores.clear();
 }
 
-bool Engine::grow(Place text) {
+bool Engine::grow(TextIterator text) {
   if (text->read + text->fed < std::ssize(text->blocks) * model_.block_tokens()) return true;
   while (!pool_.has(1)) {
     const auto last = std::find_if(texts_.rbegin(), texts_.rend(), [](const Text& one) { return one.slot >= 0; });
@@ -310,7 +310,7 @@ bool Engine::read_piece() {
   return true;
 }
 
-void Engine::take(const std::vector<Place>& texts, const at::Tensor& logits) {
+void Engine::take(const std::vector<TextIterator>& texts, const at::Tensor& logits) {
   std::vector<ScoredToken> tokens(texts.size());
   struct Failure {
     int status = 0;
@@ -353,7 +353,7 @@ void Engine::take(const std::vector<Place>& texts, const at::Tensor& logits) {
 bool Engine::write_tokens() {
   for (auto text = texts_.begin(); text != texts_.end(); ++text)
     if (text->slot >= 0 && text->read == std::ssize(text->task.prompt)) grow(text);
-  std::vector<Place> texts;
+  std::vector<TextIterator> texts;
   std::vector<std::int64_t> slots, tokens;
   for (auto text = texts_.begin(); text != texts_.end(); ++text) {
     if (text->slot < 0 || text->written.empty() || text->read < std::ssize(text->task.prompt)) continue;
@@ -364,7 +364,7 @@ bool Engine::write_tokens() {
   if (texts.empty()) return false;
   const auto begin = now_();
   const at::Tensor logits = model_.write(slots, tokens);
-  std::vector<Place> fresh;  // whose last token was read: the others read again what they had written
+  std::vector<TextIterator> fresh;  // whose last token was read: the others read again what they had written
   std::vector<std::int64_t> rows;
   for (std::size_t i = 0; i < texts.size(); ++i) {
     if (texts[i]->fed < std::ssize(texts[i]->written)) continue;

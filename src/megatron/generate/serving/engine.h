@@ -54,7 +54,7 @@ class Engine {
     std::map<std::int64_t, std::int64_t> counts = {};  ///< of the tokens written, where penalties ask for them
     std::vector<serve::ScoredToken> prompt_scores = {};
   };
-  using Place = std::list<Text>::iterator;
+  using TextIterator = std::list<Text>::iterator;
 
   void drop_stale();
   void admit();
@@ -70,7 +70,7 @@ class Engine {
   bool seat(Text& text);
   void begin(Text& text);
   /// Room for one more token, for which the texts that came last give theirs; false where it has to give its own.
-  bool grow(Place text);
+  bool grow(TextIterator text);
   /// Takes its blocks: what it has written is read again later, token by token, so that it continues with the same
   /// bits.
   void unseat(Text& text);
@@ -82,9 +82,9 @@ class Engine {
   bool write_tokens();
   void score_prompt(Text& text, std::span<const std::int64_t> piece, const at::Tensor& logits) const;
   /// Takes tokens in that were drawn for `texts`, and lets go of those that have ended.
-  void take(const std::vector<Place>& texts, const at::Tensor& logits);
-  void end(Place text);
-  void fail(Place text, int status, const std::string& message);
+  void take(const std::vector<TextIterator>& texts, const at::Tensor& logits);
+  void end(TextIterator text);
+  void fail(TextIterator text, int status, const std::string& message);
   void report();
 
   SlotModel& model_;

@@ -132,7 +132,7 @@ AdaptedWeights::AdaptedWeights(std::unique_ptr<const checkpoint::WeightSource> b
     const plan::LayerSpec layer = shape.layer(number);
     for (const plan::Branch& branch : layer.branches)
       for (const plan::Linear& linear : branch.linears(layer.hidden))
-        for (const plan::LinearPart& part : plan::linear_parts(layer, linear, 1)) {
+        for (const plan::ProjectionSlice& part : plan::projection_slices(layer, linear, 1)) {
           Part own{part, plan::adapter_name(layer, linear, part, "A"), plan::adapter_name(layer, linear, part, "B"),
                    plan::magnitude_name(layer, linear, part), linear.inputs};
           std::vector<std::pair<std::string, std::vector<std::int64_t>>> wanted = {

@@ -56,7 +56,7 @@ class AdaptedWeights final : public checkpoint::WeightSource {
 
  private:
   struct Part {
-    plan::LinearPart rows;
+    plan::ProjectionSlice rows;
     std::string a, b, magnitude;
     std::int64_t inputs = 0;
   };
@@ -86,7 +86,7 @@ std::unique_ptr<checkpoint::WeightSource> open_adapted(const std::filesystem::pa
 
 /// A part of our layers as PEFT has it.
 struct PeftPart {
-  plan::LinearPart part;
+  plan::ProjectionSlice part;
   std::string a, b, magnitude;  ///< our names of its matrices
   std::string module;           ///< theirs: "model.layers.0.self_attn.q_proj"
   bool transposed = false;

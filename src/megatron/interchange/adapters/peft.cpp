@@ -250,7 +250,7 @@ std::vector<PeftPart> peft_parts(const FolderConfig& config) {
     const plan::LayerSpec layer = shape.layer(number);
     for (const plan::Branch& branch : layer.branches)
       for (const plan::Linear& linear : branch.linears(layer.hidden))
-        for (const plan::LinearPart& part : plan::linear_parts(layer, linear, 1)) {
+        for (const plan::ProjectionSlice& part : plan::projection_slices(layer, linear, 1)) {
           const MappedTensor& weight = mapping.at(layer.prefix + linear.name + ".weight");
           const std::size_t outputs = weight.transposed ? 1 : 0;
           PeftPart own{.part = part,

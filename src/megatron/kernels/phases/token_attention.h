@@ -20,7 +20,7 @@ struct TokenAttention : Straight {
   using Local = Nothing;
 
   /// The sequence, group of heads and part of the keys that a block computes.
-  struct Place {
+  struct BlockInfo {
     std::int64_t b, group, member, part;  ///< member: the first of its queries
     int members;
     std::int64_t first, length, begin;  ///< keys first … length are seen; those of the part begin at `begin`
@@ -31,8 +31,8 @@ struct TokenAttention : Straight {
   };
   static MEGATRON_BOTH std::int64_t pieces(const Args& a) { return (a.ratio + kMembers - 1) / kMembers; }
   static MEGATRON_BOTH std::int64_t blocks(const Args& a) { return a.batch * a.groups * pieces(a) * a.parts; }
-  static MEGATRON_BOTH Place place(const Args& a, const At& at) {
-    Place p;
+  static MEGATRON_BOTH BlockInfo place(const Args& a, const At& at) {
+    BlockInfo p;
     std::int64_t rest = at.block;
     p.part = rest % a.parts;
     rest /= a.parts;
@@ -48,7 +48,7 @@ struct TokenAttention : Straight {
     return p;
   }
 
-  static MEGATRON_BOTH void take(const Args& a, const At& at, const Place& p, Shared& shared) {
+  static MEGATRON_BOTH void take(const Args& a, const At& at, const BlockInfo& p, Shared& shared) {
     const std::int64_t position = p.length - a.padding[p.b];
     for (std::int64_t task = at.thread; task < p.members * a.d; task += kThreads) {
       const std::int64_t m = task / a.d, c = task % a.d;
@@ -67,7 +67,7 @@ struct TokenAttention : Straight {
   }
 
   /// A thread has a key.
-  static MEGATRON_BOTH void score(const Args& a, const At& at, const Place& p, Shared& shared) {
+  static MEGATRON_BOTH void score(const Args& a, const At& at, const BlockInfo& p, Shared& shared) {
     const std::int64_t j = p.begin + at.thread, chunks = chunks_of<T>(a.d);
     const bool cached = p.sees(j), fresh = j == p.length;
     C sums[kMembers] = {};
@@ -109,10 +109,10 @@ struct TokenAttention : Straight {
       shared.lane[m][lane] = max;
     }
   }
-  static MEGATRON_BOTH std::int64_t statistic(const Args& a, const Place& p, int m) {
+  static MEGATRON_BOTH std::int64_t statistic(const Args& a, const BlockInfo& p, int m) {
     return ((p.b * a.groups + p.group) * a.ratio + p.member + m) * a.parts + p.part;
   }
-  static MEGATRON_BOTH void exponents(const Args& a, const At& at, const Place& p, Shared& shared) {
+  static MEGATRON_BOTH void exponents(const Args& a, const At& at, const BlockInfo& p, Shared& shared) {
     for (int m = 0; m < p.members; ++m) {
       C max = shared.lane[m][0];
       for (int i = 1; i < kFolded; ++i) max = max < shared.lane[m][i] ? shared.lane[m][i] : max;
@@ -121,7 +121,7 @@ struct TokenAttention : Straight {
       if (at.thread == 0) a.max[statistic(a, p, m)] = max;
     }
   }
-  static MEGATRON_BOTH void fold_sum(const At& at, const Place& p, Shared& shared) {
+  static MEGATRON_BOTH void fold_sum(const At& at, const BlockInfo& p, Shared& shared) {
     for (int task = at.thread; task < p.members * kFolded; task += kThreads) {
       const int m = task / kFolded, lane = task % kFolded;
       C sum = shared.p[m][lane];
@@ -133,7 +133,7 @@ struct TokenAttention : Straight {
   /// Threads side by side have chunks of one value, sets of them every so many values.
   static MEGATRON_BOTH int columns(const Args& a) { return static_cast<int>(chunks_of<T>(a.d)); }
   static MEGATRON_BOTH int sets(const Args& a) { return kThreads / columns(a); }
-  static MEGATRON_BOTH void weigh(const Args& a, const At& at, const Place& p, Shared& shared) {
+  static MEGATRON_BOTH void weigh(const Args& a, const At& at, const BlockInfo& p, Shared& shared) {
     const int column = at.thread % columns(a), set = at.thread / columns(a), step = sets(a);
     if (set >= step) return;
     const int count = chunk_size<T>(a.d, column);
@@ -166,7 +166,7 @@ struct TokenAttention : Straight {
     }
   }
   template <class Value>
-  static MEGATRON_BOTH void add(const Shared& shared, const Place& p, int j, C (&sums)[kMembers][kChunk<T>],
+  static MEGATRON_BOTH void add(const Shared& shared, const BlockInfo& p, int j, C (&sums)[kMembers][kChunk<T>],
                                 const Value& value) {
     MEGATRON_UNROLL
     for (int m = 0; m < kMembers; ++m) {
@@ -175,7 +175,7 @@ struct TokenAttention : Straight {
       for (int e = 0; e < kChunk<T>; ++e) sums[m][e] = std::fma(weight, value(e), sums[m][e]);
     }
   }
-  static MEGATRON_BOTH void end(const Args& a, const At& at, const Place& p, const Shared& shared) {
+  static MEGATRON_BOTH void end(const Args& a, const At& at, const BlockInfo& p, const Shared& shared) {
     const int width = columns(a) * kChunk<T>;
     for (std::int64_t task = at.thread; task < p.members * a.d; task += kThreads) {
       const int m = static_cast<int>(task / a.d), c = static_cast<int>(task % a.d);
@@ -196,7 +196,7 @@ struct TokenAttention : Straight {
       let_next_kernel_begin();
       wait_for_kernels_before();
     }
-    const Place p = place(a, at);
+    const BlockInfo p = place(a, at);
     if (!p.live) return;
     if constexpr (kPhase == 0) {
       take(a, at, p, shared);

@@ -66,13 +66,13 @@ std::int64_t PagedCache::capacity() const { return std::ssize(blocks) * plan::kC
 
 struct CachedGpt::Impl {
   TransformerOptions options;
-  plan::StagePart part;
+  plan::StageSpec part;
   comm::Group tp;
   at::TensorOptions tensor;  ///< dtype and device of the parameters
   StageModules modules;
   ModelEnds ends;  ///< of a whole model on one rank
 
-  Impl(TransformerOptions o, const plan::StagePart& p, const parallel::ParameterStore& parameters, comm::Group group)
+  Impl(TransformerOptions o, const plan::StageSpec& p, const parallel::ParameterStore& parameters, comm::Group group)
       : options(o),
         part(p),
         tp(std::move(group)),
@@ -269,7 +269,7 @@ at::Tensor CachedGpt::Impl::step(const at::Tensor& in, std::span<PagedCache* con
   return last(run(part.embedding ? in.unsqueeze(0) : in, 1, caches), nullptr);
 }
 
-CachedGpt::CachedGpt(TransformerOptions options, const plan::StagePart& part,
+CachedGpt::CachedGpt(TransformerOptions options, const plan::StageSpec& part,
                      const parallel::ParameterStore& parameters, comm::Group tp)
     : impl_(std::make_unique<Impl>(options, part, parameters, std::move(tp))) {}
 CachedGpt::CachedGpt(TransformerOptions options, const parallel::ParameterStore& parameters, comm::Group tp)

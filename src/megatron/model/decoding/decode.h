@@ -52,7 +52,7 @@ class CachedGpt {
  public:
   /// `parameters`: at least those of `part`, a tied output's by the embedding's name. Throws std::logic_error for
   /// sequence_parallel: one token does not divide.
-  CachedGpt(TransformerOptions options, const plan::StagePart& part, const parallel::ParameterStore& parameters,
+  CachedGpt(TransformerOptions options, const plan::StageSpec& part, const parallel::ParameterStore& parameters,
             comm::Group tp);
   /// The whole model.
   CachedGpt(TransformerOptions options, const parallel::ParameterStore& parameters, comm::Group tp);

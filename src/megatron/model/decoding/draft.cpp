@@ -44,7 +44,7 @@ struct Drafter::Impl {
   std::vector<DepthCache> caches;
   std::vector<at::Tensor> states;  ///< [capacity, 1, h] that each depth reads: the model's, then those before it
 
-  Impl(TransformerOptions o, const plan::StagePart& part, const parallel::ParameterStore& parameters, comm::Group group)
+  Impl(TransformerOptions o, const plan::StageSpec& part, const parallel::ParameterStore& parameters, comm::Group group)
       : options(o),
         tp(std::move(group)),
         tensor(parameters.values().options()),
@@ -106,7 +106,7 @@ at::Tensor Drafter::Impl::run(std::size_t k, std::int64_t known, const std::vect
       .y;
 }
 
-Drafter::Drafter(TransformerOptions options, const plan::StagePart& part, const parallel::ParameterStore& parameters,
+Drafter::Drafter(TransformerOptions options, const plan::StageSpec& part, const parallel::ParameterStore& parameters,
                  comm::Group tp)
     : impl_(std::make_unique<Impl>(std::move(options), part, parameters, std::move(tp))) {}
 Drafter::~Drafter() = default;

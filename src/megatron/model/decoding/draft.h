@@ -21,7 +21,7 @@ class Drafter {
  public:
   /// `parameters`: at least those of `part`, the last stage. Throws std::logic_error for sequence_parallel, and for
   /// what predicts nothing.
-  Drafter(TransformerOptions options, const plan::StagePart& part, const parallel::ParameterStore& parameters,
+  Drafter(TransformerOptions options, const plan::StageSpec& part, const parallel::ParameterStore& parameters,
           comm::Group tp);
 
   std::int64_t depths() const;

@@ -28,10 +28,10 @@ Attend attention_from(std::int64_t first, const StageModules& modules, const Bra
 
 struct ScoringGpt::Impl {
   TransformerOptions options;
-  plan::StagePart part;
+  plan::StageSpec part;
   StageModules modules;
 
-  Impl(TransformerOptions o, const plan::StagePart& p, const parallel::ParameterStore& parameters,
+  Impl(TransformerOptions o, const plan::StageSpec& p, const parallel::ParameterStore& parameters,
        const comm::Group& tp)
       : options(o), part(p), modules(options, part, parameters, tp) {
     if (options.sequence_parallel) throw std::logic_error("scoring is not sequence parallel: some rows do not divide");
@@ -51,7 +51,7 @@ Normed ScoringGpt::Impl::run(const at::Tensor& in, std::int64_t first) const {
   });
 }
 
-ScoringGpt::ScoringGpt(TransformerOptions options, const plan::StagePart& part,
+ScoringGpt::ScoringGpt(TransformerOptions options, const plan::StageSpec& part,
                        const parallel::ParameterStore& parameters, comm::Group tp)
     : impl_(std::make_unique<Impl>(options, part, parameters, tp)) {}
 ScoringGpt::~ScoringGpt() = default;

@@ -28,7 +28,7 @@ class ScoringGpt {
  public:
   /// `parameters`: at least those of `part`, a tied output's by the embedding's name. Throws std::logic_error for
   /// sequence_parallel: some rows do not divide.
-  ScoringGpt(TransformerOptions options, const plan::StagePart& part, const parallel::ParameterStore& parameters,
+  ScoringGpt(TransformerOptions options, const plan::StageSpec& part, const parallel::ParameterStore& parameters,
              comm::Group tp);
 
   /// A stage that is not the last. in: on the first stage the tokens [b, s] int64, else what the stage before returned

@@ -60,12 +60,12 @@ void T5Cache::keep(const at::Tensor& rows, const at::Tensor& kept) {
 
 struct CachedT5::Impl {
   TransformerOptions options;
-  plan::StagePart part;
+  plan::StageSpec part;
   at::TensorOptions tensor;  ///< dtype and device of the parameters
   StageModules modules;
   std::size_t encoder_blocks;  ///< of the stage; those of the decoder follow
 
-  Impl(TransformerOptions o, const plan::StagePart& p, const parallel::ParameterStore& parameters,
+  Impl(TransformerOptions o, const plan::StageSpec& p, const parallel::ParameterStore& parameters,
        const comm::Group& tp)
       : options(o),
         part(p),
@@ -187,7 +187,7 @@ at::Tensor CachedT5::Impl::write(const at::Tensor& in, T5Cache& cache) const {
   return part.output ? modules.output->logits(modules.for_output(y[0])) : y;
 }
 
-CachedT5::CachedT5(TransformerOptions options, const plan::StagePart& part, const parallel::ParameterStore& parameters,
+CachedT5::CachedT5(TransformerOptions options, const plan::StageSpec& part, const parallel::ParameterStore& parameters,
                    comm::Group tp)
     : impl_(std::make_unique<Impl>(options, part, parameters, std::move(tp))) {}
 CachedT5::~CachedT5() = default;

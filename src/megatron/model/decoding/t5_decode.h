@@ -33,7 +33,7 @@ struct T5Cache {
 class CachedT5 {
  public:
   /// `parameters`: at least those of `part`. Throws std::logic_error for sequence_parallel and for what is no T5.
-  CachedT5(TransformerOptions options, const plan::StagePart& part, const parallel::ParameterStore& parameters,
+  CachedT5(TransformerOptions options, const plan::StageSpec& part, const parallel::ParameterStore& parameters,
            comm::Group tp);
 
   /// The encoder's layers of this stage, which has some. in: on the first stage tokens [texts, s] int64, on the others

@@ -21,14 +21,14 @@ struct Lengths {
 Lengths whole_lengths(const comm::Group& ranks, const Triple& in);
 
 /// One of the two stretches of a sequence that a rank has: rows [row, row + positions.size()) of its own.
-struct Piece {
+struct SequenceChunk {
   plan::Positions positions;
   std::int64_t row = 0;
 
   at::Tensor rows(const at::Tensor& x) const { return x.narrow(0, row, positions.size()); }
 };
 /// The pieces of rank `rank`, where each rank has `rows` tokens of a sequence.
-std::vector<Piece> pieces_of(int ranks, int rank, std::int64_t rows);
+std::vector<SequenceChunk> pieces_of(int ranks, int rank, std::int64_t rows);
 
 /// The keys that some of `queries` may see end before this position of a sequence of so many `keys`.
 std::int64_t end_of_seen(const AttentionOptions& options, std::int64_t keys, const plan::Positions& queries);

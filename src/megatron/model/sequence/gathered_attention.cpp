@@ -21,7 +21,7 @@ AttentionOutput gathered_attention(const comm::Group& ranks, const Triple& in, c
   const at::Tensor all = gathered(ranks, in);
   const Lengths whole = whole_lengths(ranks, in);
   std::vector<at::Tensor> outs, logsumexps;
-  for (const Piece& piece : pieces_of(ranks.size(), ranks.rank(), in.q.size(0))) {
+  for (const SequenceChunk& piece : pieces_of(ranks.size(), ranks.rank(), in.q.size(0))) {
     const std::int64_t end = end_of_seen(options, all.size(0), piece.positions);
     const at::Tensor seen = all.narrow(0, 0, end);
     const auto made = kernels::attention(piece.rows(in.q), seen.select(3, 0), seen.select(3, 1),
@@ -40,7 +40,7 @@ void gathered_attention_backward(const comm::Group& ranks, const at::Tensor& dou
   if (dbias.defined()) dbias.zero_();
   const auto pieces = pieces_of(ranks.size(), ranks.rank(), in.q.size(0));
   for (std::size_t i = pieces.size(); i-- > 0;) {
-    const Piece& piece = pieces[i];
+    const SequenceChunk& piece = pieces[i];
     const std::int64_t end = end_of_seen(options, all.size(0), piece.positions);
     const at::Tensor seen = all.narrow(0, 0, end), sum = gradients.narrow(0, 0, end);
     const bool first = i + 1 == pieces.size();  // the longest, which nothing is added to yet

@@ -49,8 +49,8 @@ template <class Visit>
 void for_each_seen(const comm::Group& ranks, int owner, const Triple& in, const AttentionOptions& options,
                    const Visit& visit) {
   const Lengths whole = whole_lengths(ranks, in);
-  for (const Piece& queries : pieces_of(ranks.size(), ranks.rank(), in.q.size(0)))
-    for (Piece keys : pieces_of(ranks.size(), owner, in.k.size(0))) {
+  for (const SequenceChunk& queries : pieces_of(ranks.size(), ranks.rank(), in.q.size(0)))
+    for (SequenceChunk keys : pieces_of(ranks.size(), owner, in.k.size(0))) {
       keys.positions.end = std::min(keys.positions.end, end_of_seen(options, whole.keys, queries.positions));
       if (keys.positions.size() > 0) visit(queries, keys);
     }
@@ -84,13 +84,14 @@ AttentionOutput ring_attention(const comm::Group& ranks, const Triple& in, const
   for (int step = 0; step < ranks.size(); ++step) {
     const bool more = step + 1 < ranks.size();
     Turn turn = more ? Turn(ranks, held, at::empty_like(held), kKeysTag) : Turn();
-    for_each_seen(ranks, owner_after(ranks, step), in, options, [&](const Piece& queries, const Piece& keys) {
-      const at::Tensor seen = keys.rows(held);
-      AttentionOptions part = options_of_part(options, whole, queries.positions, keys.positions);
-      if (keys.positions.begin != queries.positions.begin) part.sinks = at::Tensor();  // which are there once
-      const auto made = kernels::attention(queries.rows(in.q), seen.select(3, 0), seen.select(3, 1), part);
-      merge_(queries.rows(out), logsumexp.narrow(2, queries.row, queries.positions.size()), made);
-    });
+    for_each_seen(
+        ranks, owner_after(ranks, step), in, options, [&](const SequenceChunk& queries, const SequenceChunk& keys) {
+          const at::Tensor seen = keys.rows(held);
+          AttentionOptions part = options_of_part(options, whole, queries.positions, keys.positions);
+          if (keys.positions.begin != queries.positions.begin) part.sinks = at::Tensor();  // which are there once
+          const auto made = kernels::attention(queries.rows(in.q), seen.select(3, 0), seen.select(3, 1), part);
+          merge_(queries.rows(out), logsumexp.narrow(2, queries.row, queries.positions.size()), made);
+        });
     if (more) held = turn.wait();
   }
   return {out.to(in.q.scalar_type()), logsumexp};
@@ -109,19 +110,21 @@ void ring_attention_backward(const comm::Group& ranks, const at::Tensor& dout, c
     const bool more = step + 1 < ranks.size();
     Turn turn = more ? Turn(ranks, held, at::empty_like(held), kKeysTag) : Turn();
     at::Tensor own = at::zeros_like(held, held.options().dtype(wide(held)));
-    for_each_seen(ranks, owner_after(ranks, step), in, options, [&](const Piece& queries, const Piece& keys) {
-      const at::Tensor seen = keys.rows(held), dseen = at::empty_like(seen);
-      const at::Tensor dqueries = at::empty(queries.rows(in.q).sizes(), in.q.options());
-      const AttentionOutput of_piece{queries.rows(forward.out),
-                                     forward.logsumexp.narrow(2, queries.row, queries.positions.size()).contiguous()};
-      const AttentionOptions part = options_of_part(options, whole, queries.positions, keys.positions);
-      const at::Tensor dpart = dbias.defined() ? at::empty_like(part.bias) : at::Tensor();
-      kernels::attention_backward(queries.rows(dout), queries.rows(in.q), seen.select(3, 0), seen.select(3, 1),
-                                  of_piece, part, dqueries, dseen.select(3, 0), dseen.select(3, 1), dpart);
-      if (dbias.defined()) bias_of_part(dbias, whole, queries.positions, keys.positions).add_(dpart);
-      queries.rows(dq).add_(dqueries);
-      keys.rows(own).add_(dseen);
-    });
+    for_each_seen(
+        ranks, owner_after(ranks, step), in, options, [&](const SequenceChunk& queries, const SequenceChunk& keys) {
+          const at::Tensor seen = keys.rows(held), dseen = at::empty_like(seen);
+          const at::Tensor dqueries = at::empty(queries.rows(in.q).sizes(), in.q.options());
+          const AttentionOutput of_piece{
+              queries.rows(forward.out),
+              forward.logsumexp.narrow(2, queries.row, queries.positions.size()).contiguous()};
+          const AttentionOptions part = options_of_part(options, whole, queries.positions, keys.positions);
+          const at::Tensor dpart = dbias.defined() ? at::empty_like(part.bias) : at::Tensor();
+          kernels::attention_backward(queries.rows(dout), queries.rows(in.q), seen.select(3, 0), seen.select(3, 1),
+                                      of_piece, part, dqueries, dseen.select(3, 0), dseen.select(3, 1), dpart);
+          if (dbias.defined()) bias_of_part(dbias, whole, queries.positions, keys.positions).add_(dpart);
+          queries.rows(dq).add_(dqueries);
+          keys.rows(own).add_(dseen);
+        });
     sum = step == 0 ? own : own.add_(gradients.wait());
     gradients = Turn(ranks, sum, at::empty_like(sum), kGradientsTag);  // at last home to their owner
     if (more) held = turn.wait();

@@ -13,8 +13,8 @@
 namespace megatron::model {
 namespace sequence {
 
-std::vector<Piece> pieces_of(int ranks, int rank, std::int64_t rows) {
-  std::vector<Piece> pieces;
+std::vector<SequenceChunk> pieces_of(int ranks, int rank, std::int64_t rows) {
+  std::vector<SequenceChunk> pieces;
   for (const plan::Positions& each : plan::SequenceShare{ranks, rank}.pieces(rows * ranks))
     pieces.push_back({each, static_cast<std::int64_t>(pieces.size()) * each.size()});
   return pieces;
@@ -59,7 +59,7 @@ AttentionOptions options_of_part(const AttentionOptions& options, const Lengths&
 at::Tensor by_position(const at::Tensor& by_rank, int ranks) {
   const std::int64_t chunk = by_rank.size(0) / (2 * ranks);
   std::vector<at::Tensor> chunks;
-  for (const plan::SequenceShare::Place& place : plan::SequenceShare{ranks, 0}.places())
+  for (const plan::SequenceShare::ChunkOwner& place : plan::SequenceShare{ranks, 0}.places())
     chunks.push_back(by_rank.narrow(0, (2 * place.rank + place.piece) * chunk, chunk));
   return at::cat(chunks);
 }

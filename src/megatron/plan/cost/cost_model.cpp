@@ -353,7 +353,7 @@ std::vector<Passes> stage_passes(const ResolvedRun& run, const Pieces& pieces, b
   const LayerRecomputation recomputation = layer_recomputation(run.config.train, run.shape.num_layers);
   ByLayerKind<Passes> layers(run.shape);
   std::vector<Passes> stages;
-  for (const StagePart& part : run.parts) {
+  for (const StageSpec& part : run.parts) {
     Passes stage;
     const std::vector<bool> again = layers_again(run.config.train, run.shape, part, partial);
     for (std::int64_t l = 0; l < part.num_layers; ++l) {
@@ -423,7 +423,7 @@ double computed_flops(const ResolvedRun& run, const Pieces& pieces, const std::v
   }
   ByLayerKind<double> flops(run.shape);
   for (std::size_t stage = 0; stage < run.parts.size(); ++stage) {
-    const StagePart& part = run.parts[stage];
+    const StageSpec& part = run.parts[stage];
     const std::vector<bool> whole = layers_again(run.config.train, run.shape, part, false),
                             partial = layers_again(run.config.train, run.shape, part, true);
     for (std::int64_t l = 0; l < part.num_layers; ++l) {

@@ -11,7 +11,7 @@ namespace {
 std::int64_t block_bytes_of(const ResolvedRun& run) {
   const int tp = run.config.parallel.tp;
   std::int64_t token = 0;
-  for (const StagePart& part : run.parts)
+  for (const StageSpec& part : run.parts)
     token += tp * cache_token_bytes(run.shape, part, tp, element_bytes(run.config));
   return token * kCacheBlockTokens;
 }
@@ -25,7 +25,7 @@ CacheWidths cache_widths(const SelfAttention& attention, int tp) {
           .value = attention.head_size};
 }
 
-std::int64_t cache_token_bytes(const ModelShape& shape, const StagePart& part, int tp, std::int64_t element) {
+std::int64_t cache_token_bytes(const ModelShape& shape, const StageSpec& part, int tp, std::int64_t element) {
   std::int64_t numbers = 0;
   for (std::int64_t i = 0; i < part.num_layers; ++i)
     numbers += cache_widths(shape.layer(part.first_layer + i).attention(), tp).numbers();

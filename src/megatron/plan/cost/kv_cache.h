@@ -18,7 +18,7 @@ struct CacheWidths {
 CacheWidths cache_widths(const SelfAttention& attention, int tp);
 
 /// Bytes that a rank with the layers of `part` keeps of a token; `element`: bytes of a number.
-std::int64_t cache_token_bytes(const ModelShape& shape, const StagePart& part, int tp, std::int64_t element);
+std::int64_t cache_token_bytes(const ModelShape& shape, const StageSpec& part, int tp, std::int64_t element);
 
 /// Tokens of a block: as many keys as attention reads at a time from one place.
 inline constexpr std::int64_t kCacheBlockTokens = 64;

@@ -39,7 +39,7 @@ struct Stretch {
   bool decoder = false;  ///< a T5's
 };
 
-std::vector<Stretch> stretches_of(const ModelShape& shape, const StagePart& part) {
+std::vector<Stretch> stretches_of(const ModelShape& shape, const StageSpec& part) {
   if (!shape.encoder_decoder()) return {{part.first_layer, part.num_layers, false}};
   const std::int64_t end = part.first_layer + part.num_layers;
   const std::int64_t encoder = std::clamp(shape.encoder_layers, part.first_layer, end) - part.first_layer;
@@ -47,7 +47,7 @@ std::vector<Stretch> stretches_of(const ModelShape& shape, const StagePart& part
 }
 
 std::vector<LayerGroup> autograd_groups(const config::TrainConfig& train, const ModelShape& shape,
-                                        const StagePart& part, bool partial) {
+                                        const StageSpec& part, bool partial) {
   return layer_groups(layer_recomputation(train, shape.num_layers), part, shape.encoder_layers, partial);
 }
 
@@ -91,7 +91,7 @@ std::int64_t row_norm_bytes(const config::RunConfig& config, const LayerSpec& la
   std::int64_t outputs = 0;
   for (const Branch& branch : layer.branches)
     for (const Linear& linear : branch.linears(layer.hidden))
-      for (const LinearPart& part : linear_parts(layer, linear, config.parallel.tp))
+      for (const ProjectionSlice& part : projection_slices(layer, linear, config.parallel.tp))
         if (lora->adapts(part.name)) outputs += part.outputs();
   return outputs * std::max<std::int64_t>(element_bytes(config), 4);
 }
@@ -118,7 +118,7 @@ struct DepthBytes {
   std::int64_t again = 0;  ///< of one, while backward goes through it again
 };
 
-DepthBytes depth_bytes(const config::RunConfig& config, const ModelShape& shape, const StagePart& part, bool partial) {
+DepthBytes depth_bytes(const config::RunConfig& config, const ModelShape& shape, const StageSpec& part, bool partial) {
   if (!part.output || shape.mtp_depths == 0) return {};
   const LayerSpec layer = shape.prediction_depth(0).layer;
   const std::int64_t element = element_bytes(config), stream = tokens_of(config) * stream_width(config, shape.hidden),
@@ -141,7 +141,7 @@ std::int64_t depth_weight_bytes(const config::RunConfig& config, const ModelShap
 
 }  // namespace
 
-std::vector<bool> layers_again(const config::TrainConfig& train, const ModelShape& shape, const StagePart& part,
+std::vector<bool> layers_again(const config::TrainConfig& train, const ModelShape& shape, const StageSpec& part,
                                bool partial) {
   std::vector<bool> again;
   for (const LayerGroup& group : autograd_groups(train, shape, part, partial))
@@ -165,7 +165,7 @@ std::int64_t layer_activation_bytes(const config::RunConfig& config, const Layer
   return bytes;
 }
 
-std::int64_t stage_activation_bytes(const config::RunConfig& config, const ModelShape& shape, const StagePart& part,
+std::int64_t stage_activation_bytes(const config::RunConfig& config, const ModelShape& shape, const StageSpec& part,
                                     bool partial) {
   const auto stream_of = [&](bool decoder) {
     return tokens_of(config, decoder) * stream_width(config, shape.hidden) * element_bytes(config);
@@ -203,7 +203,7 @@ std::int64_t stage_activation_bytes(const config::RunConfig& config, const Model
   return bytes;
 }
 
-std::int64_t recomputed_bytes(const config::RunConfig& config, const ModelShape& shape, const StagePart& part,
+std::int64_t recomputed_bytes(const config::RunConfig& config, const ModelShape& shape, const StageSpec& part,
                               bool partial) {
   std::int64_t most = 0;
   ByLayerKind<std::int64_t> kept(shape);
@@ -218,7 +218,7 @@ std::int64_t recomputed_bytes(const config::RunConfig& config, const ModelShape&
 }
 
 schedule::Costs stage_costs(const config::RunConfig& config, const ModelShape& shape,
-                            const std::vector<StagePart>& parts) {
+                            const std::vector<StageSpec>& parts) {
   const std::int64_t batch = config.train.micro_batch_size, length = config.data.seq_length;
   const double unit = 1e12 * config.parallel.tp * config.parallel.cp;  // ranks that share them
   // A BERT's tokens that are not masked have no logits.
@@ -230,7 +230,7 @@ schedule::Costs stage_costs(const config::RunConfig& config, const ModelShape& s
   schedule::Costs costs;
   ByLayerKind<LayerFlops> flops_of(shape);
   ByLayerKind<std::pair<double, double>> weight_bytes_of(shape);  // and of partial microbatches
-  for (const StagePart& part : parts) {
+  for (const StageSpec& part : parts) {
     double forward = part.output ? 3 * output : 0, input = 0, partial_input = 0, weight = 0, weight_bytes = 0,
            partial_weight_bytes = 0;
     const std::vector<bool> again = layers_again(config.train, shape, part, false),
@@ -301,7 +301,7 @@ SplitCosts split_costs(const config::RunConfig& config, const ModelShape& shape,
       std::max<std::int64_t>(1, (shape.num_layers + num_stages - 1) / std::max(1, num_stages));
   config::RunConfig once = config;
   if (once.train.recompute == "full") once.train.recompute = "none";
-  std::vector<StagePart> parts{{.num_layers = 0, .embedding = true, .output = false},
+  std::vector<StageSpec> parts{{.num_layers = 0, .embedding = true, .output = false},
                                {.num_layers = 0, .embedding = false, .output = true}};
   for (std::int64_t l = 0; l < shape.num_layers; ++l)
     parts.push_back({.first_layer = l, .num_layers = 1, .embedding = false, .output = false});
@@ -311,7 +311,7 @@ SplitCosts split_costs(const config::RunConfig& config, const ModelShape& shape,
   };
   const LayerRecomputation again = layer_recomputation(config.train, shape.num_layers);
   const auto share_again = [&](std::int64_t l) -> double {
-    const StagePart part{.first_layer = l, .num_layers = 1};
+    const StageSpec part{.first_layer = l, .num_layers = 1};
     if (again.method != LayerRecomputation::Method::Block || again.some_partial)
       return layer_groups(again, part).front().again ? 1 : 0;
     return static_cast<double>(std::min(again.num_layers, of_stage)) / static_cast<double>(of_stage);
@@ -403,7 +403,7 @@ std::vector<ParameterSpec> without_fp8(const ResolvedRun& run, std::vector<Param
 }
 
 /// What a rank holds whatever its schedule.
-MemoryPlan held_by(const ResolvedRun& run, int tp_rank, const std::vector<StagePart>& parts,
+MemoryPlan held_by(const ResolvedRun& run, int tp_rank, const std::vector<StageSpec>& parts,
                    std::string_view processor) {
   const config::RunConfig& config = run.config;
   const auto [ep, etp] = expert_layout(config.parallel);
@@ -461,16 +461,16 @@ std::int64_t logit_bytes(const ResolvedRun& run) {
 }
 
 /// `memory` with what the rank's passes hold.
-MemoryPlan in_passes(MemoryPlan memory, const ResolvedRun& run, const std::vector<StagePart>& parts,
+MemoryPlan in_passes(MemoryPlan memory, const ResolvedRun& run, const std::vector<StageSpec>& parts,
                      const RankActivations& activations) {
   const config::RunConfig& config = run.config;
   std::int64_t recomputed = 0;
-  for (const StagePart& part : parts)
+  for (const StageSpec& part : parts)
     recomputed = std::max(recomputed,
                           recomputed_bytes(config, run.shape, part, activations.partial_stages.contains(part.stage)));
   memory.activations = static_cast<std::int64_t>(activations.peak_bytes) + recomputed;
   if (run.shape.predicts_tokens() &&
-      std::any_of(parts.begin(), parts.end(), [](const StagePart& part) { return part.output; }))
+      std::any_of(parts.begin(), parts.end(), [](const StageSpec& part) { return part.output; }))
     memory.logits = logit_bytes(run);
   return memory;
 }
@@ -479,7 +479,7 @@ MemoryPlan in_passes(MemoryPlan memory, const ResolvedRun& run, const std::vecto
 
 MemoryPlan memory_plan(const ResolvedRun& run, int tp_rank, int pp_rank, const RankActivations& activations,
                        std::string_view processor) {
-  const std::vector<StagePart> parts = parts_of_rank(run.parts, run.placement, pp_rank);
+  const std::vector<StageSpec> parts = parts_of_rank(run.parts, run.placement, pp_rank);
   return in_passes(held_by(run, tp_rank, parts, processor), run, parts, activations);
 }
 
@@ -489,7 +489,7 @@ MemoryPlan largest_memory(const ResolvedRun& run, std::string_view processor) {
   MemoryPlan largest;
   std::vector<std::pair<int, MemoryPlan>> known;  // pipeline ranks, each unlike the others
   for (int pp_rank = 0; pp_rank < run.grid.size(Axis::Pp); ++pp_rank) {
-    const std::vector<StagePart> parts = parts_of_rank(run.parts, run.placement, pp_rank);
+    const std::vector<StageSpec> parts = parts_of_rank(run.parts, run.placement, pp_rank);
     auto alike = std::ranges::find_if(known, [&](const auto& other) { return same_sizes(run, other.first, pp_rank); });
     if (alike == known.end())  // slices of the ranks of tp are all as long
       alike = known.insert(known.end(), {pp_rank, held_by(run, 0, parts, processor)});

@@ -20,16 +20,16 @@ std::int64_t layer_activation_bytes(const config::RunConfig& config, const Layer
 
 /// By layer of a stage: whether backward computes it again as a whole (recomputation.h). `partial`: of a microbatch
 /// that train.recompute_partial_microbatches counts (schedule::Op::partial).
-std::vector<bool> layers_again(const config::TrainConfig& train, const ModelShape& shape, const StagePart& part,
+std::vector<bool> layers_again(const config::TrainConfig& train, const ModelShape& shape, const StageSpec& part,
                                bool partial);
 
 /// Bytes that a stage keeps for one microbatch from its forward until its backward, train.recompute considered.
-std::int64_t stage_activation_bytes(const config::RunConfig& config, const ModelShape& shape, const StagePart& part,
+std::int64_t stage_activation_bytes(const config::RunConfig& config, const ModelShape& shape, const StageSpec& part,
                                     bool partial = false);
 
 /// The most bytes of a group of layers while backward goes through it again (train.recompute full), besides what the
 /// stage keeps.
-std::int64_t recomputed_bytes(const config::RunConfig& config, const ModelShape& shape, const StagePart& part,
+std::int64_t recomputed_bytes(const config::RunConfig& config, const ModelShape& shape, const StageSpec& part,
                               bool partial = false);
 
 /// What the ops of each stage cost: time as 10^12 floating-point operations of one of the ranks that share a layer and
@@ -37,7 +37,7 @@ std::int64_t recomputed_bytes(const config::RunConfig& config, const ModelShape&
 /// its forward (parallel/output_layer.h). The embedding multiplies nothing: each byte that it moves counts as 16
 /// operations, about what processors compute in the time in which memory brings a byte.
 schedule::Costs stage_costs(const config::RunConfig& config, const ModelShape& shape,
-                            const std::vector<StagePart>& parts);
+                            const std::vector<StageSpec>& parts);
 
 /// For balanced_layers(): the sums of stage_costs() over forward and backward, each layer's with those of
 /// train.recompute. Which layers of a stage the method block recomputes depends on the split: all count with its share

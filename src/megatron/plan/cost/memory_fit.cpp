@@ -52,7 +52,7 @@ namespace {
 
 /// The weights of a rank, in few bits where blocks hold them, and the largest as it is read.
 std::int64_t bytes_in_blocks(const ResolvedRun& run, GgufType weights, int tp_rank, int pp_rank) {
-  const std::vector<StagePart> parts = parts_of_rank(run.parts, run.placement, pp_rank);
+  const std::vector<StageSpec> parts = parts_of_rank(run.parts, run.placement, pp_rank);
   const std::int64_t element = element_bytes_of(run.config).value;
   const std::vector<ParameterSpec> specs = model_parameters(run.shape, run.config.parallel.tp, tp_rank, parts);
   std::int64_t bytes = zeros_of_norms(run.shape, specs) * element, largest = 0;

@@ -91,13 +91,13 @@ std::int64_t held_elements(const ResolvedRun& run, std::int64_t pool, const Buff
 
 /// The pool of parameters, whether it saves something or not.
 ParameterPool parameter_pool_of(const ResolvedRun& run, const std::vector<ParameterSpec>& specs,
-                                const BufferLayout& layout, const std::vector<StagePart>& parts) {
+                                const BufferLayout& layout, const std::vector<StageSpec>& parts) {
   const LayerRecomputation again = layer_recomputation(run.config.train, run.shape.num_layers);
-  const auto groups = [&](const StagePart& part, bool partial) {
+  const auto groups = [&](const StageSpec& part, bool partial) {
     return layer_groups(again, part, run.shape.encoder_layers, partial);
   };
   std::vector<StageReads> stages;
-  for (const StagePart& part : parts)
+  for (const StageSpec& part : parts)
     stages.push_back(
         {part.stage, part.first_layer, part.num_layers, part.output, groups(part, false), groups(part, true)});
   return parameter_pool(layout, specs, owners_of(run), stages);
@@ -144,7 +144,7 @@ bool same_sizes(const ResolvedRun& run, int a, int b) {
   const std::int64_t period = run.shape.experts ? run.shape.moe_layer_freq : 1;
   const std::int64_t dense = run.shape.experts ? run.shape.dense_layers : 0;
   return std::ranges::equal(parts_of_rank(run.parts, run.placement, a), parts_of_rank(run.parts, run.placement, b),
-                            [&](const StagePart& x, const StagePart& y) {
+                            [&](const StageSpec& x, const StageSpec& y) {
                               const bool mixed = std::min(x.first_layer, y.first_layer) < dense;
                               return x.num_layers == y.num_layers && x.embedding == y.embedding &&
                                      x.output == y.output && (x.first_layer - y.first_layer) % period == 0 &&
@@ -188,7 +188,7 @@ std::optional<GradientPool> rank_gradient_pool(const ResolvedRun& run, const std
 }
 
 std::optional<ParameterPool> rank_parameter_pool(const ResolvedRun& run, const std::vector<ParameterSpec>& specs,
-                                                 const BufferLayout& layout, const std::vector<StagePart>& parts) {
+                                                 const BufferLayout& layout, const std::vector<StageSpec>& parts) {
   if (!shares_parameters(run)) return std::nullopt;
   ParameterPool pool = parameter_pool_of(run, specs, layout, parts);
   if (run.config.optimizer.bucket_size == 0 && held_elements(run, pool.size, layout) >= layout.size)
@@ -196,7 +196,7 @@ std::optional<ParameterPool> rank_parameter_pool(const ResolvedRun& run, const s
   return pool;
 }
 
-std::optional<FrozenWeights> frozen_weights(const ResolvedRun& run, int tp_rank, const std::vector<StagePart>& parts,
+std::optional<FrozenWeights> frozen_weights(const ResolvedRun& run, int tp_rank, const std::vector<StageSpec>& parts,
                                             const ExpertShare& experts) {
   if (!run.shape.lora) return std::nullopt;
   FrozenWeights frozen{model_parameters(run.shape, run.grid.size(Axis::Tp), tp_rank, parts, experts), {}, {}};
@@ -219,7 +219,7 @@ std::vector<std::string> sharding_warnings(const ResolvedRun& run) {
     };
     warn("gradients", layout, pool_of(run, specs, layout).size, element.gradient);
     if (!shares_parameters(run)) continue;
-    const std::vector<StagePart> parts = parts_of_rank(run.parts, run.placement, pp_rank);
+    const std::vector<StageSpec> parts = parts_of_rank(run.parts, run.placement, pp_rank);
     if (!run.shape.lora) {
       warn("parameters", layout, parameter_pool_of(run, specs, layout, parts).size, element.value);
       continue;

@@ -53,7 +53,7 @@ std::optional<GradientPool> rank_gradient_pool(const ResolvedRun& run, const std
 /// Where whole buckets of parameters take turns, with optim_grads_params on several data-parallel ranks; nothing where
 /// each has memory of its own. `parts`: the rank's stages.
 std::optional<ParameterPool> rank_parameter_pool(const ResolvedRun& run, const std::vector<ParameterSpec>& specs,
-                                                 const BufferLayout& layout, const std::vector<StagePart>& parts);
+                                                 const BufferLayout& layout, const std::vector<StageSpec>& parts);
 
 /// The weights that adapters are trained on, as a rank holds them: with optim_grads_params on several data-parallel
 /// ranks its shards and layers in turn, as rank_parameter_pool() has them; else all, without gaps.
@@ -63,7 +63,7 @@ struct FrozenWeights {
   std::optional<ParameterPool> pool;
 };
 /// Nothing without lora.rank. `parts`, `experts`: as those of trained_parameters().
-std::optional<FrozenWeights> frozen_weights(const ResolvedRun& run, int tp_rank, const std::vector<StagePart>& parts,
+std::optional<FrozenWeights> frozen_weights(const ResolvedRun& run, int tp_rank, const std::vector<StageSpec>& parts,
                                             const ExpertShare& experts = {});
 
 /// What people must hear of these strategies: a line for each pipeline rank on which one saves nothing.

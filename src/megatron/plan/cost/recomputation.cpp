@@ -68,7 +68,7 @@ void add_groups(std::vector<LayerGroup>& groups, std::int64_t begin, std::int64_
 }
 
 /// Where neighbours differ a group ends; layers that are computed again are groups by themselves.
-std::vector<LayerGroup> groups_of_list(const std::vector<bool>& listed, const StagePart& part) {
+std::vector<LayerGroup> groups_of_list(const std::vector<bool>& listed, const StageSpec& part) {
   std::vector<LayerGroup> groups;
   const auto again = [&](std::int64_t l) { return listed.at(static_cast<std::size_t>(part.first_layer + l)); };
   for (std::int64_t first = 0, last = 0; first < part.num_layers; first = last) {
@@ -79,7 +79,7 @@ std::vector<LayerGroup> groups_of_list(const std::vector<bool>& listed, const St
   return groups;
 }
 
-std::vector<LayerGroup> groups_of_stage(const LayerRecomputation& recomputation, const StagePart& part, bool partial) {
+std::vector<LayerGroup> groups_of_stage(const LayerRecomputation& recomputation, const StageSpec& part, bool partial) {
   using Method = LayerRecomputation::Method;
   const std::int64_t layers = part.num_layers;
   std::int64_t size = 1, again = 0;
@@ -143,7 +143,7 @@ LayerRecomputation layer_recomputation(const config::TrainConfig& train, std::in
   return result;
 }
 
-std::vector<LayerGroup> layer_groups(const LayerRecomputation& recomputation, const StagePart& part,
+std::vector<LayerGroup> layer_groups(const LayerRecomputation& recomputation, const StageSpec& part,
                                      std::int64_t encoder_layers, bool partial) {
   std::vector<LayerGroup> groups;
   const std::int64_t cut = encoder_layers - part.first_layer;
@@ -203,7 +203,7 @@ std::vector<std::int64_t> by_benefit(const ResolvedRun& run, const schedule::Pro
   config.train.recompute = "none";
   std::vector<std::pair<double, std::int64_t>> layers;
   for (const int stage : program.placement.stages_of(rank)) {
-    const StagePart& part = run.parts[static_cast<std::size_t>(stage)];
+    const StageSpec& part = run.parts[static_cast<std::size_t>(stage)];
     int alive = 0, most = 0;  // microbatches of the stage at once
     for (const schedule::Op& op : program.ranks[static_cast<std::size_t>(rank)]) {
       if (op.stage != stage) continue;

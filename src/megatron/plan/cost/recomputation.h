@@ -41,7 +41,7 @@ LayerRecomputation layer_recomputation(const config::TrainConfig& train, std::in
 
 /// All layers of `part` in order, in groups, cut where a T5's decoder begins after `encoder_layers` (0: no T5).
 /// `partial`: of a microbatch that is partial.
-std::vector<LayerGroup> layer_groups(const LayerRecomputation& recomputation, const StagePart& part,
+std::vector<LayerGroup> layer_groups(const LayerRecomputation& recomputation, const StageSpec& part,
                                      std::int64_t encoder_layers = 0, bool partial = false);
 
 /// Whether backward computes depths of multi-token prediction again, each by itself: with Uniform, as the layers.

@@ -85,7 +85,7 @@ UpdatedBuffers updated_buffers(const ResolvedRun& run, int pp_rank) {
     held.elements += number_of(bucket.end - bucket.begin);
     ++held.buckets;
   }
-  const std::vector<StagePart> parts = parts_of_rank(run.parts, run.placement, pp_rank);
+  const std::vector<StageSpec> parts = parts_of_rank(run.parts, run.placement, pp_rank);
   if (const auto pool = rank_parameter_pool(run, specs, layout, parts)) buffers.gathered = gathered_of(*pool, layout);
   const auto frozen = frozen_weights(run, 0, parts);
   if (frozen && frozen->pool) buffers.frozen = gathered_of(*frozen->pool, frozen->layout);

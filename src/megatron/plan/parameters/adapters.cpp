@@ -19,7 +19,7 @@ void for_each_adapter(const ModelShape& shape, std::int64_t first, std::int64_t 
     const LayerSpec layer = shape.layer(number);
     for (const Branch& branch : layer.branches)
       for (const Linear& linear : branch.linears(layer.hidden))
-        for (const LinearPart& part : linear_parts(layer, linear, tp))
+        for (const ProjectionSlice& part : projection_slices(layer, linear, tp))
           if (shape.lora->adapts(part.name)) visit(number, layer, linear, part);
   }
 }
@@ -29,7 +29,7 @@ std::vector<ShardSlice> even(std::int64_t size, int tp, int tp_rank) {
 }
 
 /// The rows of B that a rank has, of a part of a column-parallel layer.
-std::vector<ShardSlice> rows_of(const LayerSpec& layer, const Linear& linear, const LinearPart& whole, int tp,
+std::vector<ShardSlice> rows_of(const LayerSpec& layer, const Linear& linear, const ProjectionSlice& whole, int tp,
                                 int tp_rank) {
   const std::int64_t groups = linear.split == Split::Groups ? layer.attention().groups : 0;
   // Ranks that share a group have its key and value all.
@@ -63,7 +63,7 @@ std::optional<Lora> lora_of(const config::LoraConfig& lora) {
               .targets = lora.targets};
 }
 
-std::vector<LinearPart> linear_parts(const LayerSpec& layer, const Linear& linear, int tp) {
+std::vector<ProjectionSlice> projection_slices(const LayerSpec& layer, const Linear& linear, int tp) {
   const std::int64_t outputs = linear.outputs;
   if (linear.expert >= 0 || layer.experts() != nullptr || layer.cross_attention()) return {};
   switch (linear.split) {
@@ -90,21 +90,22 @@ std::vector<LinearPart> linear_parts(const LayerSpec& layer, const Linear& linea
   return {};
 }
 
-std::string adapter_name(const LayerSpec& layer, const Linear& linear, const LinearPart& part, const char* matrix) {
+std::string adapter_name(const LayerSpec& layer, const Linear& linear, const ProjectionSlice& part,
+                         const char* matrix) {
   return concat(layer.prefix, linear.name, ".", part.name, ".lora_", matrix, ".weight");
 }
 
-std::string magnitude_name(const LayerSpec& layer, const Linear& linear, const LinearPart& part) {
+std::string magnitude_name(const LayerSpec& layer, const Linear& linear, const ProjectionSlice& part) {
   return concat(layer.prefix, linear.name, ".", part.name, ".lora_magnitude_vector");
 }
 
 std::vector<ParameterSpec> adapter_parameters(const ModelShape& shape, int tp, int tp_rank,
-                                              const std::vector<StagePart>& parts) {
+                                              const std::vector<StageSpec>& parts) {
   std::vector<ParameterSpec> specs;
-  for (const StagePart& stage : parts) {
+  for (const StageSpec& stage : parts) {
     for_each_adapter(
         shape, stage.first_layer, stage.num_layers, 1,
-        [&](std::int64_t number, const LayerSpec& layer, const Linear& linear, const LinearPart& part) {
+        [&](std::int64_t number, const LayerSpec& layer, const Linear& linear, const ProjectionSlice& part) {
           const bool row = linear.split == Split::Inputs;
           const std::int64_t rank = shape.lora->rank;
           const auto add = [&](std::string name, std::vector<std::int64_t> full) -> ParameterSpec& {
@@ -136,7 +137,7 @@ std::vector<ParameterSpec> adapter_parameters(const ModelShape& shape, int tp, i
 }
 
 std::vector<ParameterSpec> trained_parameters(const ModelShape& shape, int tp, int tp_rank,
-                                              const std::vector<StagePart>& parts, const ExpertShare& experts) {
+                                              const std::vector<StageSpec>& parts, const ExpertShare& experts) {
   return shape.lora ? adapter_parameters(shape, tp, tp_rank, parts)
                     : model_parameters(shape, tp, tp_rank, parts, experts);
 }
@@ -149,7 +150,7 @@ ModelShape without_adapters(ModelShape shape) {
 double adapter_flops(const ModelShape& shape, std::int64_t tokens) {
   double flops = 0;
   for_each_adapter(shape, 0, shape.num_layers, 1,
-                   [&](std::int64_t, const LayerSpec&, const Linear& linear, const LinearPart& part) {
+                   [&](std::int64_t, const LayerSpec&, const Linear& linear, const ProjectionSlice& part) {
                      flops += 2 * static_cast<double>(tokens * shape.lora->rank * (linear.inputs + part.outputs()));
                    });
   return flops;
@@ -159,7 +160,7 @@ double dropped_weight_flops(const ModelShape& shape, std::int64_t tokens) {
   double flops = 0;
   if (!shape.lora || !shape.lora->dora || shape.lora->dropout == 0) return flops;
   for_each_adapter(shape, 0, shape.num_layers, 1,
-                   [&](std::int64_t, const LayerSpec&, const Linear& linear, const LinearPart& part) {
+                   [&](std::int64_t, const LayerSpec&, const Linear& linear, const ProjectionSlice& part) {
                      flops += 2 * static_cast<double>(tokens * linear.inputs * part.outputs());
                    });
   return flops;

@@ -16,7 +16,7 @@ namespace megatron::plan {
 
 /// A part of a linear layer: of its outputs, seen as [groups, group_outputs], those from `offset` on, `length` of each
 /// group. The part's own outputs are these, group after group: rows of PEFT's matrix in their order.
-struct LinearPart {
+struct ProjectionSlice {
   std::string name;  ///< PEFT's: "q_proj"
   std::int64_t groups = 1, group_outputs = 0, offset = 0, length = 0;
 
@@ -25,14 +25,14 @@ struct LinearPart {
 
 /// The parts of `linear` on each of `tp` ranks: queries, keys and values; gate and up; or the layer itself. Empty for
 /// layers that have no adapters: of cross attention and of experts.
-std::vector<LinearPart> linear_parts(const LayerSpec& layer, const Linear& linear, int tp);
+std::vector<ProjectionSlice> projection_slices(const LayerSpec& layer, const Linear& linear, int tp);
 
 /// What `part` of the layer `linear` calls its matrices:
 /// "decoder.layers.0.self_attention.linear_qkv.q_proj.lora_A.weight".
-std::string adapter_name(const LayerSpec& layer, const Linear& linear, const LinearPart& part, const char* matrix);
+std::string adapter_name(const LayerSpec& layer, const Linear& linear, const ProjectionSlice& part, const char* matrix);
 
 /// What `part` calls its magnitude, with lora.dora: "….linear_qkv.q_proj.lora_magnitude_vector".
-std::string magnitude_name(const LayerSpec& layer, const Linear& linear, const LinearPart& part);
+std::string magnitude_name(const LayerSpec& layer, const Linear& linear, const ProjectionSlice& part);
 
 /// The adapters that options describe; nothing with lora.rank 0.
 std::optional<Lora> lora_of(const config::LoraConfig& lora);
@@ -44,11 +44,11 @@ std::optional<Lora> lora_of(const config::LoraConfig& lora);
 /// B are, and is no parameter that decays; it is zero until the weights are there whose norms it begins as
 /// (train/resume/magnitudes.h).
 std::vector<ParameterSpec> adapter_parameters(const ModelShape& shape, int tp, int tp_rank,
-                                              const std::vector<StagePart>& parts);
+                                              const std::vector<StageSpec>& parts);
 
 /// What one rank trains: the adapters, where the model has some, else all of model_parameters().
 std::vector<ParameterSpec> trained_parameters(const ModelShape& shape, int tp, int tp_rank,
-                                              const std::vector<StagePart>& parts, const ExpertShare& experts = {});
+                                              const std::vector<StageSpec>& parts, const ExpertShare& experts = {});
 
 /// The model without its adapters: the weights that they belong to.
 ModelShape without_adapters(ModelShape shape);

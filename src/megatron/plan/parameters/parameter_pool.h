@@ -39,7 +39,7 @@ struct ParameterPool {
   std::map<int, UnitOrders> orders;  ///< by stage
 };
 
-/// A stage of this rank (StagePart), and its layers in the groups that backward passes go through, the second of
+/// A stage of this rank (StageSpec), and its layers in the groups that backward passes go through, the second of
 /// partial microbatches (layer_groups()).
 struct StageReads {
   int stage = 0;

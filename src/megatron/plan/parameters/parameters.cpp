@@ -238,7 +238,7 @@ void add_task_head(const ModelShape& shape, SpecBuilder& build) {
 }
 
 /// Layers of a part that are its T5's encoder's, or its decoder's.
-std::int64_t layers_of_stack(const ModelShape& shape, const StagePart& part, bool encoder) {
+std::int64_t layers_of_stack(const ModelShape& shape, const StageSpec& part, bool encoder) {
   const std::int64_t end = part.first_layer + part.num_layers;
   const std::int64_t before = std::clamp(shape.encoder_layers, part.first_layer, end) - part.first_layer;
   return encoder ? before : part.num_layers - before;
@@ -259,7 +259,7 @@ void add_other_embeddings(const ModelShape& shape, SpecBuilder& build) {
 /// What several stages use: a rank has it once.
 class Shared {
  public:
-  Shared(const ModelShape& shape, const std::vector<StagePart>& parts, SpecBuilder& build)
+  Shared(const ModelShape& shape, const std::vector<StageSpec>& parts, SpecBuilder& build)
       : shape_(shape), parts_(parts), build_(build) {}
 
   /// The word embedding; `in_forward`: as the output layer. `uses`: of each microbatch.
@@ -267,7 +267,7 @@ class Shared {
     ParameterSpec* words = build_.find(kWordEmbedding);
     if (words == nullptr) {
       words = &build_.add(kWordEmbedding, {shape_.padded_vocab, shape_.hidden}, 0, Init::Normal, shape_.words_std());
-      words->shared_copy = std::none_of(parts_.begin(), parts_.end(), [](const StagePart& p) { return p.embedding; });
+      words->shared_copy = std::none_of(parts_.begin(), parts_.end(), [](const StageSpec& p) { return p.embedding; });
       words->gradient_uses = static_cast<int>(uses);
     } else {
       words->gradient_uses += static_cast<int>(uses);
@@ -291,7 +291,7 @@ class Shared {
   }
 
   /// The tables of biases of the stacks that the part has layers of; each layer adds to their gradients.
-  void use_position_tables(const StagePart& part) {
+  void use_position_tables(const StageSpec& part) {
     if (shape_.position_buckets == 0) return;
     for (const bool encoder : {true, false}) {
       const auto layers = static_cast<int>(layers_of_stack(shape_, part, encoder));
@@ -306,7 +306,7 @@ class Shared {
       table.gradient_uses = layers;
       table.across_layers = true;
       const std::int64_t first = encoder ? 0 : shape_.encoder_layers;
-      table.shared_copy = std::none_of(parts_.begin(), parts_.end(), [&](const StagePart& p) {
+      table.shared_copy = std::none_of(parts_.begin(), parts_.end(), [&](const StageSpec& p) {
         return p.first_layer <= first && first < p.first_layer + p.num_layers;
       });
     }
@@ -314,13 +314,13 @@ class Shared {
 
  private:
   const ModelShape& shape_;
-  const std::vector<StagePart>& parts_;
+  const std::vector<StageSpec>& parts_;
   SpecBuilder& build_;
 };
 
 }  // namespace
 
-bool begins_decoder(const ModelShape& shape, const StagePart& part) {
+bool begins_decoder(const ModelShape& shape, const StageSpec& part) {
   return shape.encoder_decoder() && part.first_layer <= shape.encoder_layers &&
          shape.encoder_layers < part.first_layer + part.num_layers;
 }
@@ -417,7 +417,7 @@ std::int64_t pad_vocab(std::int64_t vocab, std::int64_t divisible_by, int tp) {
 
 namespace {
 
-void check_layers(const ModelShape& shape, const StagePart& part, int tp, const ExpertShare& share) {
+void check_layers(const ModelShape& shape, const StageSpec& part, int tp, const ExpertShare& share) {
   if (part.output && shape.mtp_depths > 0) check_divides("model.hidden_size", shape.hidden, tp);
   const std::int64_t depths = part.output ? shape.mtp_depths : 0;
   for (std::int64_t l = part.first_layer; l < part.first_layer + part.num_layers + depths; ++l) {
@@ -440,12 +440,12 @@ void check_layers(const ModelShape& shape, const StagePart& part, int tp, const 
 }  // namespace
 
 std::vector<ParameterSpec> model_parameters(const ModelShape& shape, int tp, int tp_rank,
-                                            const std::vector<StagePart>& parts, const ExpertShare& experts) {
-  for (const StagePart& part : parts) check_layers(shape, part, tp, experts);
+                                            const std::vector<StageSpec>& parts, const ExpertShare& experts) {
+  for (const StageSpec& part : parts) check_layers(shape, part, tp, experts);
   check_divides("the padded vocabulary", shape.padded_vocab, tp);
   SpecBuilder build(tp, tp_rank, experts);
   Shared shared(shape, parts, build);
-  for (const StagePart& part : parts) {
+  for (const StageSpec& part : parts) {
     build.begin_stage(part.stage);
     build.at_depth(0);
     if (part.embedding) {
@@ -495,24 +495,24 @@ std::vector<ParameterSpec> model_parameters(const ModelShape& shape, int tp, int
   return build.take();
 }
 
-std::vector<SharedCopies> shared_copies(const ModelShape& shape, const std::vector<StagePart>& parts,
+std::vector<SharedCopies> shared_copies(const ModelShape& shape, const std::vector<StageSpec>& parts,
                                         const schedule::Placement& placement) {
   std::vector<SharedCopies> all = {{kWordEmbedding, {}}};
-  const auto hold = [&](SharedCopies& copies, const StagePart& part) {
+  const auto hold = [&](SharedCopies& copies, const StageSpec& part) {
     copies.pipeline_ranks.push_back(placement.rank_of(part.stage));
   };
-  for (const StagePart& part : parts)
+  for (const StageSpec& part : parts)
     if (part.embedding || begins_decoder(shape, part) || (part.output && (shape.tied_output || shape.mtp_depths > 0)))
       hold(all.front(), part);
   if (shape.learned_positions && shape.mtp_depths > 0) {
     all.push_back({kPositionEmbedding, {}});
-    for (const StagePart& part : parts)
+    for (const StageSpec& part : parts)
       if (part.embedding || part.output) hold(all.back(), part);
   }
   if (shape.position_buckets > 0) {
     for (const bool encoder : {true, false}) {
       all.push_back({ModelShape::position_table(encoder), {}});
-      for (const StagePart& part : parts)
+      for (const StageSpec& part : parts)
         if (layers_of_stack(shape, part, encoder) > 0) hold(all.back(), part);
     }
   }

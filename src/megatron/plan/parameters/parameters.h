@@ -84,7 +84,7 @@ struct Lora {
   std::int64_t rank = 0;
   double alpha = 0, dropout = 0;
   bool rslora = false, dora = false;      ///< dora: each output has a magnitude besides
-  std::vector<std::string> targets = {};  ///< names of parts (LinearPart), or "all-linear"
+  std::vector<std::string> targets = {};  ///< names of parts (ProjectionSlice), or "all-linear"
 
   double scale() const;                        ///< what adapters count
   bool adapts(const std::string& part) const;  ///< whether a part of that name has an adapter
@@ -191,7 +191,7 @@ struct ModelShape {
 inline std::int64_t depth_of_prediction(const ModelShape& shape, std::int64_t k) { return 2 + shape.num_layers + k; }
 
 /// Whether the decoder of an encoder-decoder begins in this stage: then it has the word embedding too.
-bool begins_decoder(const ModelShape& shape, const StagePart& part);
+bool begins_decoder(const ModelShape& shape, const StageSpec& part);
 
 /// Smallest multiple of `divisible_by` (and of tp) that is >= vocab. The model's results do not depend on it.
 std::int64_t pad_vocab(std::int64_t vocab, std::int64_t divisible_by, int tp);
@@ -209,7 +209,7 @@ struct ExpertShare {
 /// queries, key, value) are Megatron-Core's. Where tp is a multiple of the groups, tp / groups ranks share each: they
 /// have queries of their own and copies of its key and value. Throws ConfigError where tp or etp does not fit a size.
 std::vector<ParameterSpec> model_parameters(const ModelShape& shape, int tp, int tp_rank,
-                                            const std::vector<StagePart>& parts, const ExpertShare& experts = {});
+                                            const std::vector<StageSpec>& parts, const ExpertShare& experts = {});
 
 /// Those of the whole model, as one stage.
 std::vector<ParameterSpec> model_parameters(const ModelShape& shape, int tp, int tp_rank);
@@ -223,7 +223,7 @@ struct SharedCopies {
 /// Those of a model whose stages `parts` are placed so: the word embedding, of the first stage, of the one in which a
 /// T5's decoder begins and, where it is tied or tokens ahead are predicted, of the output layer; a T5's tables of
 /// biases, each on every rank that has layers of its stack. Only what more than one rank has.
-std::vector<SharedCopies> shared_copies(const ModelShape& shape, const std::vector<StagePart>& parts,
+std::vector<SharedCopies> shared_copies(const ModelShape& shape, const std::vector<StageSpec>& parts,
                                         const schedule::Placement& placement);
 
 }  // namespace megatron::plan

@@ -14,8 +14,8 @@ std::vector<Positions> SequenceShare::pieces(std::int64_t length) const {
   return {{rank * chunk, (rank + 1) * chunk}, {last * chunk, (last + 1) * chunk}};
 }
 
-std::vector<SequenceShare::Place> SequenceShare::places() const {
-  std::vector<Place> all;
+std::vector<SequenceShare::ChunkOwner> SequenceShare::places() const {
+  std::vector<ChunkOwner> all;
   for (int chunk = 0; chunk < ranks; ++chunk) all.push_back({chunk, 0});
   for (int chunk = ranks; chunk < 2 * ranks; ++chunk) all.push_back({2 * ranks - 1 - chunk, 1});
   return all;

@@ -26,11 +26,11 @@ struct SequenceShare {
   std::vector<Positions> pieces(std::int64_t length) const;
 
   /// Where a chunk lies.
-  struct Place {
+  struct ChunkOwner {
     int rank = 0, piece = 0;
   };
   /// The owner of each of the 2 x ranks chunks.
-  std::vector<Place> places() const;
+  std::vector<ChunkOwner> places() const;
 };
 
 /// How the ranks that share a sequence attend to all of it. Each gives the same result.

@@ -39,19 +39,19 @@ class Grammar {
 
   // As the matcher walks it: places in one list, each alternative followed by an end.
   enum class Kind : std::uint8_t { Bytes, Rule, End };
-  struct Place {
+  struct Node {
     Kind kind = Kind::End;
     std::int32_t rule = 0;  ///< or the number of the set
   };
-  const Place& at(std::uint32_t place) const { return symbols_[place]; }
-  const ByteSet& set(const Place& place) const { return sets_[static_cast<std::size_t>(place.rule)]; }
+  const Node& at(std::uint32_t place) const { return symbols_[place]; }
+  const ByteSet& set(const Node& place) const { return sets_[static_cast<std::size_t>(place.rule)]; }
   const std::vector<std::uint32_t>& alternatives(std::int32_t rule) const {
     return rules_[static_cast<std::size_t>(rule)];
   }
 
  private:
   std::vector<std::vector<std::uint32_t>> rules_;  ///< where each alternative begins
-  std::vector<Place> symbols_;
+  std::vector<Node> symbols_;
   std::vector<ByteSet> sets_;
 };
 

@@ -36,7 +36,7 @@ class Strings {
   std::int32_t rule() {
     const std::int32_t inside = rule_of({before_, true, 0});
     while (!open_.empty()) {
-      const Place place = open_.back();
+      const MatchState place = open_.back();
       open_.pop_back();
       fill(place);
     }
@@ -44,14 +44,14 @@ class Strings {
   }
 
  private:
-  struct Place {
+  struct MatchState {
     std::size_t state = 0;
     bool at_start = false;
     std::int64_t before = 0;
-    auto operator<=>(const Place&) const = default;
+    auto operator<=>(const MatchState&) const = default;
   };
 
-  std::int32_t rule_of(const Place& place) {
+  std::int32_t rule_of(const MatchState& place) {
     const auto [at, added] = rules_.try_emplace(place, 0);
     if (added) {
       at->second = grammar_.add_rule();
@@ -97,7 +97,7 @@ class Strings {
     return reached;
   }
 
-  void fill(const Place& place) {
+  void fill(const MatchState& place) {
     const std::int32_t rule = rules_.at(place);
     const Reached& reached = reached_from(place.state, place.at_start);
     if (reached.found && place.before >= least_) grammar_.add(rule, {});
@@ -111,9 +111,9 @@ class Strings {
   std::int64_t least_, most_;
   std::size_t any_ = 0, before_ = 0;
   std::vector<std::int32_t> sets_;
-  std::map<Place, std::int32_t> rules_;
+  std::map<MatchState, std::int32_t> rules_;
   std::map<std::pair<std::size_t, bool>, Reached> reached_;
-  std::vector<Place> open_;
+  std::vector<MatchState> open_;
 };
 
 }  // namespace

@@ -49,7 +49,7 @@ bool begins_with_brace(const Grammar& grammar, std::int32_t rule) {
     const std::vector<std::uint32_t>& alternatives = grammar.alternatives(left.back());
     left.pop_back();
     for (const std::uint32_t at : alternatives) {
-      const Grammar::Place& first = grammar.at(at);
+      const Grammar::Node& first = grammar.at(at);
       if (first.kind == Grammar::Kind::Rule && seen.insert(first.rule).second) left.push_back(first.rule);
       if (first.kind == Grammar::Kind::End) return false;
       if (first.kind == Grammar::Kind::Bytes && grammar.set(first) != any_byte_of("{")) return false;

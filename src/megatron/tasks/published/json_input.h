@@ -43,8 +43,8 @@ T member(const JsonValue& object, std::string_view key) {
 }
 
 /// Runs `work`, and puts the text that `place()` gives before the message of a ConfigError that it throws.
-template <class Place, class Work>
-void at_place(const Place& place, const Work& work) {
+template <class Where, class Work>
+void at_place(const Where& place, const Work& work) {
   try {
     with_fix("the file as it is published, whole; of your own files, correct this place", work);
   } catch (const ConfigError& error) {

@@ -14,7 +14,6 @@ namespace {
 
 using Expression = JinjaExpression;
 using Statement = JinjaStatement;
-using Piece = JinjaPiece;
 
 constexpr int kDeepestBlock = 100;  // published templates nest ten deep
 
@@ -35,7 +34,7 @@ bool mentions(const std::vector<Statement>& body, std::string_view name) {
 
 class StatementReader {
  public:
-  explicit StatementReader(std::vector<Piece> pieces) : pieces_(std::move(pieces)) {}
+  explicit StatementReader(std::vector<JinjaPiece> pieces) : pieces_(std::move(pieces)) {}
 
   std::vector<Statement> read() {
     std::vector<Statement> all = body({});
@@ -52,14 +51,14 @@ class StatementReader {
     if (++depth_ > kDeepestBlock) refuse_jinja(begin, concat("blocks nested ", kDeepestBlock, " deep"));
     std::vector<Statement> all;
     for (; at_ < pieces_.size(); ++at_) {
-      const Piece& piece = pieces_[at_];
-      const std::string begins = piece.kind == Piece::Kind::Block ? word() : "";
-      if (piece.kind == Piece::Kind::Block && (begins.starts_with("end") || begins == "elif" || begins == "else"))
+      const JinjaPiece& piece = pieces_[at_];
+      const std::string begins = piece.kind == JinjaPiece::Kind::Block ? word() : "";
+      if (piece.kind == JinjaPiece::Kind::Block && (begins.starts_with("end") || begins == "elif" || begins == "else"))
         break;
       Statement statement;
-      if (piece.kind == Piece::Kind::Text) {
+      if (piece.kind == JinjaPiece::Kind::Text) {
         statement.name = piece.text;
-      } else if (piece.kind == Piece::Kind::Output) {
+      } else if (piece.kind == JinjaPiece::Kind::Output) {
         JinjaExpressionReader reader(piece);
         statement.kind = Statement::Kind::Output;
         statement.expressions.push_back(reader.read_tuple());
@@ -93,7 +92,7 @@ class StatementReader {
 
   Statement block(const std::string& begins) {
     Statement result;
-    const Piece& piece = pieces_[at_];
+    const JinjaPiece& piece = pieces_[at_];
     JinjaExpressionReader reader(piece);
     if (begins == "for" || begins == "set" || begins == "if" || begins == "macro" || begins == "call" ||
         begins == "with" || begins == "filter" || begins == "block" || begins == "print" || begins == "generation" ||
@@ -262,7 +261,7 @@ class StatementReader {
     }
   }
 
-  std::vector<Piece> pieces_;
+  std::vector<JinjaPiece> pieces_;
   std::size_t at_ = 0;
   std::set<std::string> blocks_;
   int depth_ = 0, loops_ = 0;

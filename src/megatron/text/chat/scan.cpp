@@ -15,7 +15,6 @@ namespace megatron::text {
 namespace {
 
 using Token = JinjaToken;
-using Piece = JinjaPiece;
 
 bool is_digit(char c) { return c >= '0' && c <= '9'; }
 bool is_name(char c) {
@@ -43,7 +42,7 @@ class Scanner {
  public:
   explicit Scanner(std::string_view source) : source_(source) {}
 
-  std::vector<Piece> pieces() {
+  std::vector<JinjaPiece> pieces() {
     while (at_ < source_.size()) {
       const std::size_t tag = next_tag(at_);
       add_text(at_, tag);
@@ -80,7 +79,7 @@ class Scanner {
       if (begins_line && python_strip(text.substr(line)).empty()) text = text.substr(0, line);
     }
     if (text.empty()) return;
-    pieces_.push_back({Piece::Kind::Text, line_of(begin), std::string(text), {}});
+    pieces_.push_back({JinjaPiece::Kind::Text, line_of(begin), std::string(text), {}});
   }
 
   void skip_blanks() { at_ = source_.size() - python_strip(source_.substr(at_), true, false).size(); }
@@ -109,7 +108,7 @@ class Scanner {
         if (++at_ >= source_.size()) refuse_jinja(line_of(begin), "a comment without end");
       return;
     }
-    Piece piece{kind == '{' ? Piece::Kind::Output : Piece::Kind::Block, line_of(begin), "", {}};
+    JinjaPiece piece{kind == '{' ? JinjaPiece::Kind::Output : JinjaPiece::Kind::Block, line_of(begin), "", {}};
     const std::string_view end = kind == '{' ? "}}" : "%}";
     int open = 0;  // brackets: within them "}}" is two braces
     for (;;) {
@@ -247,7 +246,7 @@ class Scanner {
   std::size_t at_ = 0, counted_ = 0;
   int line_ = 1;
   bool behind_dot_ = false;  // the last token was a dot: x.0.1 are parts of parts, no fraction
-  std::vector<Piece> pieces_;
+  std::vector<JinjaPiece> pieces_;
 };
 
 }  // namespace

@@ -52,8 +52,8 @@ class PieceScanner {
 };
 
 /// Calls `piece(const char* begin, std::size_t size)` for each piece of `text`, in order.
-template <class Piece>
-void for_each_piece(std::string_view text, bool split_digits, Piece&& piece) {
+template <class OnPiece>
+void for_each_piece(std::string_view text, bool split_digits, OnPiece&& piece) {
   if (text.empty()) return;
   PieceScanner scanner(text, split_digits);
   std::size_t begin = 0;
@@ -71,9 +71,9 @@ void for_each_piece(std::string_view text, bool split_digits, Piece&& piece) {
   piece(text.data() + begin, text.size() - begin);
 }
 
-template <class Piece>
-void for_each_piece(std::string_view text, Piece&& piece) {
-  for_each_piece(text, false, std::forward<Piece>(piece));
+template <class OnPiece>
+void for_each_piece(std::string_view text, OnPiece&& piece) {
+  for_each_piece(text, false, std::forward<OnPiece>(piece));
 }
 
 }  // namespace megatron::text

@@ -58,12 +58,12 @@ void set_magnitudes(const plan::ResolvedRun& run, Engine& engine) {
   const comm::Group& tp = engine.context.tensor();
   const auto get = [&](const std::string& name) { return engine.parameters.get(name); };
   RowNorms norms;
-  for (const plan::StagePart& stage : plan::parts_of_rank(run.parts, run.placement, engine.context.pipeline().rank()))
+  for (const plan::StageSpec& stage : plan::parts_of_rank(run.parts, run.placement, engine.context.pipeline().rank()))
     for (std::int64_t number = stage.first_layer; number < stage.first_layer + stage.num_layers; ++number) {
       const plan::LayerSpec layer = run.shape.layer(number);
       for (const plan::Branch& branch : layer.branches)
         for (const plan::Linear& linear : branch.linears(layer.hidden))
-          for (const plan::LinearPart& part : plan::linear_parts(layer, linear, tp.size())) {
+          for (const plan::ProjectionSlice& part : plan::projection_slices(layer, linear, tp.size())) {
             if (!run.shape.lora->adapts(part.name)) continue;
             const bool row = linear.split == plan::Linear::Split::Inputs;
             const auto weight = get(layer.prefix + linear.name + ".weight"),

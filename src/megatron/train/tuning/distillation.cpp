@@ -47,7 +47,7 @@ plan::ResolvedRun plan_teacher(const plan::ResolvedRun& run) {
   return teacher;
 }
 
-std::vector<plan::StagePart> parts_of(const plan::ResolvedRun& run, const parallel::ParallelContext& context) {
+std::vector<plan::StageSpec> parts_of(const plan::ResolvedRun& run, const parallel::ParallelContext& context) {
   return plan::parts_of_rank(run.parts, run.placement, context.pipeline().rank());
 }
 
@@ -68,7 +68,7 @@ std::vector<model::TransformerStage> make_stages(const plan::ResolvedRun& teache
   model::TransformerOptions options = model::transformer_options(teacher.config, teacher.shape);
   options.sequence = {.ranks = context.sequence(), .exchange = plan::sequence_exchange(teacher.config, teacher.shape)};
   std::vector<model::TransformerStage> stages;
-  for (const plan::StagePart& part : parts_of(teacher, context))
+  for (const plan::StageSpec& part : parts_of(teacher, context))
     stages.emplace_back(options, part, parameters, context.tensor());
   return stages;
 }

@@ -21,7 +21,7 @@ constexpr std::string_view kNumbered = "chained_", kDense = "chained_0.", kExper
                            kFurther = "chained_2.";
 constexpr std::int64_t kParameterAlignment = 64;
 
-using BufferedPlaces = std::map<std::string, DcpSource::Place>;
+using BufferedPlaces = std::map<std::string, DcpSource::TensorLocation>;
 
 /// In which order Megatron-Core registers the parts of a layer, and what follows the layers.
 struct Part {
@@ -206,7 +206,7 @@ void add_rank(std::vector<plan::ParameterSpec> specs, const plan::ModelShape& sh
                                             "parallelism."),
                                      concat(shape.groups(), " and ", layout.tp)));
     if (spec->shared_copy || (spec->replicated() && !first_of_tp)) continue;
-    DcpSource::Place& place = places[spec->name];
+    DcpSource::TensorLocation& place = places[spec->name];
     place.tensor = bucket;
     place.shape = checkpoint::true_shape(*spec, shape);
     place.flat.push_back({bucket, begin, *spec});
@@ -219,7 +219,7 @@ void add_rank(std::vector<plan::ParameterSpec> specs, const plan::ModelShape& sh
 /// expert need not divide by tp, nor that of the rest by etp.
 std::vector<plan::ParameterSpec> stage_parameters(const plan::ModelShape& shape, const BufferLayout& layout,
                                                   const BufferedOptimizer& optimizer, int slice,
-                                                  const plan::StagePart& stage) {
+                                                  const plan::StageSpec& stage) {
   if (layout.ep == 1) return plan::model_parameters(shape, layout.tp, slice, {stage});
   return plan::model_parameters(shape, layout.tp, optimizer.dense ? slice : 0, {stage},
                                 {.etp = layout.etp, .etp_rank = optimizer.experts ? slice : 0});
@@ -252,8 +252,8 @@ bool has_buffers(const DcpFolder& folder) {
   return !first_named(folder, kBuffers).empty() || !first_named(folder, kNumbered).empty();
 }
 
-std::map<std::string, DcpSource::Place> buffer_places(const DcpFolder& folder, const plan::ModelShape& shape,
-                                                      const BufferLayout& layout, const std::string& theirs) {
+std::map<std::string, DcpSource::TensorLocation> buffer_places(const DcpFolder& folder, const plan::ModelShape& shape,
+                                                               const BufferLayout& layout, const std::string& theirs) {
   BufferedPlaces places;
   for (const BufferedOptimizer& optimizer : optimizers_of(folder, layout))
     add_optimizer(folder, shape, layout, optimizer, theirs, places);

@@ -20,7 +20,7 @@ inline constexpr const char* kAsSaved =
 struct BufferLayout {
   int tp = 1, pp = 1;
   int ep = 1, etp = 1;  ///< of experts: ranks that share them, and ranks that split each; etp counts where ep > 1
-  std::vector<plan::StagePart> stages = {};  ///< in model order; a pipeline rank has each pp-th
+  std::vector<plan::StageSpec> stages = {};  ///< in model order; a pipeline rank has each pp-th
   bool fused_norms = false;      ///< norms were registered within the linear layers behind them (Transformer Engine)
   bool grouped_experts = false;  ///< first layers of all experts before all second ones (TEGroupedMLP)
 };
@@ -28,8 +28,8 @@ struct BufferLayout {
 /// Where the state `theirs` ("param", "exp_avg") of each parameter lies, by our names of the parameters. Parameters are
 /// registered in the order of the model and laid out in the opposite one, each beginning at a multiple of 64; buckets
 /// end with a parameter. Throws ConfigError where the buckets are not as long as that says, or of other optimizers.
-std::map<std::string, DcpSource::Place> buffer_places(const DcpFolder& folder, const plan::ModelShape& shape,
-                                                      const BufferLayout& layout, const std::string& theirs);
+std::map<std::string, DcpSource::TensorLocation> buffer_places(const DcpFolder& folder, const plan::ModelShape& shape,
+                                                               const BufferLayout& layout, const std::string& theirs);
 
 /// Whether the folder has state that is stored so.
 bool has_buffers(const DcpFolder& folder);

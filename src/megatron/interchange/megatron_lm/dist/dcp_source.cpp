@@ -86,7 +86,7 @@ const std::vector<std::int64_t>* DcpSource::shape(const std::string& tensor) con
 }
 
 void DcpSource::read(const std::string& tensor, const checkpoint::Box& box, const at::Tensor& into) const {
-  const Place& place = places_.at(tensor);
+  const TensorLocation& place = places_.at(tensor);
   if (!checkpoint::inside(box, place.shape))
     throw std::logic_error(concat("a slice that lies outside of \"", printable(tensor), "\""));
   if (!place.flat.empty()) {

@@ -49,7 +49,7 @@ class DcpSource final : public checkpoint::WeightSource {
     plan::ParameterSpec spec;
   };
   /// A tensor, one layer's or expert's of a tensor of all, or slices.
-  struct Place {
+  struct TensorLocation {
     const DcpTensor* tensor = nullptr;
     std::vector<std::int64_t> index = {};  ///< in its leading dimensions, which ours does not have
     std::vector<std::int64_t> shape;       ///< ours: not more than it has
@@ -57,7 +57,7 @@ class DcpSource final : public checkpoint::WeightSource {
     bool zeros = false;                    ///< 0 everywhere, of the dtype of `tensor`
     double factor = 1;                     ///< of what `tensor` has
   };
-  DcpSource(std::shared_ptr<const DcpFolder> folder, std::map<std::string, Place> places)
+  DcpSource(std::shared_ptr<const DcpFolder> folder, std::map<std::string, TensorLocation> places)
       : folder_(std::move(folder)), places_(std::move(places)) {}
 
   std::string name() const override { return folder_->name(); }
@@ -70,7 +70,7 @@ class DcpSource final : public checkpoint::WeightSource {
   void read_flat(const FlatSlice& slice, const checkpoint::Box& box, const at::Tensor& into) const;
 
   std::shared_ptr<const DcpFolder> folder_;
-  std::map<std::string, Place> places_;
+  std::map<std::string, TensorLocation> places_;
 };
 
 }  // namespace megatron::interchange

@@ -32,7 +32,7 @@ namespace fs = std::filesystem;
 namespace {
 
 using Kind = PickleNode::Kind;
-using Places = std::map<std::string, DcpSource::Place>;
+using Places = std::map<std::string, DcpSource::TensorLocation>;
 
 constexpr std::string_view kState = "optimizer.state.";
 constexpr const char* kMasters[] = {"fp32_param", "param"};
@@ -104,8 +104,8 @@ std::vector<DistName> names_of(const plan::ModelShape& shape, const std::string&
 }
 
 /// Where the parameter `spec` is kept under names that begin with `prefix`; nothing where it is not.
-std::optional<DcpSource::Place> find_place(const Opened& opened, const std::string& prefix,
-                                           const plan::ModelShape& model, const plan::ParameterSpec& spec) {
+std::optional<DcpSource::TensorLocation> find_place(const Opened& opened, const std::string& prefix,
+                                                    const plan::ModelShape& model, const plan::ParameterSpec& spec) {
   const std::string& ours = spec.name;
   const std::vector<std::int64_t> shape = checkpoint::true_shape(spec, model);
   for (const DistName& theirs : names_of(model, ours)) {
@@ -121,7 +121,7 @@ std::optional<DcpSource::Place> find_place(const Opened& opened, const std::stri
       throw ConfigError(rule_got_fix(concat(opened.tensors->name(), ": \"", printable(prefix + theirs.name),
                                             "\" must have the shape that the arguments say."),
                                      "another"));
-    return DcpSource::Place{tensor, theirs.index, shape};
+    return DcpSource::TensorLocation{tensor, theirs.index, shape};
   }
   return std::nullopt;
 }
@@ -183,7 +183,7 @@ Places state_places(const Opened& opened, const std::string& theirs, const plan:
   std::string missing;
   for (const plan::ParameterSpec& spec : specs) {
     if (is_expert_bias(spec.name)) continue;
-    std::optional<DcpSource::Place> place;
+    std::optional<DcpSource::TensorLocation> place;
     for (const char* const optimizer : kOptimizers)
       if (!place) place = find_place(opened, concat(optimizer, kState, theirs, "."), shape, spec);
     if (place)
@@ -204,7 +204,7 @@ void add_zero_state(const TrainingState& state, const std::vector<plan::Paramete
     for (const std::string& kind : state.kinds) {
       if (!is_expert_bias(spec.name)) break;
       if (!keeps_state(state.recipe.optimizer, kind, spec.is_layer_matrix())) continue;
-      DcpSource::Place zeros = places.at(spec.name);
+      DcpSource::TensorLocation zeros = places.at(spec.name);
       zeros.zeros = true;
       places[state_name(kind, spec.name)] = std::move(zeros);
     }
@@ -235,7 +235,7 @@ bool are_masters(const DcpSource& weights, const DcpSource& masters, const std::
 
 /// The stages that a run had, as its arguments say. Layers that are shared out evenly, with fewer on the first or the
 /// last rank, by the costs of embedding and loss, or as a layout names them.
-std::vector<plan::StagePart> saved_stages(const Opened& opened, const plan::ModelShape& shape) {
+std::vector<plan::StageSpec> saved_stages(const Opened& opened, const plan::ModelShape& shape) {
   constexpr std::size_t kMaxLayout = 1 << 16;
   const std::string& file = opened.common.name();
   const config::ParallelConfig parallel =
@@ -254,7 +254,7 @@ std::vector<plan::StagePart> saved_stages(const Opened& opened, const plan::Mode
     if (parallel.pp_layout.empty()) return plan::stage_parts(parallel, shape.num_layers, {});
     auto parts = plan::parse_layout(parallel.pp_layout, plan::EmptyStages::Allowed);
     std::int64_t layers = 0;
-    for (const plan::StagePart& part : parts) layers += part.num_layers;
+    for (const plan::StageSpec& part : parts) layers += part.num_layers;
     if (layers == shape.num_layers && parts.size() % static_cast<std::size_t>(parallel.pp) == 0) return parts;
     throw ConfigError("other numbers of layers or stages in pipeline_model_parallel_layout");
   } catch (const ConfigError& error) {

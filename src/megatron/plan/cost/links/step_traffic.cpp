@@ -58,8 +58,7 @@ class PieceTraffic {
   SentInPasses layer(const LayerSpec& spec) const {
     const auto [sums, rows, gathered] = work_of(spec);
     const double sent = ring_share(exchange_ranks_) * rows * count_of(run_.shape.hidden) * element_;
-    const double exchanged =
-        cp_ > 1 ? count_of(exchanged_elements(run_.config, spec.attention(), exchange_)) * element_ : 0;
+    const double exchanged = cp_ > 1 ? count_of(exchanged_elements(run_.config, spec, exchange_)) * element_ : 0;
     const bool sp = run_.config.parallel.sp;
     const TrafficKind kind = sp ? TrafficKind::Sequence : TrafficKind::Tensor;
     SentInPasses passes;
@@ -148,7 +147,7 @@ std::vector<Sent> sent_by_stage(const ResolvedRun& run, const PieceTraffic& piec
   ByLayerKind<SentInPasses> layers(run.shape);
   const double microbatches = count_of(run.microbatches_per_step);
   std::vector<Sent> stages;
-  for (const StagePart& part : run.parts) {
+  for (const StageSpec& part : run.parts) {
     Sent sent{};
     const auto take = [&](const SentInPasses& passes, bool again, bool again_in_part) {
       const double in_part = partial[stages.size()], whole = microbatches - in_part;

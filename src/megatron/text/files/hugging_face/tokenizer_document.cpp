@@ -43,15 +43,15 @@ class Reader {
   explicit Reader(TokenizerDocument& document) : document_(document) {}
 
   bool read(element root) {
-    auto value = value_of(root, Place::Root, 0);
+    auto value = value_of(root, Section::Root, 0);
     if (value) document_.root = std::move(*value);
     return value.has_value();
   }
 
  private:
-  enum class Place { Root, Model, Tokens, Merges, Elsewhere };
+  enum class Section { Root, Model, Tokens, Merges, Elsewhere };
 
-  std::optional<json> value_of(element value, Place place, std::size_t depth) {
+  std::optional<json> value_of(element value, Section place, std::size_t depth) {
     switch (value.type()) {
       case element_type::OBJECT:
         return depth < kMaxJsonDepth ? object_of(value, place, depth) : std::nullopt;
@@ -75,25 +75,25 @@ class Reader {
   /// As the other parser has whole numbers: unsigned where they are not negative.
   static json number(std::int64_t value) { return value < 0 ? json(value) : json(static_cast<std::uint64_t>(value)); }
 
-  std::optional<json> object_of(simdjson::dom::object object, Place place, std::size_t depth) {
-    if (place == Place::Tokens && tokens_of(object)) return json::object();
+  std::optional<json> object_of(simdjson::dom::object object, Section place, std::size_t depth) {
+    if (place == Section::Tokens && tokens_of(object)) return json::object();
     json::object_t members;
     for (const auto& [key, value] : object) {
-      const Place inside = place == Place::Root && key == "model"     ? Place::Model
-                           : place == Place::Model && key == "vocab"  ? Place::Tokens
-                           : place == Place::Model && key == "merges" ? Place::Merges
-                                                                      : Place::Elsewhere;
+      const Section inside = place == Section::Root && key == "model"     ? Section::Model
+                             : place == Section::Model && key == "vocab"  ? Section::Tokens
+                             : place == Section::Model && key == "merges" ? Section::Merges
+                                                                          : Section::Elsewhere;
       auto member = value_of(value, inside, depth + 1);
       if (!member || !members.emplace(std::string(key), std::move(*member)).second) return std::nullopt;
     }
     return json(std::move(members));
   }
 
-  std::optional<json> array_of(simdjson::dom::array array, Place place, std::size_t depth) {
-    if (place == Place::Merges && merges_of(array)) return json::array();
+  std::optional<json> array_of(simdjson::dom::array array, Section place, std::size_t depth) {
+    if (place == Section::Merges && merges_of(array)) return json::array();
     json::array_t elements;
     for (const element each : array) {
-      auto value = value_of(each, Place::Elsewhere, depth + 1);
+      auto value = value_of(each, Section::Elsewhere, depth + 1);
       if (!value) return std::nullopt;
       elements.push_back(std::move(*value));
     }

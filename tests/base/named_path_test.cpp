@@ -11,7 +11,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-TEST(Place, IsSaidWithWhatIsThere) {
+TEST(NamedPath, IsSaidWithWhatIsThere) {
   const TemporaryFolder temporary;
   const fs::path folder = temporary.path() / "run";
   EXPECT_EQ(place_text(folder), folder.string() + ", which does not exist");
@@ -25,7 +25,7 @@ TEST(Place, IsSaidWithWhatIsThere) {
   EXPECT_EQ(place_text(folder / "a" / "b"), (folder / "a" / "b").string() + ", which does not exist");
 }
 
-TEST(Place, HasANeighbourOfNearlyThatName) {
+TEST(NamedPath, HasANeighbourOfNearlyThatName) {
   const TemporaryFolder temporary;
   fs::create_directory(temporary.path() / "pretrained");
   fs::create_directory(temporary.path() / "other");
