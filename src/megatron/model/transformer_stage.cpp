@@ -225,7 +225,8 @@ Block::Sites TransformerStage::Impl::sites(const Pass& pass, std::int64_t number
     sites.mlp_inner = site(pass.training ? options.hidden_dropout : 0, options.seed, name + " inner", pass.sample_ids);
     sites.mlp_inner.features = mlp->width;
     sites.mlp_inner.feature_offset = mlp->width / tp.size() * tp.rank();
-    place_rows(sites.mlp_inner, options.sequence, rows.size(0) * (options.sequence_parallel ? tp.size() : 1));
+    parallel::place_rows(sites.mlp_inner, options.sequence.share(),
+                         rows.size(0) * (options.sequence_parallel ? tp.size() : 1));
   }
   return sites;
 }
