@@ -173,52 +173,56 @@ struct Course {
   std::vector<std::vector<double>> auxiliary = {};
 };
 
-/// Step number `i`, of samples that are packed with two documents each, whose cut depends on the sample. A token of
-/// each does not count.
-StepResult documents_step(Engine& engine, const plan::ResolvedRun& run, std::int64_t i) {
+/// Step number `i` on synthetic_batch()es, each of them changed by `change`, which is given its samples.
+template <class Change>
+StepResult changed_step(Engine& engine, const plan::ResolvedRun& run, std::int64_t i, const Change& change) {
   const auto& train = run.config.train;
-  const std::int64_t length = run.config.data.seq_length, first = i * train.global_batch_size;
+  const std::int64_t first = i * train.global_batch_size;
   const auto samples = plan::batch_plan(first, train.global_batch_size, train.micro_batch_size,
                                         run.grid.sample_shares(), engine.context.samples().rank())
                            .microbatches;
   const auto batch_of = [&](std::size_t m) {
-    auto batch = synthetic_batch(samples[m], length, run.shape.vocab, train.seed, at::kCPU);
-    const auto rows = static_cast<std::int64_t>(samples[m].size());
-    batch.first_key_bs = at::zeros({rows, length}, at::kInt);
-    batch.position_ids_bs = at::arange(length, at::kLong).repeat({rows, 1});
-    batch.loss_mask_bs = at::ones({rows, length}, loss_type(run.config));
-    for (std::int64_t b = 0; b < rows; ++b) {
-      const std::int64_t cut = 1 + samples[m][static_cast<std::size_t>(b)] * 5 % (length - 1), left = length - cut;
-      batch.first_key_bs[b].narrow(0, cut, left).fill_(static_cast<std::int32_t>(cut));
-      batch.position_ids_bs[b].narrow(0, cut, left).sub_(cut);
-      batch.loss_mask_bs[b].narrow(0, cut - 1, 1).zero_();
-    }
+    auto batch = synthetic_batch(samples[m], run.config.data.seq_length, run.shape.vocab, train.seed, at::kCPU);
+    change(batch, samples[m]);
     return batch;
   };
   return engine.step(static_cast<int>(samples.size()), batch_of, run.rates_at(first));
 }
 
+/// Step number `i`, of samples that are packed with two documents each, whose cut depends on the sample. A token of
+/// each does not count.
+StepResult documents_step(Engine& engine, const plan::ResolvedRun& run, std::int64_t i) {
+  const std::int64_t length = run.config.data.seq_length;
+  const auto changed = [&](model::Batch& batch, const std::vector<std::int64_t>& samples) {
+    const auto rows = std::ssize(samples);
+    batch.first_key_bs = at::zeros({rows, length}, at::kInt);
+    batch.position_ids_bs = at::arange(length, at::kLong).repeat({rows, 1});
+    batch.loss_mask_bs = at::ones({rows, length}, loss_type(run.config));
+    for (std::int64_t b = 0; b < rows; ++b) {
+      const std::int64_t cut = 1 + samples[static_cast<std::size_t>(b)] * 5 % (length - 1), left = length - cut;
+      batch.first_key_bs[b].narrow(0, cut, left).fill_(static_cast<std::int32_t>(cut));
+      batch.position_ids_bs[b].narrow(0, cut, left).sub_(cut);
+      batch.loss_mask_bs[b].narrow(0, cut - 1, 1).zero_();
+    }
+  };
+  return changed_step(engine, run, i, changed);
+}
+
 /// Step number `i`, of pairs of answers of some tokens behind a prompt of others, and what their reference is.
 StepResult preference_step_of(Engine& engine, const plan::ResolvedRun& run, std::int64_t i) {
-  const auto& train = run.config.train;
-  const std::int64_t length = run.config.data.seq_length, first = i * train.global_batch_size;
-  const auto samples = plan::batch_plan(first, train.global_batch_size, train.micro_batch_size,
-                                        run.grid.sample_shares(), engine.context.samples().rank())
-                           .microbatches;
-  const auto batch_of = [&](std::size_t m) {
-    auto batch = synthetic_batch(samples[m], length, run.shape.vocab, train.seed, at::kCPU);
-    const auto rows = static_cast<std::int64_t>(samples[m].size());
+  const std::int64_t length = run.config.data.seq_length;
+  const auto changed = [&](model::Batch& batch, const std::vector<std::int64_t>& samples) {
+    const auto rows = std::ssize(samples);
     batch.loss_mask_bs = at::zeros({rows, length}, loss_type(run.config));
     batch.reference_b = at::empty({rows}, at::kDouble);
     for (std::int64_t b = 0; b < rows; ++b) {
-      const std::int64_t id = samples[m][static_cast<std::size_t>(b)], begin = 1 + id / 2 * 3 % (length / 2);
+      const std::int64_t id = samples[static_cast<std::size_t>(b)], begin = 1 + id / 2 * 3 % (length / 2);
       const std::int64_t tokens = 1 + id * 5 % (length / 2);
       batch.loss_mask_bs[b].narrow(0, begin, tokens).fill_(1);
       batch.reference_b[b] = -4.0 * static_cast<double>(tokens) - 0.3 * static_cast<double>(id % 3);
     }
-    return batch;
   };
-  return engine.step(static_cast<int>(samples.size()), batch_of, run.rates_at(first));
+  return changed_step(engine, run, i, changed);
 }
 
 std::vector<double> loads_of(const ExpertFigures& figures) {

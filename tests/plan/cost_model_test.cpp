@@ -9,6 +9,7 @@
 #include "megatron/base/error.h"
 #include "megatron/plan/cost/counts.h"
 #include "tests/plan/load_hardware.h"
+#include "tests/plan/small_gpt.h"
 #include "tests/testing/folders.h"
 
 namespace megatron::plan {
@@ -25,24 +26,6 @@ Hardware products_alone() {
   hardware.memory.bandwidth_gb_s = hardware.node.bandwidth_gb_s = hardware.cluster.bandwidth_gb_s = 1e12;
   hardware.software.whole_square = true;
   return hardware;
-}
-
-/// A small GPT of 4 layers; layout and the rest as the test sets them.
-config::RunConfig small(int tp, int dp, int pp = 1, std::int64_t microbatches = 1) {
-  config::RunConfig config;
-  config.model.num_layers = 4;
-  config.model.hidden_size = 64;
-  config.model.num_attention_heads = 4;
-  config.model.vocab_size = 256;
-  config.parallel.tp = tp;
-  config.parallel.pp = pp;
-  config.parallel.world_size = tp * dp * pp;
-  config.data.seq_length = 32;
-  config.train.micro_batch_size = 2;
-  config.train.global_batch_size = 2 * dp * microbatches;
-  config.train.dtype = "bf16";
-  config.optimizer.overlap_grad_reduce = false;
-  return config;
 }
 
 constexpr double kStream = 2 * 32 * 64 * 2;  ///< bytes of its residual stream
@@ -134,7 +117,7 @@ TEST(MeanOfLargest, IsThatOfNormalDeviates) {
 
 TEST(StepCost, OfProductsAloneIsTheirArithmetic) {
   // Narayanan et al. 2021: 96 B s l h^2 (1 + s / (6 h) + V / (16 l h)) with recomputation of layers.
-  config::RunConfig config = small(1, 1, 1, 3);
+  config::RunConfig config = small_gpt(1, 1, 1, 3);
   config.train.recompute = "full";
   const double h = 64, s = 32, l = 4, batch = 6, v = 256;
   const double flops = 96 * batch * s * l * h * h * (1 + s / (6 * h) + v / (16 * l * h));
@@ -157,7 +140,7 @@ TEST(StepCost, OfProductsAloneIsTheirArithmetic) {
 
 TEST(StepCost, ComputesRouterAndFirstLayersOfExpertsAgainWhereTheMlpIs) {
   for (const std::int64_t shared : {0, 48}) {
-    config::RunConfig config = small(1, 1);
+    config::RunConfig config = small_gpt(1, 1);
     config.model.add_bias_linear = false;
     config.model.gated_linear_unit = true;
     config.model.num_experts = 8;
@@ -177,7 +160,7 @@ TEST(StepCost, ComputesRouterAndFirstLayersOfExpertsAgainWhereTheMlpIs) {
 }
 
 TEST(StepCost, SplitsProductsOverTensorParallelRanks) {
-  const StepCost one = cost_of(small(1, 1), products_alone()), four = cost_of(small(4, 1), products_alone());
+  const StepCost one = cost_of(small_gpt(1, 1), products_alone()), four = cost_of(small_gpt(4, 1), products_alone());
   EXPECT_NEAR(four.step_s, one.step_s / 4, 1e-6 * one.step_s);
   EXPECT_DOUBLE_EQ(four.computed_flops, one.computed_flops);
 }
@@ -185,8 +168,8 @@ TEST(StepCost, SplitsProductsOverTensorParallelRanks) {
 TEST(StepCost, SharesSequencesAndSendsTheirKeysAndValues) {
   Hardware causal = products_alone();
   causal.software.whole_square = false;
-  const StepCost one = cost_of(small(1, 1), causal);
-  config::RunConfig config = small(1, 1);
+  const StepCost one = cost_of(small_gpt(1, 1), causal);
+  config::RunConfig config = small_gpt(1, 1);
   config.parallel.cp = config.parallel.world_size = 4;
   config.parallel.cp_comm_type = "allgather";
   const StepCost four = cost_of(config, causal);
@@ -206,7 +189,7 @@ TEST(StepCost, SharesSequencesAndSendsTheirKeysAndValues) {
 }
 
 TEST(StepCost, HidesAllButOneMessageOfARingBesideAttention) {
-  config::RunConfig config = small(1, 1);
+  config::RunConfig config = small_gpt(1, 1);
   config.parallel.cp = config.parallel.world_size = 4;
   config.parallel.cp_comm_type = "p2p";
   Hardware hardware = products_alone();
@@ -219,7 +202,7 @@ TEST(StepCost, HidesAllButOneMessageOfARingBesideAttention) {
 TEST(StepCost, ComputesAttentionOfSharedSequencesInThePiecesOfTheirWay) {
   Hardware hardware = products_alone();
   hardware.compute.product_half_size = 16;  // a head's features, too
-  config::RunConfig config = small(1, 1);
+  config::RunConfig config = small_gpt(1, 1);
   const auto attention = [&](int cp, const char* way) {
     config.parallel.cp = config.parallel.world_size = cp;
     config.parallel.cp_comm_type = way;
@@ -242,7 +225,7 @@ TEST(StepCost, ComputesAttentionOfSharedSequencesInThePiecesOfTheirWay) {
 
 TEST(StepCost, ComputesAttentionInOneKernelAtItsOwnRates) {
   Hardware hardware = products_alone();
-  const config::RunConfig config = small(1, 1);
+  const config::RunConfig config = small_gpt(1, 1);
   const double plain = cost_of(config, hardware).parts.attention;  // at the peak: 2 products forward, 5 backward
   hardware.compute.attention_forward_efficiency = 0.5;
   EXPECT_NEAR(cost_of(config, hardware).parts.attention, plain * (2 / 0.5 + 5) / 7, 1e-9 * plain);
@@ -256,8 +239,8 @@ TEST(StepCost, HasFourAllReducesALayerAndTwoMore) {
   Hardware hardware = products_alone();
   hardware.node.bandwidth_gb_s = 1;
   const double stream = 2 * 3 / 4.0 * kStream / 1e9, per_token = 2 * 3 / 4.0 * 4 * 64 / 1e9;
-  EXPECT_NEAR(cost_of(small(4, 1), hardware).parts.tensor, (4 * 4 + 2) * stream + 3 * per_token, 1e-15);
-  config::RunConfig config = small(4, 1);
+  EXPECT_NEAR(cost_of(small_gpt(4, 1), hardware).parts.tensor, (4 * 4 + 2) * stream + 3 * per_token, 1e-15);
+  config::RunConfig config = small_gpt(4, 1);
   config.train.recompute = "full";
   EXPECT_NEAR(cost_of(config, hardware).parts.tensor, (6 * 4 + 2) * stream + 3 * per_token, 1e-15);
   config.train.recompute = "none";
@@ -268,8 +251,8 @@ TEST(StepCost, HasFourAllReducesALayerAndTwoMore) {
 TEST(StepCost, ReducesGradientsOnceAStep) {
   Hardware hardware = products_alone();
   hardware.node.bandwidth_gb_s = 1;
-  const auto parameters = static_cast<double>(parameter_count(resolve(small(1, 8)).shape));
-  config::RunConfig config = small(1, 8, 1, 2);
+  const auto parameters = static_cast<double>(parameter_count(resolve(small_gpt(1, 8)).shape));
+  config::RunConfig config = small_gpt(1, 8, 1, 2);
   EXPECT_NEAR(cost_of(config, hardware).parts.data, 2 * 7 / 8.0 * 4 * parameters / 1e9, 1e-6);
   config.optimizer.grad_dtype = "bf16";
   EXPECT_NEAR(cost_of(config, hardware).parts.data, 2 * 7 / 8.0 * 2 * parameters / 1e9, 1e-6);
@@ -281,7 +264,7 @@ TEST(StepCost, ReducesGradientsOnceAStep) {
 TEST(StepCost, ReducesGradientsOfExpertsBetweenTheRanksThatHoldThem) {
   Hardware hardware = products_alone();
   hardware.node.bandwidth_gb_s = 1;
-  config::RunConfig config = small(1, 4);
+  config::RunConfig config = small_gpt(1, 4);
   config.model.add_bias_linear = false;
   config.model.num_experts = 8;
   config.model.moe_ffn_hidden_size = 32;
@@ -312,7 +295,7 @@ TEST(StepCost, ReducesGradientsOfExpertsBetweenTheRanksThatHoldThem) {
 TEST(StepCost, SendsEachRanksTokensToWholeExperts) {
   Hardware hardware = products_alone();
   hardware.node.bandwidth_gb_s = 1;
-  config::RunConfig config = small(2, 1);
+  config::RunConfig config = small_gpt(2, 1);
   config.model.add_bias_linear = false;
   config.model.num_experts = 4;
   config.model.moe_ffn_hidden_size = 32;
@@ -340,7 +323,7 @@ TEST(StepCost, SendsEachRanksTokensToWholeExperts) {
 TEST(StepCost, SendsNoTokensToExpertsOfRanksThatHaveThem) {
   Hardware hardware = products_alone();
   hardware.node.bandwidth_gb_s = 1;
-  config::RunConfig config = small(2, 1);
+  config::RunConfig config = small_gpt(2, 1);
   config.model.add_bias_linear = false;
   config.model.num_experts = 4;
   config.model.moe_ffn_hidden_size = 32;
@@ -364,7 +347,7 @@ TEST(MicrobatchCost, IsAStepWithoutItsEnd) {
   hardware.memory.bandwidth_gb_s = 10;
   hardware.software.optimizer_bytes = 30;
   hardware.software.stream_forward_passes = 3;
-  config::RunConfig config = small(2, 2);
+  config::RunConfig config = small_gpt(2, 2);
   config.train.recompute = "full";
   const ResolvedRun run = resolve(config);
   const StepParts parts = step_cost(run, hardware).parts;
@@ -379,7 +362,7 @@ TEST(StepCost, UpdatesItsShareOfTheParameters) {
   Hardware hardware = products_alone();
   hardware.memory.bandwidth_gb_s = 100;
   hardware.software.optimizer_bytes = 30;
-  config::RunConfig config = small(1, 4);
+  config::RunConfig config = small_gpt(1, 4);
   const auto parameters = static_cast<double>(parameter_count(resolve(config).shape));
   const double whole = cost_of(config, hardware).parts.optimizer;
   EXPECT_NEAR(whole, 30 * parameters / 100e9, 1e-3 * whole);
@@ -390,7 +373,7 @@ TEST(StepCost, UpdatesItsShareOfTheParameters) {
 TEST(StepCost, HidesReductionBesideBackwardButItsLastBucket) {
   Hardware hardware = products_alone();
   hardware.node.bandwidth_gb_s = 100;
-  config::RunConfig config = small(1, 4);
+  config::RunConfig config = small_gpt(1, 4);
   const double whole = cost_of(config, hardware).parts.data;
   config.optimizer.overlap_grad_reduce = true;
   config.optimizer.bucket_size = 20000;
@@ -409,7 +392,7 @@ TEST(StepCost, HidesReductionBesideBackwardButItsLastBucket) {
 
 TEST(StepCost, OfAPipelineHasItsBubble) {
   // 1F1B of equal stages: p - 1 of m + p - 1 times of a microbatch. Embedding and output cost next to nothing.
-  config::RunConfig config = small(1, 1, 4, 6);
+  config::RunConfig config = small_gpt(1, 1, 4, 6);
   config.model.vocab_size = 1;
   config.model.make_vocab_size_divisible_by = 1;
   config.model.hidden_size = 512;
@@ -426,7 +409,7 @@ TEST(StepCost, OfAPipelineHasItsBubble) {
 TEST(StepCost, WaitsForTheSlowestRank) {
   Hardware hardware = products_alone();
   hardware.software.speed_spread = 0.1;
-  const StepCost one = cost_of(small(1, 1), hardware), eight = cost_of(small(1, 8), hardware);
+  const StepCost one = cost_of(small_gpt(1, 1), hardware), eight = cost_of(small_gpt(1, 8), hardware);
   EXPECT_EQ(one.parts.waiting, 0);
   EXPECT_NEAR(eight.parts.waiting, 0.1 * mean_of_largest(8) * (eight.step_s - eight.parts.waiting), 1e-12);
 }
@@ -436,7 +419,7 @@ Hardware file(const std::string& name) {
 }
 
 TEST(StepCost, IsTheSumOfItsPartsAndFallsWithEveryRate) {
-  config::RunConfig config = small(2, 4, 2, 4);
+  config::RunConfig config = small_gpt(2, 4, 2, 4);
   config.parallel.sp = true;
   config.train.recompute = "selective";
   config.optimizer.use_distributed_optimizer = true;
