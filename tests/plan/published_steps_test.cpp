@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 
+#include "megatron/base/error.h"
 #include "megatron/config/options.h"
 #include "megatron/plan/cost/cost_model.h"
 #include "megatron/plan/rules.h"
