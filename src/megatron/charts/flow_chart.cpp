@@ -108,7 +108,6 @@ DrawnFlows draw_pairs(const FlowChart& chart, double top) {
                            "\"><title>", svg::escaped(flows[i]->text), "</title></rect>\n");
     }
   }
-  std::string lines;
   const auto lines_at = [&](std::size_t every) {
     std::string path;
     for (std::size_t i = 0; every > 0 && i <= count; i += every)

@@ -22,6 +22,7 @@
 #include "megatron/plan/cost/rank_buffers.h"
 #include "megatron/plan/cost/sequence_exchange.h"
 #include "megatron/plan/parameters/buffer_layout.h"
+#include "megatron/train/data/batches.h"
 #include "megatron/train/iteration.h"
 #include "megatron/train/log/timers.h"
 #include "megatron/train/pipeline.h"
