@@ -61,32 +61,23 @@ TEST(StepTraffic, IsWhatTheCostModelTakesTimeFor) {
   hardware.memory.bandwidth_gb_s = 1e15;
   hardware.node.bandwidth_gb_s = hardware.cluster.bandwidth_gb_s = 1e-9;
   using Change = std::function<void(config::RunConfig&)>;
+  const auto share = [](config::RunConfig& config, int ranks, const char* exchange) {
+    config.parallel.cp = ranks;
+    config.parallel.world_size *= ranks;
+    config.parallel.cp_comm_type = exchange;
+  };
   const std::map<std::string, std::pair<config::RunConfig, Change>> cases = {
       {"tensor", {gpt_of(4, 2, 1, 2), [](auto&) {}}},
       {"sequence", {gpt_of(4, 2), [](auto& config) { config.parallel.sp = true; }}},
       {"recompute", {gpt_of(2, 2), [](auto& config) { config.train.recompute = "full"; }}},
       {"heads",
        {gpt_of(2, 2),
-        [](auto& config) {
-          config.parallel.cp = 2;
-          config.parallel.world_size *= 2;
-          config.parallel.cp_comm_type = "a2a";
+        [&](auto& config) {
+          share(config, 2, "a2a");
           config.train.recompute = "selective";
         }}},
-      {"keys",
-       {gpt_of(1, 2),
-        [](auto& config) {
-          config.parallel.cp = 4;
-          config.parallel.world_size *= 4;
-          config.parallel.cp_comm_type = "allgather";
-        }}},
-      {"ring",
-       {gpt_of(1, 2),
-        [](auto& config) {
-          config.parallel.cp = 4;
-          config.parallel.world_size *= 4;
-          config.parallel.cp_comm_type = "p2p";
-        }}},
+      {"keys", {gpt_of(1, 2), [&](auto& config) { share(config, 4, "allgather"); }}},
+      {"ring", {gpt_of(1, 2), [&](auto& config) { share(config, 4, "p2p"); }}},
       {"experts",
        {gpt_of(1, 4),
         [](auto& config) {

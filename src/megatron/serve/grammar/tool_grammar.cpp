@@ -145,7 +145,7 @@ class Answers {
     return grammar_.rule_with({joined({one, {Grammar::rule(more)}})});
   }
 
-  /// Bytes, and what follows them in a text; where that is nothing, no text has them.
+  /// Bytes that end free text, and the grammar that follows them; without one, free text may not contain them.
   struct Mark {
     std::string_view bytes;
     std::optional<Sequence> then;
