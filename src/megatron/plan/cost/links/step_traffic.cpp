@@ -35,10 +35,10 @@ struct SentInPasses {
   Sent forward{}, backward{};
 };
 
-/// What a rank sends in a microbatch's passes of the model's pieces.
-class PieceTraffic {
+/// What a rank sends in a microbatch's passes of a layer, a depth, the embedding and the output.
+class LayerTraffic {
  public:
-  explicit PieceTraffic(const ResolvedRun& run)
+  explicit LayerTraffic(const ResolvedRun& run)
       : run_(run),
         tp_(run.grid.size(Axis::Tp)),
         etp_(expert_layout(run.config.parallel).etp),
@@ -138,7 +138,7 @@ class PieceTraffic {
 };
 
 /// What a rank of each stage sends in a step within the stage.
-std::vector<Sent> sent_by_stage(const ResolvedRun& run, const PieceTraffic& pieces, const schedule::Program& program) {
+std::vector<Sent> sent_by_stage(const ResolvedRun& run, const LayerTraffic& pieces, const schedule::Program& program) {
   std::vector<double> partial(static_cast<std::size_t>(program.placement.num_stages()), 0);
   for (const std::vector<schedule::Op>& ops : program.ranks)
     for (const schedule::Op& op : ops)
@@ -235,7 +235,7 @@ class Sender {
 
 std::vector<Traffic> step_traffic(const ResolvedRun& run) {
   const schedule::Program program = pipeline_program(run, run.microbatches_per_step);
-  const PieceTraffic pieces(run);
+  const LayerTraffic pieces(run);
   const RankRoles roles = roles_of(run);
   const std::vector<Sent> by_stage = sent_by_stage(run, pieces, program);
   const schedule::Placement& placement = run.placement;
