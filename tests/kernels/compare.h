@@ -3,13 +3,16 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/arange.h>
 
+#include <algorithm>
+
 #include "megatron/kernels/activation.h"
 
 namespace megatron::kernels {
 
 /// |got - truth| / |truth| by the 2-norm; float64 truth.
-inline double relative_error(const at::Tensor& got, const at::Tensor& truth) {
-  const double size = truth.norm().item<double>();
+/// `least`: what the error is relative to at least, where the truth may be small for what it is a sum of.
+inline double relative_error(const at::Tensor& got, const at::Tensor& truth, double least = 0) {
+  const double size = std::max(truth.norm().item<double>(), least);
   return (got.to(at::kDouble) - truth).norm().item<double>() / (size > 0 ? size : 1.0);
 }
 

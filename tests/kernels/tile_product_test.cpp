@@ -32,8 +32,9 @@ struct Shape {
 };
 // Edges of tiles, panels and pieces; inputs read where they lie (multiples of 32) or packed; several groups of columns,
 // several pieces of depth, several pieces of work.
-const std::vector<Shape> kShapes = {{9, 1, 1},    {17, 5, 3},   {32, 32, 32},  {33, 31, 47},   {64, 96, 64},
-                                    {45, 64, 96}, {70, 33, 65}, {33, 40, 800}, {40, 600, 800}, {530, 40, 70}};
+const std::vector<Shape> kShapes = {{9, 1, 1},      {17, 5, 3},     {32, 32, 32},    {33, 31, 47},   {64, 96, 64},
+                                    {45, 64, 96},   {70, 33, 65},   {33, 40, 800},   {40, 600, 800}, {530, 40, 70},
+                                    {33, 40, 1600}, {70, 1650, 33}, {300, 64, 1650}, {2100, 40, 64}};
 constexpr double kBf16 = 4.0e-3, kFloat = 1e-6;
 
 at::Tensor bf16(at::IntArrayRef shape) { return at::randn(shape).to(at::kBFloat16); }
@@ -120,6 +121,20 @@ TEST_F(TileProductTest, ThreeBf16ProductsOfFloat32AreNearlyAsExactAsFloat32) {
       set_matmul_precision("highest");
       for (const double error : errors()) EXPECT_LT(error, 1e-6);
     }
+  });
+}
+
+// From kRowsPackedWhileRead on a product keeps no copy, and so needs not be told of what is written.
+TEST_F(TileProductTest, OfManyRowsPacksTheWeightWhileItIsRead) {
+  on_each([] {
+    const std::int64_t rows = kRowsPackedWhileRead;
+    const at::Tensor x = bf16({rows, 64}), dy = bf16({rows, 40}), w = bf16({40, 64});
+    PackedWeight packed;
+    const at::Tensor before = kernels::linear(x, w, &packed), back = linear_input_gradient(dy, w, &packed);
+    auto* values = w.mutable_data_ptr<c10::BFloat16>();
+    for (std::int64_t i = 0; i < w.numel(); ++i) values[i] = values[i] * 2;
+    EXPECT_TRUE(kernels::linear(x, w, &packed).equal(before * 2));
+    EXPECT_TRUE(linear_input_gradient(dy, w, &packed).equal(back * 2));
   });
 }
 

@@ -142,35 +142,40 @@ TEST(MemoryPlan, DoublesInDoublePrecision) {
   EXPECT_EQ(memory_of(in("fp64")).total(), 2 * memory_of(in("fp32")).total());
 }
 
-TEST(MemoryPlan, CountsTwoPackedCopiesOfEveryMatrixForAmxAndDotProducts) {
+TEST(MemoryPlan, CountsTwoPackedCopiesOfEveryMatrixOfLayersForAmxAndDotProducts) {
   const auto packed = [](const char* dtype, const char* kernels, const char* machine, const char* precision = "highest",
-                         bool untied = false, int pp = 1, int pp_rank = 0) {
+                         int tokens = 128, int pp = 1, int experts = 0) {
     const ResolvedRun run = with([&](auto& c) {
+      c.train.micro_batch_size = 1;
+      c.data.seq_length = tokens;
+      c.model.num_experts = experts;
       c.train.dtype = dtype;
       c.train.kernels = kernels;
       c.train.matmul_precision = precision;
-      c.model.untie_embeddings_and_output_weights = untied;
       c.parallel.pp = pp;
     });
-    const MemoryPlan with_unit = memory_plan(run, 0, pp_rank, 0, machine);
-    EXPECT_EQ(with_unit.total() - memory_plan(run, 0, pp_rank, 0).total(),
+    const MemoryPlan with_unit = memory_plan(run, 0, pp - 1, 0, machine);
+    EXPECT_EQ(with_unit.total() - memory_plan(run, 0, pp - 1, 0).total(),
               kernels == std::string("auto") ? with_unit.packed_weights : 0);
     return with_unit.packed_weights;
   };
-  // 8 layers of 12 x 256^2, and the embedding, tied to the output: 4 bytes an element.
-  const std::int64_t layers = 8 * 12 * 256 * 256, output = 4096 * 256;
-  EXPECT_EQ(packed("bf16", "auto", "amx"), 4 * (layers + output));
-  EXPECT_EQ(packed("fp32", "auto", "amx", "high"), 8 * (layers + output));
-  EXPECT_EQ(packed("bf16", "amx", ""), 4 * (layers + output));
-  EXPECT_EQ(packed("bf16", "auto", "amx", "highest", /*untied=*/true), 4 * (layers + output)) << "rows are looked up";
-  EXPECT_EQ(packed("bf16", "auto", "amx", "highest", false, 2, 0), 2 * layers);
-  EXPECT_EQ(packed("bf16", "auto", "amx", "highest", false, 2, 1), 2 * layers + 4 * output);
+  // 8 layers of 12 x 256^2: 4 bytes an element. The loss packs the output layer's while it reads it.
+  const std::int64_t layers = 8 * 12 * 256 * 256;
+  EXPECT_EQ(packed("bf16", "auto", "amx"), 4 * layers);
+  EXPECT_EQ(packed("fp32", "auto", "amx", "high"), 8 * layers);
+  EXPECT_EQ(packed("bf16", "amx", ""), 4 * layers);
+  EXPECT_EQ(packed("bf16", "auto", "amx", "highest", 128, /*pp=*/2), 2 * layers);
   for (const char* kernels : {"avx512", "reference"}) EXPECT_EQ(packed("bf16", kernels, "amx"), 0);
   EXPECT_EQ(packed("bf16", "auto", "avx512"), 0);
-  EXPECT_EQ(packed("bf16", "auto", "avx512_bf16"), 4 * (layers + output));
+  EXPECT_EQ(packed("bf16", "auto", "avx512_bf16"), 4 * layers);
   EXPECT_EQ(packed("fp32", "auto", "avx512_bf16", "high"), 0) << "three such products are slower than one of float32";
   EXPECT_EQ(packed("fp32", "auto", "amx"), 0);
   EXPECT_EQ(packed("fp16", "auto", "amx"), 0);
+  EXPECT_EQ(packed("bf16", "auto", "amx", "highest", 255), 4 * layers);
+  EXPECT_EQ(packed("bf16", "auto", "amx", "highest", 256), 0) << "they are packed while they are read";
+  // Of experts few rows may come together. Their router has 4 rows, which are padded to 32 with the attention's
+  // matrices.
+  EXPECT_EQ(packed("bf16", "auto", "amx", "highest", 256, 1, /*experts=*/4), 4 * 8 * 4 * 8 * 256 * 256);
 }
 
 TEST(MemoryPlan, CountsNoPackedCopiesOnAGpuWhateverProcessorPlans) {

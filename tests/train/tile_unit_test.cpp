@@ -99,6 +99,8 @@ TEST_F(TileUnit, Float32WithPrecisionHighLearnsAsWithoutItWithinOneInTwentyThous
   for (std::size_t i = 0; i < want.size(); ++i) EXPECT_NEAR(got[i], want[i], tolerance) << "step " << i + 1;
 }
 
+static_assert(plan::kTokensPackedWhileRead == kernels::kRowsPackedWhileRead);
+
 TEST_F(TileUnit, PackedWeightsTakeTheBytesThatThePlanSays) {
   kernels::cpu::emulate_tiles(true);
   for (const char* dtype : {"bf16", "fp32"})

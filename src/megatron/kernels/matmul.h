@@ -16,8 +16,12 @@ namespace megatron::kernels {
 
 struct QuantizedMatrix;  // quantized/blocks.h
 
-/// Copies of a weight in the order in which AMX's tiles and AVX512_BF16's dot products read it: made when a product
-/// first wants them, and again once the weight was written to. That is known by the tensor's version, which every
+/// Rows of a product from which on AMX's tiles and AVX512_BF16's dot products pack the weight while they read it, and
+/// keep no copy of it (decision 38).
+inline constexpr std::int64_t kRowsPackedWhileRead = 256;
+
+/// For fewer rows, copies of a weight in the order in which these units read it: made when a product first wants them,
+/// and again once the weight was written to. That is known by the tensor's version, which every
 /// operation of ATen raises; who writes through a pointer calls written_to(). 2 bytes per element for linear() and 2
 /// for linear_input_gradient(), twice that for float32 with precision "high". Empty where there is no such unit
 /// (cpu/products/tiles.h). One thread at a time.

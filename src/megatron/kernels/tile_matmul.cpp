@@ -37,11 +37,15 @@ struct Cut {
 };
 Cut cut_of(const cpu::TileProduct& p, std::size_t threads) {
   // Left operands that have to be packed stay in the second cache; that few columns are left is worse than few rows.
-  constexpr std::size_t kRows = 512, kPackedWords = 1 << 19, kLeastColumns = 256;
-  const std::size_t row_words = cpu::pieces_of(p.depth) * cpu::kPieceDepth * (p.b_low != nullptr ? 2 : 1);
+  constexpr std::size_t kRows = 512, kRowsOfPlain = 2048, kPackedWords = 1 << 19, kLeastColumns = 256;
+  const std::size_t row_words =
+      std::min<std::size_t>(cpu::pieces_of(p.depth), 48) * cpu::kPieceDepth * (p.split ? 2 : 1);
   const auto whole = [](std::size_t n) { return std::max<std::size_t>(n / cpu::kPanelLines, 1) * cpu::kPanelLines; };
-  const std::size_t most = cpu::reads_in_place(p) ? kRows : kPackedWords / std::max<std::size_t>(row_words, 1);
-  Cut cut{whole(std::min(kRows, most)), p.columns};
+  const bool plain = p.packed_b == nullptr;
+  const std::size_t most = plain                    ? kRowsOfPlain
+                           : cpu::reads_in_place(p) ? kRows
+                                                    : kPackedWords / std::max<std::size_t>(row_words, 1);
+  Cut cut{whole(std::min(plain ? kRowsOfPlain : kRows, most)), p.columns};
   const auto pieces = [&] {
     return ((p.rows + cut.rows - 1) / cut.rows) * ((p.columns + cut.columns - 1) / cut.columns);
   };
@@ -49,7 +53,7 @@ Cut cut_of(const cpu::TileProduct& p, std::size_t threads) {
   std::size_t parts = std::max<std::size_t>((p.rows + cut.rows - 1) / cut.rows, 1);
   if (parts > 1) parts = (parts + threads - 1) / threads * threads;
   cut.rows = std::min(cut.rows, whole((p.rows + parts - 1) / parts + cpu::kPanelLines - 1));
-  while (pieces() < 2 * threads && (cut.columns > kLeastColumns || cut.rows > cpu::kPanelLines)) {
+  while (pieces() < (plain ? threads : 2 * threads) && (cut.columns > kLeastColumns || cut.rows > cpu::kPanelLines)) {
     if (cut.columns > kLeastColumns)
       cut.columns = whole((cut.columns + 1) / 2 + cpu::kPanelLines - 1);
     else
@@ -106,19 +110,21 @@ at::Tensor pack_for_tiles(const at::Tensor& b_any) {
   return packed;
 }
 
-void tile_matmul(const at::Tensor& c, const at::Tensor& a_any, const at::Tensor& packed_b, bool accumulate,
-                 const cpu::Epilogue& epilogue) {
-  const at::Tensor a = cpu::laid_out(a_any);
+void tile_matmul(const at::Tensor& c, const at::Tensor& a_any, const at::Tensor& b_any, const at::Tensor& packed_b,
+                 bool accumulate, const cpu::Epilogue& epilogue) {
+  const at::Tensor a = cpu::laid_out(a_any), plain_b = cpu::laid_out(b_any);
   const auto depth = static_cast<std::size_t>(a.size(1));
   // What two halves have in common, and so has a product whose gradient goes to two.
   const auto columns = static_cast<std::size_t>(epilogue.half != 0 ? epilogue.half : c.size(1));
-  const std::uint16_t* const b = words_of(packed_b);
+  const std::uint16_t* const b = packed_b.defined() ? words_of(packed_b) : nullptr;
   const cpu::TileProduct whole{static_cast<std::size_t>(c.size(0)),
                                columns,
                                depth,
                                cpu::matrix(a),
+                               cpu::matrix(plain_b),
                                b,
-                               packed_b.size(0) > 1 ? b + packed_b.size(1) : nullptr,
+                               b != nullptr && split(a) ? b + packed_b.size(1) : nullptr,
+                               split(a),
                                cpu::mutable_matrix(c),
                                accumulate,
                                epilogue};
@@ -141,8 +147,9 @@ void tile_matmul(const at::Tensor& c, const at::Tensor& a_any, const at::Tensor&
     part.a = whole.a.at(row, 0);
     part.c = whole.c.at(row, column);
     part.epilogue = epilogue.at(row, column, whole.c.type);
-    part.b += column / cpu::kPanelLines * panel_words;
-    if (part.b_low != nullptr) part.b_low += column / cpu::kPanelLines * panel_words;
+    part.b = whole.b.at(0, column);
+    if (part.packed_b != nullptr) part.packed_b += column / cpu::kPanelLines * panel_words;
+    if (part.packed_b_low != nullptr) part.packed_b_low += column / cpu::kPanelLines * panel_words;
     cpu::tile_product(part, unit, bytes + thread * scratch_bytes);
   });
 }

@@ -111,7 +111,9 @@ void LossPass::chunk(const at::Tensor& hidden_nh, const at::Tensor& labels, cons
                      std::int64_t count, bool last) {
   const auto rows = counted.defined() ? counted.narrow(0, begin, count) : at::Tensor();
   const auto hidden = rows.defined() ? hidden_nh.index_select(0, rows) : hidden_nh.narrow(0, begin, count);
-  const auto logits = kernels::linear(hidden, weight->arrived(), &weight->packed);
+  // A last chunk of few rows is not worth copies of the largest matrix.
+  kernels::PackedWeight* const packed = weight->packed.quantized() != nullptr ? &weight->packed : nullptr;
+  const auto logits = kernels::linear(hidden, weight->arrived(), packed);
   if (bias) logits.add_(bias->arrived());
   const auto slope = capped_(logits, options.soft_cap, with_gradient);
   const auto [logsumexp, losses] = token_losses(logits, labels, range, options.label_smoothing, tp);
@@ -120,7 +122,7 @@ void LossPass::chunk(const at::Tensor& hidden_nh, const at::Tensor& labels, cons
   const auto scale = gradient_scale == 1 ? mask : mask * gradient_scale;
   kernels::cross_entropy_gradient_(logits, labels, range, logsumexp, scale, options.label_smoothing);
   if (slope.defined()) logits.mul_(slope);
-  const auto dx = kernels::linear_input_gradient(logits, weight->arrived(), &weight->packed);
+  const auto dx = kernels::linear_input_gradient(logits, weight->arrived(), packed);
   if (rows.defined())
     dhidden.index_copy_(0, rows, dx);
   else

@@ -343,9 +343,8 @@ std::int64_t packed_weight_bytes(const config::TrainConfig& train, const std::ve
   const std::int64_t numbers = train.dtype == "fp32" ? 2 : 1;
   std::int64_t elements = 0;
   for (const ParameterSpec& spec : specs) {
-    // Embeddings alone are looked up.
-    const bool multiplied = spec.in_forward || (spec.depth > 0 && !spec.name.starts_with("embedding."));
-    if (!multiplied || spec.shape.size() < 2) continue;
+    const bool looked_up = spec.is_word_matrix() || spec.name.starts_with("embedding.");
+    if (spec.depth == 0 || looked_up || spec.shape.size() < 2) continue;
     const std::vector<std::int64_t> shape = spec.local_shape();
     elements += (shape[0] + kBlock - 1) / kBlock * kBlock * ((shape[1] + kBlock - 1) / kBlock * kBlock);
   }
@@ -389,15 +388,16 @@ std::int64_t packed_in_turn_bytes(const config::TrainConfig& train, const std::v
   return most + owned;
 }
 
-/// `specs`, of which weights of layers that compute in 8 bits count as multiplied by nobody: none of them is packed.
-std::vector<ParameterSpec> without_fp8(const ResolvedRun& run, std::vector<ParameterSpec> specs) {
-  if (run.config.fp8.format == "none") return specs;
-  std::set<std::string> weights;
-  for (const std::string& layer : fp8_layers(run.shape)) weights.insert(layer + ".weight");
+/// Those of `specs` whose copies a step keeps: not those of layers that compute in 8 bits, nor of products with many
+/// tokens (kTokensPackedWhileRead). Cross attention counts as its stack.
+std::vector<ParameterSpec> with_copies(const ResolvedRun& run, std::vector<ParameterSpec> specs) {
+  std::set<std::string> in_8_bits;
+  if (run.config.fp8.format != "none")
+    for (const std::string& layer : fp8_layers(run.shape)) in_8_bits.insert(layer + ".weight");
   for (ParameterSpec& spec : specs) {
-    if (!weights.contains(spec.name)) continue;
-    spec.depth = 0;
-    spec.in_forward = false;
+    const bool decoder = run.shape.encoder_decoder() && spec.name.starts_with("decoder.");
+    const bool many = !spec.of_expert && tokens_of(run.config, decoder) >= kTokensPackedWhileRead;
+    if (many || in_8_bits.contains(spec.name)) spec.depth = 0;
   }
   return specs;
 }
@@ -429,7 +429,7 @@ MemoryPlan held_by(const ResolvedRun& run, int tp_rank, const std::vector<StageS
         element.value;
   memory.parameters += zeros_of_norms(run.shape, frozen ? frozen->specs : specs) * element.value;
   if (!packs_weights(config, processor)) return memory;
-  const std::vector<ParameterSpec> multiplied = frozen ? frozen->specs : without_fp8(run, specs);
+  const std::vector<ParameterSpec> multiplied = with_copies(run, frozen ? frozen->specs : specs);
   const std::optional<ParameterPool>& in_turn = frozen ? frozen->pool : values;
   memory.packed_weights =
       in_turn ? packed_in_turn_bytes(config.train, multiplied, frozen ? frozen->layout : layout, *in_turn)

@@ -53,8 +53,13 @@ std::int64_t loss_chunk_tokens(const config::RunConfig& config);
 /// on the processors of the ranks, as kernels::instruction_set() gives it there; "" for one without either.
 bool packs_weights(const config::RunConfig& config, std::string_view processor);
 
+/// Tokens of a microbatch on one rank from which on weights are packed while products read them, and no copy is kept
+/// but of experts' (kernels::kRowsPackedWhileRead). The loss keeps none of the output layer's.
+inline constexpr std::int64_t kTokensPackedWhileRead = 256;
+
 /// Bytes of these copies: of every matrix that products have as right operand one for the output and one for the
 /// gradient of the input, each in blocks of 32 x 32; an element is one bf16 number, of float32 two.
+/// Parameters of depth 0 are not counted.
 std::int64_t packed_weight_bytes(const config::TrainConfig& train, const std::vector<ParameterSpec>& specs);
 
 /// Numbers of the zeros that a rank with these parameters has in place of biases: a LayerNorm without one adds them.

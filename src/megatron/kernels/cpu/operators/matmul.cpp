@@ -121,7 +121,7 @@ at::Tensor product(const at::Tensor& a, const at::Tensor& b) {
 struct Way {
   enum class Kind : std::uint8_t { FewRows, Tiles, Own, Library, Quantized };
   Kind kind;
-  at::Tensor packed = {};                      ///< of Tiles: the right operand
+  at::Tensor packed = {};                      ///< of Tiles: the right operand, where it is kept
   const QuantizedMatrix* quantized = nullptr;  ///< of Quantized: the weight
 };
 Way way_of(const at::Tensor& rows, const at::Tensor& w, bool forward, PackedWeight* packed) {
@@ -131,7 +131,7 @@ Way way_of(const at::Tensor& rows, const at::Tensor& w, bool forward, PackedWeig
   }
   if (forward && few_rows(rows.size(0), w) && readable(rows)) return {Way::Kind::FewRows};
   if (!on_tiles(rows, w)) return {own_product(rows, w) ? Way::Kind::Own : Way::Kind::Library};
-  if (packed == nullptr) return {Way::Kind::Tiles, pack_for_tiles(forward ? w.t() : w)};
+  if (packed == nullptr || rows.size(0) >= kRowsPackedWhileRead) return {Way::Kind::Tiles};
   return {Way::Kind::Tiles, forward ? packed->for_output(w) : packed->for_input_gradient(w)};
 }
 
@@ -142,7 +142,7 @@ at::Tensor product(const Way& way, const at::Tensor& rows, const at::Tensor& w, 
   const at::Tensor b = forward ? w.t() : w;
   if (way.kind != Way::Kind::Tiles) return product(rows, b);
   at::Tensor c = at::empty({rows.size(0), b.size(1)}, rows.options());
-  tile_matmul(c, rows, way.packed, false);
+  tile_matmul(c, rows, b, way.packed, false);
   return c;
 }
 
@@ -150,7 +150,7 @@ at::Tensor product(const Way& way, const at::Tensor& rows, const at::Tensor& w, 
 void product_into(const at::Tensor& c, const Way& way, const at::Tensor& rows, const at::Tensor& b,
                   const cpu::Epilogue& epilogue) {
   if (way.kind == Way::Kind::Tiles)
-    tile_matmul(c, rows, way.packed, false, epilogue);
+    tile_matmul(c, rows, b, way.packed, false, epilogue);
   else
     multiply(c, rows, b, false, epilogue);
 }
@@ -170,8 +170,8 @@ void add_weight_gradient(const at::Tensor& grad, const at::Tensor& dy, const at:
   const std::int64_t rows = x.size(0), step = is_half(grad) ? std::max<std::int64_t>(rows, 1) : kGradientRows;
   for (std::int64_t begin = 0; begin < std::max<std::int64_t>(rows, 1); begin += step) {
     const std::int64_t count = std::min(step, rows - begin);
-    tile_matmul(grad, dy.narrow(0, begin, count).t(), pack_for_tiles(x.narrow(0, begin, count)),
-                accumulate || begin > 0);
+    const at::Tensor part = x.narrow(0, begin, count);
+    tile_matmul(grad, dy.narrow(0, begin, count).t(), part, pack_for_tiles(part), accumulate || begin > 0);
   }
 }
 

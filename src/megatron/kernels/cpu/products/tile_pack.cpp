@@ -149,10 +149,14 @@ HWY_INLINE void pair_rows(const c10::BFloat16* row, const c10::BFloat16* below, 
 template <class T>
 void right_piece(const T* row, std::ptrdiff_t stride, std::size_t panels, TilePart part, std::uint16_t* to,
                  std::size_t panel_words) {
+  const std::ptrdiff_t piece = static_cast<std::ptrdiff_t>(kPieceDepth) * stride;  // the next one is asked for
   for (std::size_t pair = 0; pair < kTilePairs; ++pair, row += 2 * stride)
-    for (std::size_t p = 0; p < panels; ++p)
+    for (std::size_t p = 0; p < panels; ++p) {
+      __builtin_prefetch(row + p * kPanelLines + piece, 0, 3);
+      __builtin_prefetch(row + p * kPanelLines + piece + stride, 0, 3);
       pair_rows(row + p * kPanelLines, row + stride + p * kPanelLines, part,
                 reinterpret_cast<std::uint32_t*>(to + p * panel_words) + pair * kTilePairs);
+    }
 }
 
 /// A tile of a right operand to one of a left operand.

@@ -7,13 +7,38 @@
 namespace megatron::kernels::cpu {
 namespace {
 
-constexpr std::size_t kDepthPieces = 12;  // of a row panel: 24 KB, which stays in the first cache
-constexpr std::size_t kGap = 16;          // floats, so that the rows of a tile do not share cache sets
-constexpr std::size_t kSumsBytes = kPanelLines * (kTileColumns + kGap) * sizeof(float);
-constexpr std::size_t kGroupBytes = 800 << 10;  // of column panels, which stay in the second
-// Of panels too deep for that, pieces of so many stay there, while so many rows go by. What they add to is kept.
-constexpr std::size_t kDeepPanels = 12, kDeepRows = 4 * kPanelLines;
-static_assert(kDeepRows * (kDeepPanels * kPanelLines + kGap) * sizeof(float) <= kSumsBytes);
+constexpr std::size_t kDepthPieces = 8;         // of a row panel: 16 KB, which stays in the first cache
+constexpr std::size_t kChunkParts = 6;          // as many times as many of column panels stay in the second
+constexpr std::size_t kGroupBytes = 800 << 10;  // of column panels, in that chunk
+constexpr std::size_t kGap = 16;                // floats, so that the rows of a tile do not share cache sets
+
+/// How a product is cut. Columns are taken a group of panels at a time, and of these a chunk of the depth: so many stay
+/// in the second cache while the rows go by, 32 at a time, of which the pieces of a part stay in the first.
+struct Cut {
+  std::size_t operands, halves, pieces, parts, chunks, chunk_pieces, panels, most_panels;
+
+  explicit Cut(const TileProduct& p)
+      : operands(p.split ? 2 : 1),
+        halves(p.epilogue.two_halves() ? 2 : 1),
+        pieces(pieces_of(p.depth)),
+        parts(std::max<std::size_t>(over(pieces, kDepthPieces / operands), 1)),
+        chunks(over(parts, kChunkParts)),
+        chunk_pieces(over(pieces * over(parts, chunks), parts)),
+        panels(panels_of(p.columns)),
+        most_panels(std::min(kGroupBytes / (std::max<std::size_t>(chunk_pieces, 1) * piece_bytes()), panels_held()) /
+                    halves) {}
+
+  static std::size_t over(std::size_t size, std::size_t part) { return (size + part - 1) / part; }
+  std::size_t piece_bytes() const { return kPieceWords * sizeof(std::uint16_t) * operands; }
+  std::size_t panels_held() const { return kTileColumns / kPanelLines / (chunks > 1 ? 4 : 1); }
+  std::size_t pieces_before(std::size_t part) const { return pieces * part / parts; }
+  std::size_t part_before(std::size_t chunk) const { return parts * chunk / chunks; }
+  /// The most panels that a group has.
+  std::size_t group_panels() const { return std::min(most_panels, panels) * halves; }
+  std::size_t sums(std::size_t rows) const {
+    return over(chunks > 1 ? rows : kPanelLines, kPanelLines) * kPanelLines * (group_panels() * kPanelLines + kGap);
+  }
+};
 
 /// One call of tile_product.
 template <class Tiles>
@@ -21,109 +46,192 @@ class Worker {
  public:
   Worker(const TileProduct& product, std::byte* scratch)
       : p_(product),
-        pieces_(pieces_of(product.depth)),
-        sums_(reinterpret_cast<float*>(scratch)),
-        packed_(reinterpret_cast<std::uint16_t*>(scratch + kSumsBytes)) {}
+        cut_(product),
+        left_(reinterpret_cast<std::uint16_t*>(scratch)),
+        right_(left_ + left_words(product)),
+        sums_(reinterpret_cast<float*>(right_ + right_words(product))) {}
+
+  static std::size_t left_words(const TileProduct& p) {
+    const Cut cut(p);
+    // Rows at the end that fill no panel are packed whatever lies where it is read.
+    return packed_words(reads_in_place(p) ? 1 : p.rows, 1) * cut.chunk_pieces * cut.operands;
+  }
+  static std::size_t right_words(const TileProduct& p) {
+    const Cut cut(p);
+    return p.packed_b != nullptr ? 0 : cut.group_panels() * cut.chunk_pieces * kPieceWords * cut.operands;
+  }
+  static std::size_t bytes(const TileProduct& p) {
+    return (left_words(p) + right_words(p)) * sizeof(std::uint16_t) + Cut(p).sums(p.rows) * sizeof(float);
+  }
 
   void run() {
-    pack_left();
-    const std::size_t panels = panels_of(p_.columns), operands = p_.b_low != nullptr ? 2 : 1;
-    const std::size_t panel_bytes = std::max<std::size_t>(pieces_ * kPieceWords * sizeof(std::uint16_t) * operands, 1);
-    const bool deep = kGroupBytes / panel_bytes < kDeepPanels;
-    const std::size_t most =
-        (deep ? kDeepPanels : std::min(kGroupBytes / panel_bytes, kTileColumns / kPanelLines)) / halves();
-    const std::size_t groups = (panels + most - 1) / most, rows = deep ? kDeepRows : kPanelLines;
+    const std::size_t groups = Cut::over(cut_.panels, cut_.most_panels);
     for (std::size_t g = 0; g < groups; ++g) {
-      const std::size_t begin = panels * g / groups, end = panels * (g + 1) / groups;
-      for (std::size_t row = 0; row < p_.rows; row += rows) block(row, std::min(rows, p_.rows - row), begin, end);
-    }
-  }
-
- private:
-  bool split() const { return p_.b_low != nullptr; }
-  std::size_t halves() const { return p_.epilogue.two_halves() ? 2 : 1; }
-  bool in_place(std::size_t row) const { return reads_in_place(p_) && row + kPanelLines <= p_.rows; }
-  std::uint16_t* packed(std::size_t row, TilePart part) const {
-    const std::size_t line = reads_in_place(p_) ? 0 : row / kPanelLines;
-    const std::size_t panel = line * (split() ? 2 : 1) + (part == TilePart::Low ? 1 : 0);
-    return packed_ + panel * pieces_ * kPieceWords;
-  }
-
-  void pack_left() {
-    const std::size_t first = reads_in_place(p_) ? p_.rows / kPanelLines * kPanelLines : 0, lines = p_.rows - first;
-    const std::size_t words = pieces_ * kPieceWords * (split() ? 2 : 1);
-    for (const TilePart part : {TilePart::High, TilePart::Low})
-      if (part == TilePart::High || split())
-        pack_panels(p_.a.at(first, 0), lines, p_.depth, part, TileSide::Left, packed(first, part), words);
-  }
-
-  LeftPanel left(std::size_t row, TilePart part) const {
-    const std::size_t rows = std::min(kPanelLines, p_.rows - row);
-    if (!in_place(row)) {
-      constexpr std::ptrdiff_t kTileBytes = kTileWords * sizeof(std::uint16_t);
-      return {reinterpret_cast<const std::byte*>(packed(row, part)), 64, kTileBytes, 2 * kTileBytes, rows};
-    }
-    const std::ptrdiff_t stride = p_.a.row * static_cast<std::ptrdiff_t>(sizeof(std::uint16_t));
-    return {static_cast<const std::byte*>(p_.a.at(row, 0).data), stride, 16 * stride, 64, rows};
-  }
-
-  /// Rows [row, row + rows) of c, the columns of panels [begin, end).
-  void block(std::size_t row, std::size_t rows, std::size_t begin, std::size_t end) {
-    const std::size_t first = begin * kPanelLines, columns = std::min(p_.columns, end * kPanelLines) - first;
-    const MutableMatrix c = p_.c.at(row, first);
-    // Where c is float32 and the tiles are whole, the sums are taken in c itself.
-    const bool in_c = c.type == ElementType::Float32 && rows % kPanelLines == 0 && columns % kPanelLines == 0;
-    float* const sums = in_c ? static_cast<float*>(c.data) : sums_;
-    const std::size_t held = (end - begin) * kPanelLines, next_half = static_cast<std::size_t>(p_.epilogue.half);
-    const std::size_t stride = in_c ? static_cast<std::size_t>(c.row) : halves() * held + kGap;
-    const std::size_t second = in_c ? next_half : held;
-    const std::size_t parts = std::max<std::size_t>((pieces_ + kDepthPieces - 1) / kDepthPieces, 1);
-    for (std::size_t part = 0; part < parts; ++part) {
-      const std::size_t piece = pieces_ * part / parts, count = pieces_ * (part + 1) / parts - piece;
-      for (std::size_t r = 0; r < rows; r += kPanelLines) {
-        const auto add = [&](TilePart a_part, const std::uint16_t* b, bool accumulate) {
-          const LeftPanel a = left(row + r, a_part).from(piece);
-          for (std::size_t half = 0; half < halves(); ++half) {
-            const std::uint16_t* const from = b + half * next_half / kPanelLines * pieces_ * kPieceWords;
-            for (std::size_t panel = begin; panel < end; ++panel) {
-              multiply_tiles(tiles_, a, from + (panel * pieces_ + piece) * kPieceWords, count,
-                             sums + r * stride + half * second + (panel - begin) * kPanelLines, stride, accumulate);
-            }
-          }
-        };
-        add(TilePart::High, p_.b, part > 0 || (in_c && p_.accumulate));
-        if (split()) {
-          add(TilePart::High, p_.b_low, true);
-          add(TilePart::Low, p_.b, true);
-        }
-        if (part + 1 < parts) continue;
-        const Sums done{sums + r * stride, stride, second};
-        const std::size_t lines = std::min(kPanelLines, rows - r);
-        if (p_.epilogue.kind != Epilogue::Kind::None)
-          finish(done, lines, columns, c.at(r, 0), p_.epilogue.at(row + r, first, c.type));
-        else if (!in_c)
-          write_sums(done.data, stride, lines, columns, c.at(r, 0), p_.accumulate);
+      begin_ = cut_.panels * g / groups, end_ = cut_.panels * (g + 1) / groups;
+      for (chunk_ = 0; chunk_ < cut_.chunks; ++chunk_) {
+        first_ = cut_.pieces_before(cut_.part_before(chunk_));
+        count_ = cut_.pieces_before(cut_.part_before(chunk_ + 1)) - first_;
+        if (g == 0 || cut_.chunks > 1) pack_left();
+        if (p_.packed_b == nullptr) pack_right();
+        for (std::size_t row = 0; row < p_.rows; row += kPanelLines) rows_of_chunk(row);
       }
     }
   }
 
+ private:
+  std::size_t group_panels() const { return (end_ - begin_) * cut_.halves; }
+  /// Of b, panel number `i` of the group.
+  std::size_t panel_of(std::size_t i) const {
+    const std::size_t half = i / (end_ - begin_), panel = begin_ + i % (end_ - begin_);
+    return half * static_cast<std::size_t>(p_.epilogue.half) / kPanelLines + panel;
+  }
+
+  // What of an operand is not there as tiles is packed for a chunk: [panel][high, low][pieces].
+
+  void pack_left() {
+    const std::size_t row = reads_in_place(p_) ? p_.rows / kPanelLines * kPanelLines : 0;
+    if (row < p_.rows) pack_lines(p_.a.at(row, first_ * kPieceDepth), p_.rows - row, TileSide::Left, left_);
+  }
+  void pack_right() {
+    for (std::size_t half = 0; half < cut_.halves; ++half) {
+      const std::size_t line = panel_of(half * (end_ - begin_)) * kPanelLines;
+      const std::size_t lines = std::min(p_.columns, end_ * kPanelLines) - begin_ * kPanelLines;
+      pack_lines(p_.b.transposed().at(line, first_ * kPieceDepth), lines, TileSide::Right,
+                 right_ + half * (end_ - begin_) * panel_words());
+    }
+  }
+  void pack_lines(const Matrix& lines, std::size_t count, TileSide side, std::uint16_t* to) const {
+    const std::size_t depth = std::min(p_.depth - first_ * kPieceDepth, count_ * kPieceDepth);
+    pack_panels(lines, count, depth, TilePart::High, side, to, panel_words());
+    if (p_.split) pack_panels(lines, count, depth, TilePart::Low, side, to + count_ * kPieceWords, panel_words());
+  }
+  std::size_t panel_words() const { return count_ * kPieceWords * cut_.operands; }
+
+  /// The panel of rows from `row` on, from piece `piece` of the chunk.
+  LeftPanel left(std::size_t row, TilePart part, std::size_t piece) const {
+    const std::size_t rows = std::min(kPanelLines, p_.rows - row);
+    if (!reads_in_place(p_) || rows < kPanelLines) {
+      constexpr std::ptrdiff_t kTileBytes = kTileWords * sizeof(std::uint16_t);
+      const std::size_t panel = reads_in_place(p_) ? 0 : row / kPanelLines;
+      const std::uint16_t* const at =
+          left_ + panel * panel_words() + (part == TilePart::Low ? count_ * kPieceWords : 0) + piece * kPieceWords;
+      return {reinterpret_cast<const std::byte*>(at), kTileRowBytes, kTileBytes, 2 * kTileBytes, rows};
+    }
+    const std::ptrdiff_t stride = p_.a.row * static_cast<std::ptrdiff_t>(sizeof(std::uint16_t));
+    const Matrix at = p_.a.at(row, (first_ + piece) * kPieceDepth);
+    return {static_cast<const std::byte*>(at.data), stride, 16 * stride, 64, rows};
+  }
+  /// Panel number `i` of the group, from piece `piece` of the chunk.
+  const std::uint16_t* right(std::size_t i, TilePart part, std::size_t piece) const {
+    if (p_.packed_b == nullptr)
+      return right_ + i * panel_words() + (part == TilePart::Low ? count_ * kPieceWords : 0) + piece * kPieceWords;
+    return (part == TilePart::Low ? p_.packed_b_low : p_.packed_b) +
+           (panel_of(i) * cut_.pieces + first_ + piece) * kPieceWords;
+  }
+
+  /// 32 rows of c, or less: what the chunk adds to the group's columns.
+  void rows_of_chunk(std::size_t row) {
+    const std::size_t column = begin_ * kPanelLines, columns = std::min(p_.columns, end_ * kPanelLines) - column;
+    const std::size_t rows = std::min(kPanelLines, p_.rows - row), half = static_cast<std::size_t>(p_.epilogue.half);
+    const MutableMatrix c = p_.c.at(row, column);
+    // Where c is float32 and the tiles are whole, the sums are taken in c itself.
+    const bool in_c = c.type == ElementType::Float32 && rows == kPanelLines && columns % kPanelLines == 0;
+    const std::size_t held = (end_ - begin_) * kPanelLines, row_floats = cut_.halves * held + kGap;
+    float* const data = in_c ? static_cast<float*>(c.data) : sums_ + (cut_.chunks > 1 ? row : 0) * row_floats;
+    const Sums sums{data, in_c ? static_cast<std::size_t>(c.row) : row_floats, in_c ? half : held};
+    const std::size_t end = cut_.part_before(chunk_ + 1);
+    for (std::size_t part = cut_.part_before(chunk_); part < end; ++part) {
+      const std::size_t piece = cut_.pieces_before(part) - first_, next = cut_.pieces_before(part + 1) - first_;
+      const bool accumulate = part > 0 || (in_c && p_.accumulate);
+      const LeftPanel a = left(row, TilePart::High, piece), a_low = p_.split ? left(row, TilePart::Low, piece) : a;
+      for (std::size_t i = 0; i < group_panels(); ++i) {
+        float* const to = data + i / (end_ - begin_) * sums.second + i % (end_ - begin_) * kPanelLines;
+        if (part + 1 == end && in_c && row + kPanelLines < p_.rows) prefetch_sums(c.at(kPanelLines, 0), i);
+        if (p_.split)
+          multiply_split_tiles(tiles_, a, a_low, right(i, TilePart::High, piece), right(i, TilePart::Low, piece),
+                               next - piece, to, sums.stride, accumulate, ahead(row, part, i));
+        else
+          multiply_tiles(tiles_, a, right(i, TilePart::High, piece), next - piece, to, sums.stride, accumulate,
+                         ahead(row, part, i));
+      }
+    }
+    if (chunk_ + 1 < cut_.chunks) return;
+    if (p_.epilogue.kind != Epilogue::Kind::None)
+      finish(sums, rows, columns, c, p_.epilogue.at(row, column, c.type));
+    else if (!in_c)
+      write_sums(sums.data, sums.stride, rows, columns, c, p_.accumulate);
+  }
+
+  /// What is asked for beside the product of a panel of rows, a part and panel number `i`.
+  AheadOfBoth ahead(std::size_t row, std::size_t part, std::size_t i) const {
+    return {left_ahead(row, part, i), right_ahead(row, part, i)};
+  }
+
+  /// A share of the left operand that comes next.
+  Ahead left_ahead(std::size_t row, std::size_t part, std::size_t i) const {
+    if (++part == cut_.part_before(chunk_ + 1)) part = cut_.part_before(chunk_), row += kPanelLines;
+    if (row >= p_.rows) return {};
+    const LeftPanel next = left(row, TilePart::High, cut_.pieces_before(part) - first_);
+    const auto line = [&](std::size_t r) {
+      return next.data + static_cast<std::ptrdiff_t>(r / kTileRows16) * next.second +
+             static_cast<std::ptrdiff_t>(r % kTileRows16) * next.stride;
+    };
+    const std::size_t begin = kPanelLines * i / group_panels(), end = kPanelLines * (i + 1) / group_panels();
+    if (begin == end) return {};
+    return {line(begin), line(end - 1), next.piece};
+  }
+
+  /// Of b, where it is not packed: what panel number `i` of the next chunk or group is made of, a share with each panel
+  /// of rows.
+  Ahead right_ahead(std::size_t row, std::size_t part, std::size_t i) const {
+    if (p_.packed_b != nullptr) return {};
+    const bool last = chunk_ + 1 == cut_.chunks;
+    const std::size_t panel = panel_of(i) + (last ? end_ - begin_ : 0);
+    const std::size_t from = last ? 0 : first_ + count_, line = panel * kPanelLines;
+    const std::size_t piece = cut_.pieces_before(part) - first_;
+    if ((last && begin_ + (end_ - begin_) + i % (end_ - begin_) >= cut_.panels) || from + piece >= cut_.pieces)
+      return {};
+    const std::size_t shares = panels_of(p_.rows), share = row / kPanelLines;
+    const std::size_t begin = kPanelLines * share / shares, end = kPanelLines * (share + 1) / shares;
+    if (begin == end) return {};
+    const Matrix lines = p_.b.transposed();
+    const auto size = static_cast<std::ptrdiff_t>(element_size(lines.type));
+    const auto at = [&](std::size_t r) {
+      const bool along = lines.column == 1;
+      const Matrix corner = along ? lines.at(line + r, (from + piece) * kPieceDepth)
+                                  : lines.at(line, from * kPieceDepth + r * count_ + piece);
+      return static_cast<const std::byte*>(corner.data);
+    };
+    return {at(begin), at(end - 1),
+            size * (lines.column == 1 ? static_cast<std::ptrdiff_t>(kPieceDepth) : lines.column)};
+  }
+
+  /// Asks for the 32 rows of sums that come next, of panel number `i`.
+  void prefetch_sums(const MutableMatrix& c, std::size_t i) const {
+    const std::size_t column = (panel_of(i) - begin_) * kPanelLines;
+    for (std::size_t r = 0; r < kPanelLines; ++r) {
+      const auto* const at = static_cast<const float*>(c.at(r, column).data);
+      __builtin_prefetch(at, 1, 2);
+      __builtin_prefetch(at + 16, 1, 2);
+    }
+  }
+
   const TileProduct& p_;
-  std::size_t pieces_;
+  Cut cut_;
+  std::uint16_t *left_, *right_;
   float* sums_;
-  std::uint16_t* packed_;
+  std::size_t begin_ = 0, end_ = 0;                // the group's panels of columns
+  std::size_t chunk_ = 0, first_ = 0, count_ = 0;  // the chunk, its first piece, how many
   Tiles tiles_;
 };
 
 }  // namespace
 
 bool reads_in_place(const TileProduct& p) {
-  return p.b_low == nullptr && p.a.type == ElementType::BFloat16 && p.a.column == 1 && p.depth % kPieceDepth == 0;
+  return !p.split && p.a.type == ElementType::BFloat16 && p.a.column == 1 && p.depth % kPieceDepth == 0;
 }
 
-std::size_t tile_scratch_bytes(const TileProduct& p) {
-  const std::size_t packed_rows = reads_in_place(p) ? 1 : p.rows;
-  return kSumsBytes + packed_words(packed_rows, p.depth) * sizeof(std::uint16_t) * (p.b_low != nullptr ? 2 : 1);
-}
+std::size_t tile_scratch_bytes(const TileProduct& p) { return Worker<EmulatedTiles>::bytes(p); }
 
 void tile_product(const TileProduct& product, TileUnit unit, std::byte* scratch) {
 #if defined(__x86_64__)

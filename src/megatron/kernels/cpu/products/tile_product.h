@@ -27,13 +27,14 @@ enum class TileSide : std::uint8_t { Left, Right };
 void pack_panels(const Matrix& matrix, std::size_t lines, std::size_t depth, TilePart part, TileSide side,
                  std::uint16_t* to, std::size_t panel_words);
 
-/// c [rows, columns] = or += a [rows, depth] b [depth, columns], b packed by its columns. Where `b_low` is not null,
-/// both operands are split in two parts, and c is the sum of three products: high high + high low + low high. Where the
-/// epilogue has two halves, `columns` are those of one, whole panels, and b has those of both.
+/// c [rows, columns] = or += a [rows, depth] b [depth, columns]. Where `split`, both operands are split in two parts,
+/// and c is the sum of three products: high high + high low + low high. Where the epilogue has two halves, `columns`
+/// are those of one, whole panels, and b has those of both.
 struct TileProduct {
   std::size_t rows, columns, depth;
-  Matrix a;
-  const std::uint16_t *b, *b_low;
+  Matrix a, b;
+  const std::uint16_t *packed_b, *packed_b_low;  ///< b packed by its columns; null: it is packed while it is used
+  bool split;
   MutableMatrix c;
   bool accumulate;  ///< not with an epilogue
   Epilogue epilogue;
