@@ -23,6 +23,7 @@ bool ask_for_tiles() {
   constexpr long kRequestPermission = 0x1023, kTileData = 18;
   unsigned a = 0, b = 0, c = 0, d = 0;
   if (__get_cpuid_count(7, 0, &a, &b, &c, &d) == 0 || (d & kBf16) == 0 || (d & kTile) == 0) return false;
+  if (!has_dots()) return false;  // kernels on tiles round by it; every processor with tiles has it
   return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;  // the system saves the tiles of who asks
 #else
   return false;

@@ -14,6 +14,7 @@
 #include "megatron/kernels/cpu/attention/attention_cap-inl.h"
 #include "megatron/kernels/cpu/attention/attention_seen-inl.h"
 #include "megatron/kernels/cpu/elementwise/rows-inl.h"
+#include "megatron/kernels/cpu/elementwise/vector_body.h"
 #include "megatron/kernels/cpu/random/random.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -23,40 +24,6 @@ inline void set(float* s, std::size_t begin, std::size_t end, float value) {
   const Floats d;
   for (; begin + hn::Lanes(d) <= end; begin += hn::Lanes(d)) hn::StoreU(hn::Set(d, value), d, s + begin);
   if (begin < end) hn::BlendedStore(hn::Set(d, value), hn::FirstN(d, end - begin), d, s + begin);
-}
-
-/// Turns one row of scores of keys [0, count) into exp(scale s - max), zero outside `seen`, and updates `running`.
-/// Returns the factor that what was summed before has to be multiplied with.
-inline float softmax_row(float* s, std::size_t count, KeyRange seen, float scale, Running& running) {
-  constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
-  const Floats d;
-  const std::size_t lanes = hn::Lanes(d), end = round_up(count, 16);
-  if (seen.begin >= seen.end) {
-    set(s, 0, end, 0.0f);
-    return 1.0f;
-  }
-  const std::size_t from = seen.begin / lanes * lanes, to = round_up(seen.end, lanes);
-  set(s, from, seen.begin, kMinusInfinity);
-  set(s, seen.end, to, kMinusInfinity);
-  F largest = hn::Set(d, kMinusInfinity);
-  for (std::size_t j = from; j < to; j += lanes) largest = hn::Max(largest, hn::LoadU(d, s + j));
-  const float max = std::max(max_of_lanes(largest) * scale, running.max);  // in this order a NaN stays
-  if (max == kMinusInfinity) {                                             // nothing that counts
-    set(s, 0, end, 0.0f);
-    return 1.0f;
-  }
-  const F shift = hn::Set(d, -max), factor = hn::Set(d, scale);
-  F sum = hn::Zero(d);
-  set(s, 0, from, 0.0f);
-  for (std::size_t j = from; j < to; j += lanes) {
-    const F e = exp(hn::MulAdd(hn::LoadU(d, s + j), factor, shift));
-    sum = hn::Add(sum, e);
-    hn::StoreU(e, d, s + j);
-  }
-  set(s, to, end, 0.0f);
-  const float rescale = running.max == max ? 1.0f : running.max == kMinusInfinity ? 0.0f : std::exp(running.max - max);
-  running = {max, running.sum * rescale + sum_of_lanes(sum)};
-  return rescale;
 }
 
 inline void scale_row(float* row, std::size_t count, float by) {
@@ -93,6 +60,77 @@ struct DropoutRow {
   }
 };
 
+/// A row of weights as its product takes it: float32 numbers.
+struct FloatRow {
+  float* at;
+  HWY_INLINE void put(std::size_t j, F first, F second) const {
+    hn::StoreU(first, Floats(), at + j);
+    hn::StoreU(second, Floats(), at + j + kLanes);
+  }
+};
+constexpr std::size_t kPairOfVectors = 2 * kLanes;  // that kernels of rows take at a time
+
+/// Zeros in [begin, end), multiples of kPairOfVectors.
+template <class Row>
+HWY_INLINE void put_zeros(const Row& row, std::size_t begin, std::size_t end) {
+  for (; begin < end; begin += kPairOfVectors) row.put(begin, hn::Zero(Floats()), hn::Zero(Floats()));
+}
+
+inline float sum_of_row(const float* s, std::size_t begin, std::size_t end) {
+  F sum = hn::Zero(Floats());
+  for (; begin < end; begin += kLanes) sum = hn::Add(sum, hn::LoadU(Floats(), s + begin));
+  return sum_of_lanes(sum);
+}
+
+/// Of one row of scores s of keys [0, count), exp(scale s - max), after dropout unless that is null, goes to `row`,
+/// zero outside `seen` up to the next multiple of 32. Updates `running`; returns the factor that what was summed before
+/// has to be multiplied with. Of s, what is not seen becomes minus infinity here and there.
+template <class Row>
+float softmax_row(float* s, std::size_t count, KeyRange seen, float scale, const DropoutRow* dropout, Running& running,
+                  const Row& row) {
+  constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
+  const Floats d;
+  const std::size_t end = round_up(count, 32);
+  if (seen.begin >= seen.end) {
+    put_zeros(row, 0, end);
+    return 1.0f;
+  }
+  const std::size_t from = seen.begin / kPairOfVectors * kPairOfVectors, to = round_up(seen.end, kPairOfVectors);
+  set(s, from, seen.begin, kMinusInfinity);
+  set(s, seen.end, to, kMinusInfinity);
+  F largest = hn::LoadU(d, s + from), others = hn::LoadU(d, s + from + kLanes);
+  for (std::size_t j = from + kPairOfVectors; j < to; j += kPairOfVectors) {
+    largest = hn::Max(largest, hn::LoadU(d, s + j));
+    others = hn::Max(others, hn::LoadU(d, s + j + kLanes));
+  }
+  float max = std::max(max_of_lanes(hn::Max(largest, others)) * scale, running.max);
+  if (max == kMinusInfinity) {
+    max = sum_of_row(s, from, to);  // a NaN is lost to the maximum, not to the sum
+    if (max == kMinusInfinity) {    // nothing that counts
+      put_zeros(row, 0, end);
+      return 1.0f;
+    }
+  }
+  const F shift = hn::Set(d, -max), factor = hn::Set(d, scale);
+  F sum = hn::Zero(d), other_sum = hn::Zero(d);
+  put_zeros(row, 0, from);
+  for (std::size_t j = from; j < to; j += kPairOfVectors) {
+    const F first = exp(hn::MulAdd(hn::LoadU(d, s + j), factor, shift));
+    const F second = exp(hn::MulAdd(hn::LoadU(d, s + j + kLanes), factor, shift));
+    sum = hn::Add(sum, first);
+    other_sum = hn::Add(other_sum, second);
+    if (dropout == nullptr) {
+      row.put(j, first, second);
+    } else {
+      row.put(j, dropout->apply(first, j), dropout->apply(second, j + kLanes));
+    }
+  }
+  put_zeros(row, to, end);
+  const float rescale = running.max == max ? 1.0f : running.max == kMinusInfinity ? 0.0f : std::exp(running.max - max);
+  running = {max, running.sum * rescale + sum_of_lanes(hn::Add(sum, other_sum))};
+  return rescale;
+}
+
 /// Where the biases of query `query` begin for keys from k0 on.
 inline std::size_t bias_at(const AttentionProblem& p, std::size_t query, std::size_t k0) {
   return p.queries - 1 - query + k0;
@@ -109,23 +147,23 @@ inline void add_bias(const AttentionProblem& p, const Head& head, std::size_t qu
 }
 
 /// Scores [rows, kScoreStride] of queries [q0, q0 + rows) and keys [k0, k0 + count) become the weights of the values,
-/// dropout included; what `sum` [rows, stride] holds, unless it is the `first` block, is scaled to the new maxima.
-inline void softmax_rows(const AttentionProblem& p, const Head& head, std::size_t q0, std::size_t rows, std::size_t k0,
-                         std::size_t count, bool first, float* scores, Running* running, float* sum,
-                         std::size_t stride) {
+/// dropout included, of query q0 + i in row_of(i); what `sum` [rows, stride] holds, unless it is the `first` block, is
+/// scaled to the new maxima.
+template <class RowOf>
+void softmax_rows(const AttentionProblem& p, const Head& head, std::size_t q0, std::size_t rows, std::size_t k0,
+                  std::size_t count, bool first, float* scores, Running* running, float* sum, std::size_t stride,
+                  const RowOf& row_of) {
   DropoutRow dropout{p, {}};
+  const bool scaled = p.bias != nullptr || p.soft_cap > 0, drops = p.sample_ids != nullptr;
   for (std::size_t i = 0; i < rows; ++i) {
     const KeyRange seen = within(visible(p, head.b, q0 + i), k0, count);
     float* s = scores + i * kScoreStride;
     if (p.bias != nullptr) add_bias(p, head, q0 + i, k0, seen, s);
     if (p.soft_cap > 0) cap_scores(p, seen.begin, seen.end, s);
-    const bool scaled = p.bias != nullptr || p.soft_cap > 0;
-    const float rescale = softmax_row(s, count, seen, scaled ? 1.0f : p.scale, running[i]);
+    if (drops) dropout.draw(head, q0 + i, k0, seen);
+    const float rescale =
+        softmax_row(s, count, seen, scaled ? 1.0f : p.scale, drops ? &dropout : nullptr, running[i], row_of(i));
     if (!first && rescale != 1.0f) scale_row(sum + i * stride, stride, rescale);
-    if (p.sample_ids == nullptr || seen.begin >= seen.end) continue;
-    dropout.draw(head, q0 + i, k0, seen);
-    for (std::size_t j = seen.begin / hn::Lanes(Floats()) * hn::Lanes(Floats()); j < seen.end; j += hn::Lanes(Floats()))
-      hn::StoreU(dropout.apply(hn::LoadU(Floats(), s + j), j), Floats(), s + j);
   }
 }
 
@@ -141,61 +179,76 @@ inline void finish_rows(const AttentionProblem& p, const Head& head, std::size_t
   write_rows(p.type, sum, stride, rows, p.size, out.at(q0, head), out.position);
 }
 
-/// One row, keys [0, count): s holds scores and becomes the dropped probabilities; ds holds d loss / d (dropped
-/// probabilities) and becomes d loss / d (q k^T).
-inline void row_gradient(float* s, float* ds, std::size_t count, KeyRange seen, float logsumexp, float delta,
-                         float scale, const DropoutRow* dropout) {
+/// What the gradient of a row of scores is made of: the query's log-sum-exp and delta (softmax_deltas()), the mask of
+/// the row or null, and where the dropped probabilities and the gradients d loss / d (q k^T) go.
+template <class Row>
+struct GradientRow {
+  float logsumexp, delta;
+  const DropoutRow* dropout;
+  Row probabilities, gradients;
+};
+
+/// One row, keys [0, count): s holds scores, ds d loss / d (dropped probabilities). `finish(g, j)` has the last word on
+/// the gradients of keys [j, …).
+template <class Row, class Finish>
+HWY_INLINE void row_gradient(float* s, float* ds, std::size_t count, KeyRange seen, float scale,
+                             const GradientRow<Row>& of, const Finish& finish) {
   const Floats d;
-  const std::size_t lanes = hn::Lanes(d), end = round_up(count, 16);
+  const std::size_t end = round_up(count, 32);
   if (seen.begin >= seen.end) {
-    for (float* row : {s, ds}) set(row, 0, end, 0.0f);
+    for (const Row& row : {of.probabilities, of.gradients}) put_zeros(row, 0, end);
     return;
   }
-  const std::size_t from = seen.begin / lanes * lanes, to = round_up(seen.end, lanes);
-  for (float* row : {s, ds}) {
-    set(row, 0, from, 0.0f);
-    set(row, to, end, 0.0f);
+  const std::size_t from = seen.begin / kPairOfVectors * kPairOfVectors, to = round_up(seen.end, kPairOfVectors);
+  for (const Row& row : {of.probabilities, of.gradients}) {
+    put_zeros(row, 0, from);
+    put_zeros(row, to, end);
   }
-  set(s, from, seen.begin, -std::numeric_limits<float>::infinity());
-  set(s, seen.end, to, -std::numeric_limits<float>::infinity());
-  const F factor = hn::Set(d, scale), shift = hn::Set(d, -logsumexp), minus = hn::Set(d, delta);
-  for (std::size_t j = from; j < to; j += lanes) {
-    F p = exp(hn::MulAdd(hn::LoadU(d, s + j), factor, shift)), g = hn::LoadU(d, ds + j);
-    F kept = p;
-    if (dropout != nullptr) {
-      kept = dropout->apply(p, j);
-      g = dropout->apply(g, j);
+  for (const KeyRange& unseen : {KeyRange{from, seen.begin}, KeyRange{seen.end, to}}) {
+    set(s, unseen.begin, unseen.end, -std::numeric_limits<float>::infinity());
+    set(ds, unseen.begin, unseen.end, 0.0f);  // nothing was computed there, it may be NaN
+  }
+  const F factor = hn::Set(d, scale), shift = hn::Set(d, -of.logsumexp);
+  const F minus = hn::Set(d, of.delta);
+  for (std::size_t j = from; j < to; j += kPairOfVectors) {
+    F p[2], g[2], kept[2];
+    for (std::size_t i = 0; i < 2; ++i) {
+      const std::size_t at = j + i * kLanes;
+      p[i] = kept[i] = exp(hn::MulAdd(hn::LoadU(d, s + at), factor, shift));
+      g[i] = hn::LoadU(d, ds + at);
+      if (of.dropout != nullptr) {
+        kept[i] = of.dropout->apply(p[i], at);
+        g[i] = of.dropout->apply(g[i], at);
+      }
+      g[i] = finish(hn::Mul(p[i], hn::Sub(g[i], minus)), at);
     }
-    hn::StoreU(kept, d, s + j);
-    hn::StoreU(hn::Mul(hn::Mul(p, hn::Sub(g, minus)), factor), d, ds + j);
+    of.probabilities.put(j, kept[0], kept[1]);
+    of.gradients.put(j, g[0], g[1]);
   }
 }
 
-/// row_gradient() where p.soft_cap bounds the scores; `s` holds them before that.
-inline void capped_row_gradient(const AttentionProblem& p, float* s, float* ds, std::size_t count, KeyRange seen,
-                                float logsumexp, float delta, const DropoutRow* dropout) {
-  float slopes[kScoreStride];
-  if (seen.begin < seen.end) cap_scores(p, seen.begin, seen.end, s, slopes);
-  row_gradient(s, ds, count, seen, logsumexp, delta, 1.0f, dropout);
-  if (seen.begin < seen.end) multiply_by(slopes, seen.begin, seen.end, ds);
-}
-
-/// The same of query `query` and keys [k0, k0 + count), its biases with theirs.
-inline void row_gradient(const AttentionProblem& p, const Head& head, std::size_t query, std::size_t k0,
-                         std::size_t count, KeyRange seen, float logsumexp, float delta, const DropoutRow* dropout,
-                         float* s, float* ds) {
-  if (p.soft_cap > 0) return capped_row_gradient(p, s, ds, count, seen, logsumexp, delta, dropout);
-  if (p.bias == nullptr) return row_gradient(s, ds, count, seen, logsumexp, delta, p.scale, dropout);
+/// The same of query `query` and keys [k0, k0 + count), with their biases or a cap.
+template <class Row>
+void row_gradient(const AttentionProblem& p, const Head& head, std::size_t query, std::size_t k0, std::size_t count,
+                  KeyRange seen, const GradientRow<Row>& of, float* s, float* ds) {
   const Floats d;
-  add_bias(p, head, query, k0, seen, s);
-  row_gradient(s, ds, count, seen, logsumexp, delta, 1.0f, dropout);
-  float* dbias = p.dbias + (head.b * p.heads() + p.number_of(head)) * p.bias_stride + bias_at(p, query, k0);
   const F factor = hn::Set(d, p.scale);
-  for (std::size_t j = seen.begin / hn::Lanes(d) * hn::Lanes(d); j < seen.end; j += hn::Lanes(d)) {
-    const F g = hn::LoadU(d, ds + j);
-    hn::StoreU(hn::Add(hn::LoadU(d, dbias + j), g), d, dbias + j);
-    hn::StoreU(hn::Mul(g, factor), d, ds + j);
+  if (p.soft_cap > 0) {
+    float slopes[kScoreStride] = {};
+    if (seen.begin < seen.end) cap_scores(p, seen.begin, seen.end, s, slopes);
+    return row_gradient(s, ds, count, seen, 1.0f, of,
+                        [&](F g, std::size_t j) HWY_ATTR { return hn::Mul(g, hn::LoadU(d, slopes + j)); });
   }
+  if (p.bias == nullptr)
+    return row_gradient(s, ds, count, seen, p.scale, of,
+                        [=](F g, std::size_t) VECTOR_BODY { return hn::Mul(g, factor); });
+  add_bias(p, head, query, k0, seen, s);
+  float* const dbias = p.dbias + (head.b * p.heads() + p.number_of(head)) * p.bias_stride + bias_at(p, query, k0);
+  row_gradient(s, ds, count, seen, 1.0f, of, [&](F g, std::size_t j) HWY_ATTR {
+    const std::size_t lanes = seen.end > j ? std::min(seen.end - j, kLanes) : 0;
+    if (lanes > 0) store(hn::Add(load(dbias + j, lanes), g), dbias + j, lanes);
+    return hn::Mul(g, factor);
+  });
 }
 
 }  // namespace megatron::kernels::cpu::HWY_NAMESPACE

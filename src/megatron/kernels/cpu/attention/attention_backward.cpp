@@ -52,9 +52,10 @@ void block_gradient(const AttentionProblem& p, const Head& head, std::size_t q0,
   DropoutRow dropout{p, {}};
   for (std::size_t i = 0; i < rows; ++i) {
     if (p.sample_ids != nullptr) dropout.draw(head, q0 + i, k0, seen.of_row(i));
-    row_gradient(p, head, q0 + i, k0, count, seen.of_row(i), logsumexp[q0 + i], delta[q0 + i],
-                 p.sample_ids != nullptr ? &dropout : nullptr, w.scores + i * kScoreStride,
-                 w.dscores + i * kScoreStride);
+    float *const s = w.scores + i * kScoreStride, *const ds = w.dscores + i * kScoreStride;
+    const GradientRow<FloatRow> of{
+        logsumexp[q0 + i], delta[q0 + i], p.sample_ids != nullptr ? &dropout : nullptr, {s}, {ds}};
+    row_gradient(p, head, q0 + i, k0, count, seen.of_row(i), of, s, ds);
   }
   seen.weigh_queries(w.scores, w.dout, w.stride, w.dv + at * w.stride);
   seen.weigh_queries(w.dscores, w.queries, w.stride, w.dk + at * w.stride);

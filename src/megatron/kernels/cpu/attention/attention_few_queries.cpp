@@ -218,7 +218,7 @@ bool few_queries(const FewQueriesPiece& piece, bool asked, const FewQueriesPiece
     float* const s = scores + row * kFewStride;
     const KeyRange& keys = seen[row % p.queries];
     if (p.soft_cap > 0) cap_scores(p, keys.begin, keys.end, s);
-    softmax_row(s, all.end, keys, p.soft_cap > 0 ? 1.0f : p.scale, running);
+    softmax_row(s, all.end, keys, p.soft_cap > 0 ? 1.0f : p.scale, nullptr, running, FloatRow{s});
     result.max[row] = running.max;
     result.sum[row] = running.sum;
   }

@@ -36,7 +36,8 @@ void forward(const AttentionProblem& p, const Head& head, std::size_t block, con
     const std::size_t count = std::min(kKeyBlock, all.end - k0);
     const SeenBlock seen(p, head.b, q0, rows, k0, count);
     seen.score({queries, stride, 1}, packed + k0 * p.size, p.size, scores);
-    softmax_rows(p, head, q0, rows, k0, count, k0 == all.begin, scores, running, sum, stride);
+    softmax_rows(p, head, q0, rows, k0, count, k0 == all.begin, scores, running, sum, stride,
+                 [=](std::size_t i) { return FloatRow{scores + i * kScoreStride}; });
     seen.weigh_keys(scores, values + k0 * stride, stride, sum, k0 != all.begin);
   }
   finish_rows(p, head, q0, rows, running, sum, stride, out, logsumexp_bns);

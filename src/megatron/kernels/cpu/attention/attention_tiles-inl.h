@@ -6,6 +6,9 @@
 #define MEGATRON_KERNELS_CPU_ATTENTION_TILES_INL_H_
 #endif
 
+#include <initializer_list>
+#include <type_traits>
+
 #include "megatron/kernels/cpu/attention/attention-inl.h"
 #include "megatron/kernels/cpu/attention/attention_tiles.h"
 #include "megatron/kernels/cpu/products/tile_multiply.h"
@@ -26,43 +29,67 @@ struct TileCounts {
   std::size_t stride() const { return features * kPanelLines + 16; }
 };
 
-/// sum [32][32], rows `stride` floats apart, = or += the product of two packed panels, `pieces` pieces deep.
-template <class Tiles>
-HWY_INLINE void tile_block(Tiles& tiles, const Words* left, const Words* right, std::size_t pieces, float* sum,
-                           std::size_t stride, bool accumulate) {
-  constexpr std::ptrdiff_t kTileBytes = kTileWords * sizeof(Words), kPieceBytes = kPieceWords * sizeof(Words);
-  const LeftPanel packed{reinterpret_cast<const std::byte*>(left), kTileRowBytes, kTileBytes, kPieceBytes};
-  multiply_tiles(tiles, packed, right, pieces, sum, stride, accumulate);
+/// Rows of bf16 numbers [32, kWordStride] that are a left operand as they lie, of as many keys as a block of scores.
+/// Their stride is an odd number of lines of the caches.
+constexpr std::size_t kWordStride = kKeyBlock + 32;
+inline LeftPanel rows_from(const Words* row) {
+  constexpr std::ptrdiff_t kStride = kWordStride * sizeof(Words), kPieceBytes = kPieceDepth * sizeof(Words);
+  return {reinterpret_cast<const std::byte*>(row), kStride, kTileRows16 * kStride, kPieceBytes};
 }
+inline LeftPanel packed_panel(const Words* left) {
+  constexpr std::ptrdiff_t kSecond = kTileWords * sizeof(Words), kPieceBytes = kPieceWords * sizeof(Words);
+  return {reinterpret_cast<const std::byte*>(left), kTileRowBytes, kSecond, kPieceBytes};
+}
+
+/// A row of them as FloatRow: rounds to nearest, by the instruction where the machine has what Tiles stands for.
+template <class Tiles>
+struct WordRow {
+  Words* at;
+  HWY_INLINE void put(std::size_t j, F first, F second) const {
+#if HWY_TARGET <= HWY_AVX3
+    if constexpr (!std::is_same_v<Tiles, EmulatedTiles>) {
+      __m512i pair;  // of AVX512_BF16, which these kernels are not compiled for
+      asm("vcvtne2ps2bf16 %1, %2, %0" : "=v"(pair) : "v"(first.raw), "v"(second.raw));
+      _mm512_storeu_si512(at + j, pair);
+      return;
+    }
+#endif
+    hn::StoreU(to_bf16(first), Halves(), at + j);
+    hn::StoreU(to_bf16(second), Halves(), at + j + kLanes);
+  }
+};
 
 /// Positions from `p` on of a head as a matrix [positions, features], or its transpose.
 template <class Byte>
 Matrix positions_of(const HeadsOf<Byte>& x, const Head& head, std::size_t p) {
   return {x.at(p, head), ElementType::BFloat16, x.position / static_cast<std::ptrdiff_t>(sizeof(Words)), 1};
 }
-/// A block of scores as a matrix [queries, keys].
-inline Matrix scores_of(const float* scores) {
-  return {scores, ElementType::Float32, static_cast<std::ptrdiff_t>(kScoreStride), 1};
+
+/// Calls pack(position, count) for each 32 of `range`, which begins at a panel, having asked for the rows of the next
+/// 32 in all of `tensors`: they lie too far apart for the processor to see what comes next.
+template <class Pack>
+void for_panels(const AttentionProblem& p, std::initializer_list<const Heads*> tensors, const Head& head,
+                KeyRange range, const Pack& pack) {
+  for (std::size_t k = range.begin; k < range.end; k += kPanelLines) {
+    const std::size_t next = std::min(k + kPanelLines, range.end), end = std::min(next + kPanelLines, range.end);
+    for (const Heads* x : tensors)
+      for (std::size_t i = next; i < end; ++i) ask_for_row<Words>(x->at(i, head), p.size);
+    pack(k, next - k);
+  }
 }
 
-/// Keys or values [keys, features] of `range`, which begins at a panel, for products that sum over features, and for
-/// those that sum over keys.
-inline void pack_over_features(const AttentionProblem& p, const Heads& x, const Head& head, KeyRange range, Words* to) {
-  static_assert(kLeastBlock % kPanelLines == 0 && kLeastBlock % kPieceDepth == 0);
+/// `count` positions from k on, at most 32, a multiple of which is k: as one panel over the features, the `number`-th
+/// of its operand, or as one piece of each panel of features, of which the operand has `pieces`.
+inline void pack_over_features(const AttentionProblem& p, const Heads& x, const Head& head, std::size_t k,
+                               std::size_t count, TileSide side, Words* to, std::size_t number) {
+  static_assert(kLeastBlock % kPanelLines == 0 && kLeastBlock % kPieceDepth == 0, "they lie together");
   const std::size_t panel = TileCounts(p).features * kPieceWords;
-  for (std::size_t k = range.begin, count = 0; k < range.end; k += count) {
-    count = x.together(k, range.end - k);
-    pack_panels(positions_of(x, head, k), count, p.size, TilePart::High, TileSide::Right,
-                to + (k - range.begin) / kPanelLines * panel, panel);
-  }
+  pack_panels(positions_of(x, head, k), count, p.size, TilePart::High, side, to + number * panel, panel);
 }
-inline void pack_over_keys(const AttentionProblem& p, const Heads& x, const Head& head, KeyRange range, Words* to) {
-  const std::size_t panel = panels_of(range.end - range.begin) * kPieceWords;
-  for (std::size_t k = range.begin, count = 0; k < range.end; k += count) {
-    count = x.together(k, range.end - k);
-    pack_panels(positions_of(x, head, k).transposed(), p.size, count, TilePart::High, TileSide::Right,
-                to + (k - range.begin) / kPieceDepth * kPieceWords, panel);
-  }
+inline void pack_over_positions(const AttentionProblem& p, const Heads& x, const Head& head, std::size_t k,
+                                std::size_t count, TileSide side, Words* to, std::size_t number, std::size_t pieces) {
+  pack_panels(positions_of(x, head, k).transposed(), p.size, count, TilePart::High, side, to + number * kPieceWords,
+              pieces * kPieceWords);
 }
 
 }  // namespace megatron::kernels::cpu::HWY_NAMESPACE

@@ -34,7 +34,7 @@ struct Space {
   float *scores, *dscores, *rows;              // of 32 queries or keys
   Words *keys, *values, *keys_over_keys;       // of the part
   Words *queries, *dout, *queries_t, *dout_t;  // of the batch
-  Words* dscores_left;                         // of 32 queries
+  Words *weights, *dweights;                   // of 32 queries: rows of probabilities and of gradients of scores
   Square probabilities, gradients;
   float* end;
 
@@ -52,7 +52,7 @@ struct Space {
     rows = take(kLanes * count.stride());
     for (Words** part : {&keys, &values, &keys_over_keys}) *part = take_pieces(count.features * count.keys);
     for (Words** part : {&queries, &dout, &queries_t, &dout_t}) *part = take_pieces(count.features * kBatchBlocks);
-    dscores_left = take_pieces(kKeyPieces);
+    for (Words** part : {&weights, &dweights}) *part = reinterpret_cast<Words*>(take(kPanelLines * kWordStride / 2));
     for (Square* part : {&probabilities, &gradients}) part->panels = take_pieces(kBatchBlocks * kKeyPieces);
     end = at;
   }
@@ -75,12 +75,13 @@ struct Pass {
 void read_batch(const Pass& pass, std::size_t q0, std::size_t rows) {
   const AttentionProblem& p = pass.p;
   const Space& w = pass.space;
-  const Matrix queries = positions_of(p.q, pass.head, q0), dout = positions_of(pass.dout, pass.head, q0);
-  const std::size_t features = pass.count.features * kPieceWords, positions = kBatchBlocks * kPieceWords;
-  pack_panels(queries, rows, p.size, TilePart::High, TileSide::Left, w.queries, features);
-  pack_panels(dout, rows, p.size, TilePart::High, TileSide::Left, w.dout, features);
-  pack_panels(queries.transposed(), p.size, rows, TilePart::High, TileSide::Left, w.queries_t, positions);
-  pack_panels(dout.transposed(), p.size, rows, TilePart::High, TileSide::Left, w.dout_t, positions);
+  for_panels(p, {&p.q, &pass.dout}, pass.head, {q0, q0 + rows}, [&](std::size_t q, std::size_t count) {
+    const std::size_t i = (q - q0) / kPanelLines;
+    pack_over_features(p, p.q, pass.head, q, count, TileSide::Left, w.queries, i);
+    pack_over_features(p, pass.dout, pass.head, q, count, TileSide::Left, w.dout, i);
+    pack_over_positions(p, p.q, pass.head, q, count, TileSide::Left, w.queries_t, i, kBatchBlocks);
+    pack_over_positions(p, pass.dout, pass.head, q, count, TileSide::Left, w.dout_t, i, kBatchBlocks);
+  });
 }
 
 /// Blocks [begin, end) of 32.
@@ -101,31 +102,35 @@ Blocks queries_gradient(const Pass& pass, Tiles& tiles, std::size_t batch, std::
   if (seen.begin >= seen.end) return {0, 0};
   const Blocks blocks{seen.begin / kPanelLines, panels_of(seen.end)};
   for (std::size_t j = blocks.begin; j < blocks.end; ++j) {
-    tile_block(tiles, w.queries + i * panel, w.keys + (first + j) * panel, pass.count.features,
-               w.scores + j * kPanelLines, kScoreStride, false);
-    tile_block(tiles, w.dout + i * panel, w.values + (first + j) * panel, pass.count.features,
-               w.dscores + j * kPanelLines, kScoreStride, false);
+    multiply_tiles(tiles, packed_panel(w.queries + i * panel), w.keys + (first + j) * panel, pass.count.features,
+                   w.scores + j * kPanelLines, kScoreStride, false);
+    multiply_tiles(tiles, packed_panel(w.dout + i * panel), w.values + (first + j) * panel, pass.count.features,
+                   w.dscores + j * kPanelLines, kScoreStride, false);
   }
   const std::size_t begin = blocks.begin * kPanelLines, end = std::min(blocks.end * kPanelLines, count);
   DropoutRow dropout{p, {}};
   for (std::size_t r = 0; r < rows; ++r) {
     const KeyRange row = within(visible(p, pass.head.b, q0 + r), k0 + begin, end - begin);
     if (p.sample_ids != nullptr) dropout.draw(pass.head, q0 + r, k0 + begin, row);
-    row_gradient(p, pass.head, q0 + r, k0 + begin, end - begin, row, pass.logsumexp[q0 + r], pass.delta[q0 + r],
-                 p.sample_ids != nullptr ? &dropout : nullptr, w.scores + r * kScoreStride + begin,
+    const GradientRow<WordRow<Tiles>> of{pass.logsumexp[q0 + r],
+                                         pass.delta[q0 + r],
+                                         p.sample_ids != nullptr ? &dropout : nullptr,
+                                         {w.weights + r * kWordStride + begin},
+                                         {w.dweights + r * kWordStride + begin}};
+    row_gradient(p, pass.head, q0 + r, k0 + begin, end - begin, row, of, w.scores + r * kScoreStride + begin,
                  w.dscores + r * kScoreStride + begin);
   }
-  const Matrix scores = scores_of(w.scores), dscores = scores_of(w.dscores);
-  for (std::size_t j = blocks.begin; j < blocks.end; ++j) {
-    const std::size_t k = j * kPanelLines, keys = std::min(kPanelLines, count - k);
-    pack_panels(scores.at(0, k).transposed(), keys, rows, TilePart::High, TileSide::Right, w.probabilities.at(j, i), 0);
-    pack_panels(dscores.at(0, k).transposed(), keys, rows, TilePart::High, TileSide::Right, w.gradients.at(j, i), 0);
+  for (const auto& [from, square] : {std::pair(w.weights, w.probabilities), std::pair(w.dweights, w.gradients)}) {
+    std::fill(from + rows * kWordStride, from + kPanelLines * kWordStride, Words{0});
+    const Matrix transposed{from + begin, ElementType::BFloat16, 1, kWordStride};
+    pack_panels(transposed, (blocks.end - blocks.begin) * kPanelLines, kPanelLines, TilePart::High, TileSide::Right,
+                square.at(blocks.begin, i), kBatchBlocks * kPieceWords);
   }
-  pack_panels(dscores.at(0, begin), rows, end - begin, TilePart::High, TileSide::Left, w.dscores_left, 0);
   float* const dq = pass.dq.rows(pass.member, batch / kBatch) + i * kPanelLines * pass.dq.stride;
   for (std::size_t f = 0; f < pass.count.features; ++f) {
-    tile_block(tiles, w.dscores_left, w.keys_over_keys + (f * pass.count.keys + first + blocks.begin) * kPieceWords,
-               blocks.end - blocks.begin, dq + f * kPanelLines, pass.dq.stride, true);
+    multiply_tiles(tiles, rows_from(w.dweights + begin),
+                   w.keys_over_keys + (f * pass.count.keys + first + blocks.begin) * kPieceWords,
+                   blocks.end - blocks.begin, dq + f * kPanelLines, pass.dq.stride, true);
   }
   return blocks;
 }
@@ -154,8 +159,10 @@ void square_gradient(const Pass& pass, Tiles& tiles, std::size_t q0, std::size_t
     for (std::size_t f = 0; f < pass.count.features; ++f) {
       const std::size_t left = (f * kBatchBlocks + begin) * kPieceWords;
       const std::size_t sum = f * kPanelLines * w.key_stride + k0 - pass.part.begin + j * kPanelLines;
-      tile_block(tiles, w.dout_t + left, w.probabilities.at(j, begin), end - begin, w.dv_t + sum, w.key_stride, true);
-      tile_block(tiles, w.queries_t + left, w.gradients.at(j, begin), end - begin, w.dk_t + sum, w.key_stride, true);
+      multiply_tiles(tiles, packed_panel(w.dout_t + left), w.probabilities.at(j, begin), end - begin, w.dv_t + sum,
+                     w.key_stride, true);
+      multiply_tiles(tiles, packed_panel(w.queries_t + left), w.gradients.at(j, begin), end - begin, w.dk_t + sum,
+                     w.key_stride, true);
     }
   }
 }
@@ -210,9 +217,12 @@ void backward_on(const AttentionGradient& asked, const BackwardPiece& piece, con
     const KeyRange part{k0, std::min(k0 + asked.pieces.part, p.keys)};
     const TileCounts count(p, part.end - part.begin);
     const Space w(count, scratch);
-    pack_over_features(p, p.k, group, part, w.keys);
-    pack_over_features(p, p.v, group, part, w.values);
-    pack_over_keys(p, p.k, group, part, w.keys_over_keys);
+    for_panels(p, {&p.k, &p.v}, group, part, [&](std::size_t k, std::size_t keys) {
+      const std::size_t i = (k - k0) / kPanelLines;
+      pack_over_features(p, p.k, group, k, keys, TileSide::Right, w.keys, i);
+      pack_over_features(p, p.v, group, k, keys, TileSide::Right, w.values, i);
+      pack_over_positions(p, p.k, group, k, keys, TileSide::Right, w.keys_over_keys, i, count.keys);
+    });
     for (float* sums : {w.dk_t, w.dv_t}) std::fill(sums, sums + count.features * kPanelLines * w.key_stride, 0.0f);
     for (std::size_t member = 0; member < piece.members; ++member) {
       const Head head{group.b, group.group, piece.first_member + member};

@@ -20,7 +20,7 @@ struct ForwardSpace {
       : scores(at),
         sum(scores + kPanelLines * kScoreStride),
         queries(reinterpret_cast<Words*>(sum + kPanelLines * count.stride())),
-        weights(queries + count.features * kPieceWords) {}
+        weights(queries + count.features * kPieceWords) {}  // rows of kWordStride
 };
 
 /// At most 32 queries from q0 on.
@@ -37,14 +37,14 @@ void forward_rows(const AttentionProblem& p, Tiles& tiles, const Head& head, std
   for (std::size_t k0 = all.begin; k0 < all.end; k0 += kKeyBlock) {
     const std::size_t keys = std::min(kKeyBlock, all.end - k0), first = k0 / kPieceDepth;
     for (std::size_t j = 0; j < panels_of(keys); ++j) {
-      tile_block(tiles, space.queries, packed + (first + j) * panel, count.features, space.scores + j * kPanelLines,
-                 kScoreStride, false);
+      multiply_tiles(tiles, packed_panel(space.queries), packed + (first + j) * panel, count.features,
+                     space.scores + j * kPanelLines, kScoreStride, false);
     }
-    softmax_rows(p, head, q0, rows, k0, keys, k0 == all.begin, space.scores, running, space.sum, stride);
-    pack_panels(scores_of(space.scores), rows, keys, TilePart::High, TileSide::Left, space.weights, 0);
+    softmax_rows(p, head, q0, rows, k0, keys, k0 == all.begin, space.scores, running, space.sum, stride,
+                 [&](std::size_t i) { return WordRow<Tiles>{space.weights + i * kWordStride}; });
     for (std::size_t f = 0; f < count.features; ++f) {
-      tile_block(tiles, space.weights, values + (f * count.keys + first) * kPieceWords, pieces_of(keys),
-                 space.sum + f * kPanelLines, stride, k0 != all.begin);
+      multiply_tiles(tiles, rows_from(space.weights), values + (f * count.keys + first) * kPieceWords, pieces_of(keys),
+                     space.sum + f * kPanelLines, stride, k0 != all.begin);
     }
   }
   finish_rows(p, head, q0, rows, running, space.sum, stride, out, logsumexp_bns);
@@ -56,6 +56,7 @@ void forward_on(const AttentionProblem& p, const Head& head, std::size_t block, 
   const ForwardSpace space(TileCounts(p), scratch);
   Tiles tiles;
   const std::size_t q1 = std::min((block + 1) * kQueryBlock, p.queries);
+  for (std::size_t i = block * kQueryBlock; i < q1; ++i) ask_for_row<Words>(p.q.at(i, head), p.size);
   for (std::size_t q0 = block * kQueryBlock; q0 < q1; q0 += kPanelLines)
     forward_rows(p, tiles, head, q0, std::min(kPanelLines, q1 - q0), packed, out, logsumexp_bns, space);
 }
@@ -71,8 +72,11 @@ void forward(const AttentionProblem& p, TileUnit unit, const Head& head, std::si
 
 void pack(const AttentionProblem& p, const Head& head, Words* packed) {
   const TileCounts count(p);
-  pack_over_features(p, p.k, head, {0, p.keys}, packed);
-  pack_over_keys(p, p.v, head, {0, p.keys}, packed + count.keys * count.features * kPieceWords);
+  Words* const values = packed + count.keys * count.features * kPieceWords;
+  for_panels(p, {&p.k, &p.v}, head, {0, p.keys}, [&](std::size_t k, std::size_t keys) {
+    pack_over_features(p, p.k, head, k, keys, TileSide::Right, packed, k / kPanelLines);
+    pack_over_positions(p, p.v, head, k, keys, TileSide::Right, values, k / kPieceDepth, count.keys);
+  });
 }
 
 }  // namespace
@@ -89,7 +93,8 @@ std::size_t tile_packed_words(const AttentionProblem& p) {
 }
 
 std::size_t tile_forward_scratch_floats(const AttentionProblem& p) {
-  const std::size_t features = panels_of(p.size), words = (features + 256 / kPieceDepth) * kPieceWords;
+  const std::size_t features = panels_of(p.size);
+  const std::size_t words = features * kPieceWords + kPanelLines * (256 + 32);
   return kPanelLines * (256 + 16 + features * kPanelLines + 16) + words / 2;
 }
 

@@ -20,27 +20,30 @@ using Ints = hn::RebindToSigned<Floats>;
 using F = hn::Vec<Floats>;
 constexpr std::size_t kLanes = HWY_MAX_BYTES >= 64 ? 16 : 8;  // of float, with AVX512 and AVX2
 
-/// e^x to 2e-7, x <= 88 (more is taken for 88); exactly 0 below -87.3, where the result would be denormal. NaN stays
-/// NaN.
+/// e^x to 2e-7, x <= 88 (more is taken for 88). Below -87.3, where the result is denormal, it or 0; exactly 0 below
+/// -104. NaN stays NaN.
 HWY_INLINE F exp(F x) {
   const Floats d;
-  const Ints i;
-  const auto vanishes = hn::Lt(x, hn::Set(d, -87.33f));
-  x = hn::Min(hn::Set(d, 88.0f), x);  // x where it is NaN
-  // x / ln 2 rounds to n in the sum with 1.5 * 2^23, whose last bits are then n's; what overflows there vanishes.
+  x = hn::Max(hn::Set(d, -140.0f), hn::Min(hn::Set(d, 88.0f), x));  // x where it is NaN
+  // x / ln 2 rounds to n in the sum with 1.5 * 2^23, whose last bits are then n's; what that leaves, 1 / ln 2 in two
+  // parts, is between -1/2 and 1/2.
   const F shifter = hn::Set(d, 12582912.0f), shifted = hn::MulAdd(x, hn::Set(d, 1.44269504f), shifter);
   const F n = hn::Sub(shifted, shifter);
-  F f = hn::NegMulAdd(n, hn::Set(d, 0.693359375f), x);  // x - n ln 2, in two parts
-  f = hn::NegMulAdd(n, hn::Set(d, -2.12194440e-4f), f);
-  F p = hn::Set(d, 1.9875691500e-4f);  // Cephes: e^f = 1 + f + f^2 p(f)
-  p = hn::MulAdd(p, f, hn::Set(d, 1.3981999507e-3f));
-  p = hn::MulAdd(p, f, hn::Set(d, 8.3334519073e-3f));
-  p = hn::MulAdd(p, f, hn::Set(d, 4.1665795894e-2f));
-  p = hn::MulAdd(p, f, hn::Set(d, 1.6666665459e-1f));
-  p = hn::MulAdd(p, f, hn::Set(d, 5.0000001201e-1f));
-  p = hn::MulAdd(hn::MulAdd(p, f, hn::Set(d, 1.0f)), f, hn::Set(d, 1.0f));
+  const F f = hn::MulAdd(x, hn::Set(d, 1.92596303e-8f), hn::MulSub(x, hn::Set(d, 1.44269504f), n));
+  F p = hn::Set(d, 1.5594677825e-4f);  // 2^f: minimax, 1 at 0
+  p = hn::MulAdd(p, f, hn::Set(d, 1.3406643411e-3f));
+  p = hn::MulAdd(p, f, hn::Set(d, 9.6176927909e-3f));
+  p = hn::MulAdd(p, f, hn::Set(d, 5.5503103882e-2f));
+  p = hn::MulAdd(p, f, hn::Set(d, 2.4022652209e-1f));
+  p = hn::MulAdd(p, f, hn::Set(d, 6.9314724207e-1f));
+  p = hn::MulAdd(p, f, hn::Set(d, 1.0f));
+#if HWY_TARGET <= HWY_AVX3
+  return F{_mm512_scalef_ps(p.raw, n.raw)};
+#else
+  const Ints i;
   const F power = hn::BitCast(d, hn::Add(hn::ShiftLeft<23>(hn::BitCast(i, shifted)), hn::Set(i, 0x3f800000)));
-  return hn::IfThenZeroElse(vanishes, hn::Mul(p, power));
+  return hn::IfThenZeroElse(hn::Lt(n, hn::Set(d, -126.0f)), hn::Mul(p, power));
+#endif
 }
 
 /// erf(x) to an absolute 2e-7 (Abramowitz & Stegun 7.1.26), and e^(-x^2), which it needs anyway.

@@ -187,7 +187,25 @@ void forward_blocks(const cpu::AttentionProblem& p, const cpu::MutableHeads& out
 
 void forward_tiles(const cpu::AttentionProblem& p, const cpu::MutableHeads& out, float* logsumexp) {
   const cpu::TileUnit unit = cpu::tile_unit();
-  const Scratch scratch(cpu::tile_forward_scratch_floats(p)), packed(cpu::tile_packed_words(p) / 2, p.batch * p.groups);
+  const Scratch scratch(cpu::tile_forward_scratch_floats(p));
+  const std::size_t words = cpu::tile_packed_words(p), groups = p.batch * p.groups;
+  const auto threads = static_cast<std::size_t>(cpu::num_threads());
+  // Keys and values stay in the caches of the thread that packed them where each can take whole groups and none waits
+  // long for the last.
+  if (groups % threads == 0 || groups >= 8 * threads) {
+    const Scratch packed(words / 2);
+    cpu::for_each_block(static_cast<std::int64_t>(groups), [&](std::int64_t i, int thread) {
+      const cpu::Head group = group_at(p, i);
+      std::uint16_t* const of_group = packed.words(static_cast<std::size_t>(thread));
+      cpu::tile_pack_keys_and_values(p, group, of_group);
+      for (std::size_t member = 0; member < p.sharing; ++member)
+        for (std::size_t block = 0; block * cpu::kQueryBlock < p.queries; ++block)
+          cpu::tile_attention_forward(p, unit, {group.b, group.group, member}, block, of_group, out, logsumexp,
+                                      scratch.part(thread));
+    });
+    return;
+  }
+  const Scratch packed(words / 2, groups);
   in_blocks(
       p,
       [&](const cpu::Head& group, std::size_t index) { cpu::tile_pack_keys_and_values(p, group, packed.words(index)); },
