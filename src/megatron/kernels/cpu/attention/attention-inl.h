@@ -115,8 +115,8 @@ float softmax_row(float* s, std::size_t count, KeyRange seen, float scale, const
   F sum = hn::Zero(d), other_sum = hn::Zero(d);
   put_zeros(row, 0, from);
   for (std::size_t j = from; j < to; j += kPairOfVectors) {
-    const F first = exp(hn::MulAdd(hn::LoadU(d, s + j), factor, shift));
-    const F second = exp(hn::MulAdd(hn::LoadU(d, s + j + kLanes), factor, shift));
+    const F first = exp_up_to_88(hn::MulAdd(hn::LoadU(d, s + j), factor, shift));
+    const F second = exp_up_to_88(hn::MulAdd(hn::LoadU(d, s + j + kLanes), factor, shift));
     sum = hn::Add(sum, first);
     other_sum = hn::Add(other_sum, second);
     if (dropout == nullptr) {
@@ -214,7 +214,7 @@ HWY_INLINE void row_gradient(float* s, float* ds, std::size_t count, KeyRange se
     F p[2], g[2], kept[2];
     for (std::size_t i = 0; i < 2; ++i) {
       const std::size_t at = j + i * kLanes;
-      p[i] = kept[i] = exp(hn::MulAdd(hn::LoadU(d, s + at), factor, shift));
+      p[i] = kept[i] = exp_up_to_88(hn::MulAdd(hn::LoadU(d, s + at), factor, shift));
       g[i] = hn::LoadU(d, ds + at);
       if (of.dropout != nullptr) {
         kept[i] = of.dropout->apply(p[i], at);

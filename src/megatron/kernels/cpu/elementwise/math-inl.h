@@ -20,11 +20,10 @@ using Ints = hn::RebindToSigned<Floats>;
 using F = hn::Vec<Floats>;
 constexpr std::size_t kLanes = HWY_MAX_BYTES >= 64 ? 16 : 8;  // of float, with AVX512 and AVX2
 
-/// e^x to 2e-7, x <= 88 (more is taken for 88). Below -87.3, where the result is denormal, it or 0; exactly 0 below
-/// -104. NaN stays NaN.
-HWY_INLINE F exp(F x) {
+/// e^x to 2e-7, x <= 88. Below -87.3, where the result is denormal, it or 0; exactly 0 below -104. NaN stays NaN.
+HWY_INLINE F exp_up_to_88(F x) {
   const Floats d;
-  x = hn::Max(hn::Set(d, -140.0f), hn::Min(hn::Set(d, 88.0f), x));  // x where it is NaN
+  x = hn::Max(hn::Set(d, -140.0f), x);  // x where it is NaN
   // x / ln 2 rounds to n in the sum with 1.5 * 2^23, whose last bits are then n's; what that leaves, 1 / ln 2 in two
   // parts, is between -1/2 and 1/2.
   const F shifter = hn::Set(d, 12582912.0f), shifted = hn::MulAdd(x, hn::Set(d, 1.44269504f), shifter);
@@ -46,6 +45,9 @@ HWY_INLINE F exp(F x) {
 #endif
 }
 
+/// The same of any x: more than 88 is taken for 88.
+HWY_INLINE F exp(F x) { return exp_up_to_88(hn::Min(hn::Set(Floats(), 88.0f), x)); }
+
 /// erf(x) to an absolute 2e-7 (Abramowitz & Stegun 7.1.26), and e^(-x^2), which it needs anyway.
 HWY_INLINE F erf(F x, F& exp_minus_square) {
   const Floats d;
@@ -56,7 +58,7 @@ HWY_INLINE F erf(F x, F& exp_minus_square) {
   p = hn::MulAdd(p, t, hn::Set(d, 1.421413741f));
   p = hn::MulAdd(p, t, hn::Set(d, -0.284496736f));
   p = hn::MulAdd(p, t, hn::Set(d, 0.254829592f));
-  exp_minus_square = exp(hn::Neg(hn::Mul(x, x)));
+  exp_minus_square = exp_up_to_88(hn::Neg(hn::Mul(x, x)));
   return hn::CopySign(hn::NegMulAdd(hn::Mul(p, t), exp_minus_square, one), x);
 }
 
@@ -67,6 +69,24 @@ HWY_INLINE void for_vectors(std::size_t count, const Fn& fn) {
   std::size_t i = 0;
   for (; i + lanes <= count; i += lanes) fn(i, lanes);
   if (i < count) fn(i, count - i);
+}
+
+/// The sum of fn(offset, lanes), vectors of [0, count); in four parts, which do not wait for each other.
+template <class Fn>
+HWY_INLINE F sum_of_vectors(std::size_t count, const Fn& fn) {
+  const Floats d;
+  const std::size_t lanes = hn::Lanes(d);
+  F sums[4] = {hn::Zero(d), hn::Zero(d), hn::Zero(d), hn::Zero(d)};
+  std::size_t i = 0;
+  for (; i + 4 * lanes <= count; i += 4 * lanes) {
+    sums[0] = hn::Add(sums[0], fn(i, lanes));
+    sums[1] = hn::Add(sums[1], fn(i + lanes, lanes));
+    sums[2] = hn::Add(sums[2], fn(i + 2 * lanes, lanes));
+    sums[3] = hn::Add(sums[3], fn(i + 3 * lanes, lanes));
+  }
+  for (; i + lanes <= count; i += lanes) sums[0] = hn::Add(sums[0], fn(i, lanes));
+  if (i < count) sums[1] = hn::Add(sums[1], fn(i, count - i));
+  return hn::Add(hn::Add(sums[0], sums[1]), hn::Add(sums[2], sums[3]));
 }
 
 /// `lanes` elements from p, zeros above.

@@ -44,14 +44,13 @@ void drop(const T* x, T* y, std::size_t count, const RowDropout& dropout) {
 template <class T>
 RowStatistics norm(const T* x, const T* weight, const T* bias, T* y, std::size_t count, float eps) {
   const Floats d;
-  F sum = hn::Zero(d), squares = hn::Zero(d);
-  for_vectors(count, [&](std::size_t i, std::size_t lanes) VECTOR_BODY { sum = hn::Add(sum, load(x + i, lanes)); });
+  const F sum = sum_of_vectors(count, [=](std::size_t i, std::size_t lanes) VECTOR_BODY { return load(x + i, lanes); });
   const float mean = sum_of_lanes(sum) / static_cast<float>(count);
   const F centre = hn::Set(d, mean);
-  for_vectors(count, [&](std::size_t i, std::size_t lanes) VECTOR_BODY {
+  const F squares = sum_of_vectors(count, [=](std::size_t i, std::size_t lanes) VECTOR_BODY {
     F distance = hn::Sub(load(x + i, lanes), centre);
     if (lanes != hn::Lanes(d)) distance = hn::IfThenElseZero(hn::FirstN(d, lanes), distance);
-    squares = hn::MulAdd(distance, distance, squares);
+    return hn::Mul(distance, distance);
   });
   const float rstd = 1.0f / std::sqrt(sum_of_lanes(squares) / static_cast<float>(count) + eps);
   const F factor = hn::Set(d, rstd);
@@ -65,10 +64,9 @@ RowStatistics norm(const T* x, const T* weight, const T* bias, T* y, std::size_t
 template <class T>
 float root_mean_square_norm(const T* x, const T* weight, T* y, std::size_t count, float eps) {
   const Floats d;
-  F squares = hn::Zero(d);
-  for_vectors(count, [&](std::size_t i, std::size_t lanes) VECTOR_BODY {
+  const F squares = sum_of_vectors(count, [=](std::size_t i, std::size_t lanes) VECTOR_BODY {
     const F v = load(x + i, lanes);
-    squares = hn::MulAdd(v, v, squares);
+    return hn::Mul(v, v);
   });
   const float rstd = 1.0f / std::sqrt(sum_of_lanes(squares) / static_cast<float>(count) + eps);
   const F factor = hn::Set(d, rstd);

@@ -5,7 +5,10 @@
 // foreach_target.h comes first
 #include <hwy/highway.h>
 
+#include <hwy/cache_control.h>
+
 #include <algorithm>
+#include <cmath>
 #include <limits>
 
 #include "megatron/kernels/cpu/elementwise/elementwise.h"
@@ -25,21 +28,44 @@ HWY_INLINE F load_logits(const T* p, std::size_t lanes) {
   return hn::IfThenElse(hn::FirstN(d, lanes), v, hn::Set(d, -std::numeric_limits<float>::infinity()));
 }
 
+/// The largest of `count` logits, which may lose a NaN.
+template <class T>
+HWY_INLINE float largest_of(const T* logits, std::size_t count) {
+  const Floats d;
+  const std::size_t lanes = hn::Lanes(d);
+  F largest = hn::Set(d, -std::numeric_limits<float>::infinity()), others = largest;
+  std::size_t i = 0;
+  for (; i + 2 * lanes <= count; i += 2 * lanes) {
+    largest = hn::Max(largest, load(logits + i, lanes));
+    others = hn::Max(others, load(logits + i + lanes, lanes));
+  }
+  for (; i < count; i += lanes) largest = hn::Max(largest, load_logits(logits + i, std::min(lanes, count - i)));
+  return max_of_lanes(hn::Max(largest, others));
+}
+
+/// A running softmax over blocks, each of which is still in the first cache when its exponentials are summed; the next
+/// one is asked for meanwhile.
 template <class T>
 SoftmaxRow pieces(const T* logits, std::size_t count) {
-  const Floats d;
   constexpr std::size_t kBlock = 1024;  // elements summed in float32 before they join the float64 sum
-  F largest = hn::Set(d, -std::numeric_limits<float>::infinity());
-  for_vectors(count, [&](std::size_t i, std::size_t lanes)
-                         VECTOR_BODY { largest = hn::Max(largest, load_logits(logits + i, lanes)); });
-  SoftmaxRow row{max_of_lanes(largest), 0, 0};
-  const F max = hn::Set(d, row.max);
+  constexpr std::size_t kLine = 64 / sizeof(T);
+  SoftmaxRow row{-std::numeric_limits<float>::infinity(), 0, 0};
   for (std::size_t begin = 0; begin < count; begin += kBlock) {
-    F sum_exp = hn::Zero(d), sum = hn::Zero(d);
-    for_vectors(std::min(kBlock, count - begin), [&](std::size_t i, std::size_t lanes) VECTOR_BODY {
-      sum_exp = hn::Add(sum_exp, exp(hn::Sub(load_logits(logits + begin + i, lanes), max)));
-      sum = hn::Add(sum, load(logits + begin + i, lanes));
+    const std::size_t size = std::min(kBlock, count - begin);
+    const T* const block = logits + begin;
+    const float largest = largest_of(block, size);
+    if (largest > row.max) {
+      row.sum_exp *= std::exp(static_cast<double>(row.max) - static_cast<double>(largest));
+      row.max = largest;
+    }
+    for (std::size_t i = begin + kBlock; i < std::min(count, begin + 2 * kBlock); i += kLine) hwy::Prefetch(logits + i);
+    // Where nothing counts so far, what is not minus infinity is NaN.
+    const F max = hn::Set(Floats(), std::isinf(row.max) && row.max < 0 ? 0.0f : row.max);
+    const F sum_exp = sum_of_vectors(size, [&](std::size_t i, std::size_t lanes) VECTOR_BODY {
+      return exp_up_to_88(hn::Sub(load_logits(block + i, lanes), max));
     });
+    const F sum =
+        sum_of_vectors(size, [&](std::size_t i, std::size_t lanes) VECTOR_BODY { return load(block + i, lanes); });
     row.sum_exp += static_cast<double>(sum_of_lanes(sum_exp));
     row.sum += static_cast<double>(sum_of_lanes(sum));
   }
@@ -51,7 +77,7 @@ void gradient(T* logits, std::size_t count, float logsumexp, float scale, float 
   const Floats d;
   const F shift = hn::Set(d, logsumexp), factor = hn::Set(d, scale), less = hn::Set(d, smooth);
   for_vectors(count, [=](std::size_t i, std::size_t lanes) VECTOR_BODY {
-    store(hn::Mul(hn::Sub(exp(hn::Sub(load(logits + i, lanes), shift)), less), factor), logits + i, lanes);
+    store(hn::Mul(hn::Sub(exp_up_to_88(hn::Sub(load(logits + i, lanes), shift)), less), factor), logits + i, lanes);
   });
 }
 

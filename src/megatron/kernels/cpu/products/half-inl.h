@@ -11,6 +11,7 @@
 
 #include <cstring>
 
+#include "megatron/kernels/cpu/elementwise/bf16_instruction.h"
 #include "megatron/kernels/cpu/elementwise/math-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -47,6 +48,13 @@ HWY_INLINE F load(const c10::Half* p, std::size_t lanes) {
 
 /// The upper halves, rounded to nearest, ties to even; NaN stays NaN.
 HWY_INLINE HalfBits to_bf16(F v) {
+#if HWY_TARGET <= HWY_AVX3
+  if (HWY_LIKELY(kRoundsByInstruction)) {
+    __m256i halves;
+    asm("vcvtneps2bf16 %1, %0" : "=v"(halves) : "v"(v.raw));
+    return HalfBits{halves};
+  }
+#endif
   const hn::RebindToUnsigned<Floats> du;
   const auto bits = hn::BitCast(du, v);
   const auto odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(du, 1));
