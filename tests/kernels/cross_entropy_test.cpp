@@ -2,13 +2,17 @@
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/cross_entropy_loss.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/linspace.h>
 #include <ATen/ops/log_softmax.h>
 #include <ATen/ops/one_hot.h>
+#include <ATen/ops/ones.h>
 #include <ATen/ops/randint.h>
 #include <ATen/ops/randn.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <limits>
 
 #include "tests/kernels/compare.h"
 #include "tests/kernels/isa.h"
@@ -99,6 +103,19 @@ TEST_F(CrossEntropyTest, LogitsOfHalvesGiveLossesInFloat32AndGradientsRoundedOnc
         }
       }
     }
+  });
+}
+
+TEST_F(CrossEntropyTest, FollowsAMaximumThatGrowsBehindLogitsThatDoNotCount) {
+  on_each([] {
+    const std::int64_t vocab = 5000;
+    const at::Tensor logits = at::linspace(-60, 60, vocab).to(at::kFloat).unsqueeze(0).clone();
+    logits.narrow(1, 0, 1100).fill_(-std::numeric_limits<float>::infinity());
+    const at::Tensor labels = at::full({1}, 4000, at::kLong), scale = at::ones({1});
+    const at::Tensor truth = at::cross_entropy_loss(wide(logits), labels);
+    const Result got = by_ranks(logits, labels, vocab, 1, 0, scale);
+    EXPECT_LT(relative_error(got.loss, truth), 1e-6);
+    EXPECT_LT(relative_error(got.gradient, at::log_softmax(wide(logits), 1).exp() - at::one_hot(labels, vocab)), 2e-6);
   });
 }
 

@@ -127,6 +127,20 @@ void accumulate(float* to, const T* from, std::size_t count) {
                          VECTOR_BODY { store(hn::Add(load(to + i, lanes), load(from + i, lanes)), to + i, lanes); });
 }
 
+/// Four rows at a time: `to` is read and written once for all of them.
+template <class T>
+void accumulate_rows(float* to, const T* from, std::size_t rows, std::size_t count) {
+  std::size_t r = 0;
+  for (; r + 4 <= rows; r += 4, from += 4 * count) {
+    for_vectors(count, [=](std::size_t i, std::size_t lanes) VECTOR_BODY {
+      const F first = hn::Add(load(from + i, lanes), load(from + count + i, lanes));
+      const F second = hn::Add(load(from + 2 * count + i, lanes), load(from + 3 * count + i, lanes));
+      store(hn::Add(load(to + i, lanes), hn::Add(first, second)), to + i, lanes);
+    });
+  }
+  for (; r < rows; ++r, from += count) accumulate(to, from, count);
+}
+
 template <class T>
 void weighted_sum(const T* const* rows, const float* weights, std::size_t num_rows, T* to, std::size_t count) {
   const Floats d;
@@ -146,6 +160,7 @@ RowKernels<T> kernels() {
           root_mean_square_norm<T>,
           root_mean_square_norm_backward<T>,
           accumulate<T>,
+          accumulate_rows<T>,
           weighted_sum<T>};
 }
 RowKernels<float> of_float() { return kernels<float>(); }

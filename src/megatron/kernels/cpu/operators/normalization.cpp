@@ -283,10 +283,12 @@ void accumulate_bias_gradient(const at::Tensor& grad_bias, const at::Tensor& dy,
   const at::Tensor partial = at::zeros({blocks, features}, at::kFloat);
   float* sums = partial.mutable_data_ptr<float>();
   cpu::with_storage(dtype, [&]<class T>(T) {
-    const auto add = cpu::row_kernels<T>().add;
+    const auto add = cpu::row_kernels<T>().add_rows;
     const T* from = dy.const_data_ptr<T>();
-    for_each_row(rows, [&](std::int64_t row, int) {
-      add(sums + row / kRowBlock * features, from + row * features, static_cast<std::size_t>(features));
+    cpu::for_each_block(blocks, [&](std::int64_t block, int) {
+      const std::int64_t first = block * kRowBlock, count = std::min(kRowBlock, rows - first);
+      add(sums + block * features, from + first * features, static_cast<std::size_t>(count),
+          static_cast<std::size_t>(features));
     });
   });
   add_partial_sums(grad_bias, {sums, blocks, features}, beta);
