@@ -60,22 +60,6 @@ struct DropoutRow {
   }
 };
 
-/// A row of weights as its product takes it: float32 numbers.
-struct FloatRow {
-  float* at;
-  HWY_INLINE void put(std::size_t j, F first, F second) const {
-    hn::StoreU(first, Floats(), at + j);
-    hn::StoreU(second, Floats(), at + j + kLanes);
-  }
-};
-constexpr std::size_t kPairOfVectors = 2 * kLanes;  // that kernels of rows take at a time
-
-/// Zeros in [begin, end), multiples of kPairOfVectors.
-template <class Row>
-HWY_INLINE void put_zeros(const Row& row, std::size_t begin, std::size_t end) {
-  for (; begin < end; begin += kPairOfVectors) row.put(begin, hn::Zero(Floats()), hn::Zero(Floats()));
-}
-
 inline float sum_of_row(const float* s, std::size_t begin, std::size_t end) {
   F sum = hn::Zero(Floats());
   for (; begin < end; begin += kLanes) sum = hn::Add(sum, hn::LoadU(Floats(), s + begin));

@@ -108,6 +108,22 @@ inline void read_transposed(ElementType type, const std::byte* from, std::ptrdif
   }
 }
 
+/// A row that is written two vectors at a time: float32 numbers.
+struct FloatRow {
+  float* at;
+  HWY_INLINE void put(std::size_t j, F first, F second) const {
+    hn::StoreU(first, Floats(), at + j);
+    hn::StoreU(second, Floats(), at + j + kLanes);
+  }
+};
+constexpr std::size_t kPairOfVectors = 2 * kLanes;  // that kernels of rows take at a time
+
+/// Zeros in [begin, end), multiples of kPairOfVectors.
+template <class Row>
+HWY_INLINE void put_zeros(const Row& row, std::size_t begin, std::size_t end) {
+  for (; begin < end; begin += kPairOfVectors) row.put(begin, hn::Zero(Floats()), hn::Zero(Floats()));
+}
+
 }  // namespace megatron::kernels::cpu::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
