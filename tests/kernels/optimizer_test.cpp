@@ -252,6 +252,20 @@ TEST_F(OptimizerTest, RoundsAParameterAgainAsItsUpdateDid) {
   });
 }
 
+TEST_F(OptimizerTest, RoundsTiesToEvenAndKeepsNanAndInfinity) {
+  constexpr float kInf = std::numeric_limits<float>::infinity(), kMax = std::numeric_limits<float>::max();
+  const std::vector<float> from = {1 + 0x1p-8f, 1 + 3 * 0x1p-8f, -1 - 0x1p-8f, 1 + 0x1.8p-8f, kInf, -kInf, kMax, -0.0f},
+                           to = {1, 1 + 0x1p-6f, -1, 1 + 0x1p-7f, kInf, -kInf, kInf, -0.0f};
+  on_each_and_the_reference([&] {
+    const at::Tensor model = at::zeros({8}, at::kBFloat16), broken = at::zeros({20}, at::kBFloat16);
+    round_(model, at::tensor(from), {});
+    EXPECT_TRUE(model.to(at::kFloat).equal(at::tensor(to))) << model;
+    EXPECT_TRUE(model[7].signbit().item<bool>());
+    round_(broken, at::full({20}, std::nan("")), {});
+    EXPECT_TRUE(broken.isnan().all().item<bool>());
+  });
+}
+
 TEST_F(OptimizerTest, KeepsSmallStepsOfBf16ParametersInTheMeanByStochasticRounding) {
   on_each_and_the_reference([] {
     const at::Tensor grad = at::ones({20'000});

@@ -9,6 +9,7 @@
 
 #include "megatron/base/error.h"
 #include "megatron/base/machine/processor.h"
+#include "megatron/kernels/cpu/elementwise/rounding.h"
 #include "megatron/kernels/cpu/products/quantized_product.h"
 #include "megatron/kernels/cpu/products/tiles.h"
 #include "megatron/kernels/runtime.h"
@@ -31,6 +32,8 @@ std::atomic<bool>& chosen_emulation() {
   return emulates;
 }
 
+bool has_rounding(Isa isa) { return isa > Isa::Avx512 && has_dots(); }
+
 /// Makes HWY_DYNAMIC_DISPATCH choose what `isa` says from now on.
 void select(Isa isa) {
 #if HWY_ARCH_X86
@@ -38,9 +41,12 @@ void select(Isa isa) {
   hwy::GetChosenTarget().Update(hwy::SupportedTargets());
 #endif
   chosen_isa() = isa;
+  cpu::rounds_by_instruction = has_rounding(isa);
 }
 
 }  // namespace
+
+std::atomic<bool> cpu::rounds_by_instruction = has_rounding(chosen_isa());
 
 std::string instruction_set() { return emulates_cuda() ? kCudaEmulated : name_of(chosen_isa()); }
 

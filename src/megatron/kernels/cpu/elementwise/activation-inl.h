@@ -13,14 +13,22 @@ HWY_BEFORE_NAMESPACE();
 namespace megatron::kernels::cpu::HWY_NAMESPACE {
 
 constexpr float kTwoSqrt2OverPi = 1.59576912160573071f, kCubic = 0.044715f;
+constexpr float kLog2E = 1.44269504f;
+// Where a gate is as good as 0 or 1: e to the argument's power is at most 2^125.
+constexpr float kFarTanh = 9.5f, kFarSilu = 86.0f;
 constexpr float kInvSqrt2 = 0.70710678118654752f, kInvSqrt2Pi = 0.39894228040143268f;
 
-/// 0.5 (1 + tanh(t)) = 1 / (1 + e^-2t) with t = sqrt(2/pi) (x + 0.044715 x^3), and the e^-2t in it.
+/// 1 / (1 + 2^t), |t| <= 125, and the 2^t in it.
+HWY_INLINE F gate_of(F t, F& power) {
+  power = exp2(t);
+  return reciprocal(hn::Add(hn::Set(Floats(), 1.0f), power));
+}
+
+/// 0.5 (1 + tanh(t)) = 1 / (1 + e^-2t) with t = sqrt(2/pi) (x + 0.044715 x^3), and the e^-2t in it. |x| <= kFarTanh.
 HWY_INLINE F tanh_gate(F x, F x2, F& e) {
   const Floats d;
-  const F one = hn::Set(d, 1.0f);
-  e = exp(hn::Mul(hn::Mul(x, hn::Set(d, -kTwoSqrt2OverPi)), hn::MulAdd(hn::Set(d, kCubic), x2, one)));
-  return hn::Div(one, hn::Add(one, e));
+  constexpr float kLinear = -kTwoSqrt2OverPi * kLog2E;
+  return gate_of(hn::Mul(x, hn::MulAdd(hn::Set(d, kLinear * kCubic), x2, hn::Set(d, kLinear))), e);
 }
 
 /// The normal distribution function, and e^(-x^2/2).
@@ -34,15 +42,16 @@ HWY_INLINE F normal_gate(F x, F& exp_minus_half_square) {
 struct Tanh {
   static HWY_INLINE F value(F x) {
     F unused;
-    return hn::Mul(x, tanh_gate(x, hn::Mul(x, x), unused));
+    const F near = within(x, kFarTanh);
+    return hn::Mul(x, tanh_gate(near, hn::Mul(near, near), unused));
   }
   static HWY_INLINE F slope(F x) {
     const Floats d;
-    const F one = hn::Set(d, 1.0f), x2 = hn::Mul(x, x);
+    const F near = within(x, kFarTanh), x2 = hn::Mul(near, near);
     F e;
-    const F s = tanh_gate(x, x2, e);
-    const F inner = hn::Mul(hn::Set(d, kTwoSqrt2OverPi), hn::MulAdd(hn::Set(d, 3 * kCubic), x2, one));
-    return hn::MulAdd(hn::Mul(x, inner), hn::Mul(s, hn::Mul(s, e)), s);  // 1 - s = s e, without cancellation
+    const F s = tanh_gate(near, x2, e);
+    const F inner = hn::MulAdd(hn::Set(d, 3 * kCubic * kTwoSqrt2OverPi), x2, hn::Set(d, kTwoSqrt2OverPi));
+    return hn::MulAdd(hn::Mul(near, inner), hn::Mul(s, hn::Mul(s, e)), s);  // 1 - s = s e, without cancellation
   }
 };
 
@@ -59,20 +68,17 @@ struct Erf {
 };
 
 struct Silu {
-  /// 1 / (1 + e^-x), and the e^-x in it.
-  static HWY_INLINE F gate(F x, F& e) {
-    const F one = hn::Set(Floats(), 1.0f);
-    e = exp(hn::Neg(x));
-    return hn::Div(one, hn::Add(one, e));
-  }
+  /// 1 / (1 + e^-x), |x| <= kFarSilu, and the e^-x in it.
+  static HWY_INLINE F gate(F x, F& e) { return gate_of(hn::Mul(x, hn::Set(Floats(), -kLog2E)), e); }
   static HWY_INLINE F value(F x) {
     F unused;
-    return hn::Mul(x, gate(x, unused));
+    return hn::Mul(x, gate(within(x, kFarSilu), unused));
   }
   static HWY_INLINE F slope(F x) {
+    const F near = within(x, kFarSilu);
     F e;
-    const F s = gate(x, e);
-    return hn::MulAdd(x, hn::Mul(s, hn::Mul(s, e)), s);
+    const F s = gate(near, e);
+    return hn::MulAdd(near, hn::Mul(s, hn::Mul(s, e)), s);
   }
 };
 
@@ -102,10 +108,10 @@ struct QuickGelu {
   static constexpr float kQuick = 1.702f;
   static HWY_INLINE F value(F x) {
     F unused;
-    return hn::Mul(x, Silu::gate(hn::Mul(x, hn::Set(Floats(), kQuick)), unused));
+    return hn::Mul(x, Silu::gate(within(hn::Mul(x, hn::Set(Floats(), kQuick)), kFarSilu), unused));
   }
   static HWY_INLINE F slope(F x) {
-    const F quick = hn::Mul(x, hn::Set(Floats(), kQuick));
+    const F quick = within(hn::Mul(x, hn::Set(Floats(), kQuick)), kFarSilu);
     F e;
     const F s = Silu::gate(quick, e);
     return hn::MulAdd(quick, hn::Mul(s, hn::Mul(s, e)), s);

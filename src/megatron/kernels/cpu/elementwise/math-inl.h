@@ -48,11 +48,38 @@ HWY_INLINE F exp_up_to_88(F x) {
 /// The same of any x: more than 88 is taken for 88.
 HWY_INLINE F exp(F x) { return exp_up_to_88(hn::Min(hn::Set(Floats(), 88.0f), x)); }
 
+/// 2^t to 3e-7, |t| <= 125; of NaN anything.
+HWY_INLINE F exp2(F t) {
+  const Floats d;
+  const F shifter = hn::Set(d, 12582912.0f), shifted = hn::Add(t, shifter);  // rounds to n, see exp
+  const F f = hn::Sub(t, hn::Sub(shifted, shifter));
+  F p = hn::Set(d, 1.32764714e-3f);  // least error relative to 2^f
+  p = hn::MulAdd(p, f, hn::Set(d, 9.675541296e-3f));
+  p = hn::MulAdd(p, f, hn::Set(d, 5.550713275e-2f));
+  p = hn::MulAdd(p, f, hn::Set(d, 2.402211973e-1f));
+  p = hn::MulAdd(p, f, hn::Set(d, 6.931469671e-1f));
+  p = hn::MulAdd(p, f, hn::Set(d, 1.000000072f));
+  const Ints i;
+  return hn::BitCast(d, hn::Add(hn::BitCast(i, p), hn::ShiftLeft<23>(hn::BitCast(i, shifted))));
+}
+
+/// 1 / x to 3e-7, 2^-125 <= |x| <= 2^125: a division takes as long as ten other operations.
+HWY_INLINE F reciprocal(F x) {
+  const F guess = hn::ApproximateReciprocal(x);
+  return hn::Mul(guess, hn::NegMulAdd(x, guess, hn::Set(Floats(), 2.0f)));
+}
+
+/// x where it lies in [-most, most], else the bound next to it; NaN stays NaN.
+HWY_INLINE F within(F x, float most) {
+  const Floats d;
+  return hn::Max(hn::Set(d, -most), hn::Min(hn::Set(d, most), x));
+}
+
 /// erf(x) to an absolute 2e-7 (Abramowitz & Stegun 7.1.26), and e^(-x^2), which it needs anyway.
 HWY_INLINE F erf(F x, F& exp_minus_square) {
   const Floats d;
   const F one = hn::Set(d, 1.0f), a = hn::Abs(x);
-  const F t = hn::Div(one, hn::MulAdd(a, hn::Set(d, 0.3275911f), one));
+  const F t = reciprocal(hn::MulAdd(a, hn::Set(d, 0.3275911f), one));
   F p = hn::Set(d, 1.061405429f);
   p = hn::MulAdd(p, t, hn::Set(d, -1.453152027f));
   p = hn::MulAdd(p, t, hn::Set(d, 1.421413741f));

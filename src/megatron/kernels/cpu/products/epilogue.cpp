@@ -55,9 +55,9 @@ void activate_gated(const Row<T>& row, std::size_t count, const Activation& form
 template <bool kAgain, class Form, class T>
 void go_back(const Row<T>& row, std::size_t count, const Activation& /*form*/) {
   for_vectors(count, [=](std::size_t i, std::size_t lanes) VECTOR_BODY {
-    const F u = load(row.u + i, lanes), dy = load(row.sums + i, lanes);
-    store(hn::Mul(dy, Form::slope(u)), row.c + i, lanes);
+    const F u = load(row.u + i, lanes), du = hn::Mul(load(row.sums + i, lanes), Form::slope(u));
     if constexpr (kAgain) store(Form::value(u), row.y + i, lanes);
+    store(du, row.c + i, lanes);
   });
 }
 
@@ -67,7 +67,8 @@ void go_back_gated(const Row<T>& row, std::size_t count, const Activation& form)
   for_vectors(count, [=](std::size_t i, std::size_t lanes) VECTOR_BODY {
     const F in = load(row.u + i, lanes), in_value = load(row.u2 + i, lanes), dy = load(row.sums + i, lanes);
     const F gate = unit.gate(in), value = unit.value(in_value), activated = Form::value(gate);
-    store(unit.gate_gradient(in, hn::Mul(hn::Mul(dy, value), Form::slope(gate))), row.c + i, lanes);
+    const F slope = Form::slope(gate);
+    store(unit.gate_gradient(in, hn::Mul(hn::Mul(dy, value), slope)), row.c + i, lanes);
     store(unit.value_gradient(in_value, hn::Mul(dy, activated)), row.c2 + i, lanes);
     if constexpr (kAgain) store(hn::Mul(activated, value), row.y + i, lanes);
   });

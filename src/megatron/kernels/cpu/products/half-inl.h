@@ -11,8 +11,8 @@
 
 #include <cstring>
 
-#include "megatron/kernels/cpu/elementwise/bf16_instruction.h"
 #include "megatron/kernels/cpu/elementwise/math-inl.h"
+#include "megatron/kernels/cpu/elementwise/rounding.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace megatron::kernels::cpu::HWY_NAMESPACE {
@@ -48,11 +48,11 @@ HWY_INLINE F load(const c10::Half* p, std::size_t lanes) {
 
 /// The upper halves, rounded to nearest, ties to even; NaN stays NaN.
 HWY_INLINE HalfBits to_bf16(F v) {
-#if HWY_TARGET <= HWY_AVX3
-  if (HWY_LIKELY(kRoundsByInstruction)) {
-    __m256i halves;
-    asm("vcvtneps2bf16 %1, %0" : "=v"(halves) : "v"(v.raw));
-    return HalfBits{halves};
+#if HWY_TARGET == HWY_AVX3
+  if (rounds_by_instruction.load(std::memory_order_relaxed)) {
+    HalfBits rounded;  // in assembler, since AVX512_BF16 is not what the file is compiled for
+    asm("vcvtneps2bf16 %1, %0" : "=v"(rounded.raw) : "v"(v.raw));
+    return rounded;
   }
 #endif
   const hn::RebindToUnsigned<Floats> du;
