@@ -3,6 +3,7 @@
 #define HWY_TARGET_INCLUDE "megatron/kernels/cpu/optimizer.cpp"
 #include <hwy/foreach_target.h>
 // foreach_target.h comes first
+#include <hwy/cache_control.h>
 #include <hwy/highway.h>
 
 #include <cmath>
@@ -15,6 +16,13 @@
 HWY_BEFORE_NAMESPACE();
 namespace megatron::kernels::cpu::HWY_NAMESPACE {
 namespace {
+
+/// Asks for what comes `kAhead` numbers later: the processor alone does not keep up with as many streams.
+template <class... Numbers>
+HWY_INLINE void ask_ahead(std::size_t i, const Numbers*... x) {
+  constexpr std::size_t kAhead = 512;
+  (hwy::Prefetch(x + i + kAhead), ...);
+}
 
 /// The gradient that the update follows. Without decay an infinite parameter does not make it NaN.
 HWY_INLINE F gradient(F grad, F param, const UpdateCoefficients& c) {
@@ -31,6 +39,7 @@ void adam(float* param, const float* grad, float* exp_avg, float* exp_avg_sq, st
   const F decay = hn::Set(d, c.update.decay), step = hn::Set(d, c.step_size), eps = hn::Set(d, c.eps);
   const F correction = hn::Set(d, c.inverse_sqrt_correction2);
   for_vectors(count, [=](std::size_t i, std::size_t lanes) VECTOR_BODY {
+    ask_ahead(i, param, grad, exp_avg, exp_avg_sq);
     const F p = load(param + i, lanes), g = gradient(load(grad + i, lanes), p, c.update);
     const F m = hn::MulAdd(one_minus_beta1, g, hn::Mul(beta1, load(exp_avg + i, lanes)));
     const F v = hn::MulAdd(hn::Mul(one_minus_beta2, g), g, hn::Mul(beta2, load(exp_avg_sq + i, lanes)));
@@ -77,6 +86,7 @@ double squares(const float* x, std::size_t count) {
   auto sum0 = hn::Zero(dd), sum1 = hn::Zero(dd);
   std::size_t i = 0;
   for (; i + 2 * lanes <= count; i += 2 * lanes) {
+    ask_ahead(i, x);
     const auto a = hn::PromoteTo(dd, hn::LoadU(half, x + i)), b = hn::PromoteTo(dd, hn::LoadU(half, x + i + lanes));
     sum0 = hn::MulAdd(a, a, sum0);
     sum1 = hn::MulAdd(b, b, sum1);
@@ -114,6 +124,17 @@ HWY_INLINE void narrow(const float* from, T* to, std::size_t count) {
 void narrow_bf16(const float* from, c10::BFloat16* to, std::size_t count) { narrow(from, to, count); }
 void narrow_fp16(const float* from, c10::Half* to, std::size_t count) { narrow(from, to, count); }
 
+/// The same around the caches, where `to` is aligned to a vector: what is only written need not be read first.
+void stream_bf16(const float* from, c10::BFloat16* to, std::size_t count) {
+  const std::size_t lanes = hn::Lanes(Floats());
+  if (reinterpret_cast<std::uintptr_t>(to) % (lanes * sizeof(c10::BFloat16)) != 0) return narrow(from, to, count);
+  std::size_t i = 0;
+  for (; i + lanes <= count; i += lanes)
+    hn::Stream(to_bf16(load(from + i, lanes)), Halves(), reinterpret_cast<std::uint16_t*>(to + i));
+  narrow(from + i, to + i, count - i);
+  hwy::FlushStream();
+}
+
 void narrow_stochastically(const float* from, const std::uint32_t* words, c10::BFloat16* to, std::size_t count) {
   const Floats d;
   const hn::RebindToUnsigned<Floats> du;
@@ -142,6 +163,7 @@ HWY_EXPORT(widen_bf16);
 HWY_EXPORT(widen_fp16);
 HWY_EXPORT(narrow_bf16);
 HWY_EXPORT(narrow_fp16);
+HWY_EXPORT(stream_bf16);
 HWY_EXPORT(narrow_stochastically);
 
 void adam_run(float* param, const float* grad, float* exp_avg, float* exp_avg_sq, std::size_t count,
@@ -169,6 +191,9 @@ void narrow_run(const float* from, c10::BFloat16* to, std::size_t count) {
 }
 void narrow_run(const float* from, c10::Half* to, std::size_t count) {
   HWY_DYNAMIC_DISPATCH(narrow_fp16)(from, to, count);
+}
+void stream_run(const float* from, c10::BFloat16* to, std::size_t count) {
+  HWY_DYNAMIC_DISPATCH(stream_bf16)(from, to, count);
 }
 void narrow_stochastically_run(const float* from, const std::uint32_t* words, c10::BFloat16* to, std::size_t count) {
   HWY_DYNAMIC_DISPATCH(narrow_stochastically)(from, words, to, count);

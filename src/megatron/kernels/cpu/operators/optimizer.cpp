@@ -50,8 +50,10 @@ class Column {
                        : cpu::widen_run(static_cast<const c10::BFloat16*>(data_) + at, scratch.values, count);
     return scratch.values;
   }
-  /// Writes back what load gave, or a copy of it; `o` says how it is rounded.
-  void store(const float* from, std::int64_t at, std::size_t count, const Update& o, Stored stored) const;
+  /// Writes back what load gave, or a copy of it (`is_copy`, which need not be in the caches); `o` says how it is
+  /// rounded.
+  void store(const float* from, std::int64_t at, std::size_t count, const Update& o, Stored stored,
+             bool is_copy = false) const;
 
  private:
   void* data_;
@@ -71,11 +73,12 @@ void rounding_words(const Update& o, Stored stored, std::int64_t at, std::int64_
   }
 }
 
-void Column::store(const float* from, std::int64_t at, std::size_t count, const Update& o, Stored stored) const {
+void Column::store(const float* from, std::int64_t at, std::size_t count, const Update& o, Stored stored,
+                   bool is_copy) const {
   if (data_ == nullptr || type_ == at::kFloat) return;
   if (type_ == at::kHalf) return cpu::narrow_run(from, static_cast<c10::Half*>(data_) + at, count);
   auto* to = static_cast<c10::BFloat16*>(data_) + at;
-  if (!o.stochastic_rounding) return cpu::narrow_run(from, to, count);
+  if (!o.stochastic_rounding) return is_copy ? cpu::stream_run(from, to, count) : cpu::narrow_run(from, to, count);
   std::uint32_t words[kChunk];
   rounding_words(o, stored, at, static_cast<std::int64_t>(count), words);
   cpu::narrow_stochastically_run(from, words, to, count);
@@ -110,7 +113,7 @@ void update_by_chunk(const Columns& x, const Update& o, const Step& step) {
       first.store(m, at, count, o, Stored::FirstMoment);
       second.store(v, at, count, o, Stored::SecondMoment);
       param.store(p, at, count, o, Stored::Parameter);
-      model.store(p, at, count, o, Stored::Parameter);
+      model.store(p, at, count, o, Stored::Parameter, /*is_copy=*/true);
     });
   });
   written_to(x.param);
