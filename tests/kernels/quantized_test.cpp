@@ -30,7 +30,20 @@
 namespace megatron::kernels {
 namespace {
 
-using QuantizedTest = OnEveryInstructionSet;
+/// Bodies run on the reference too, and once more with AMX's tiles emulated, which take 16 rows at once.
+class QuantizedTest : public OnEveryInstructionSet {
+ protected:
+  template <class Body>
+  void on_each_unit(const Body& body) {
+    on_each_and_the_reference(body);
+    SCOPED_TRACE("emulated tiles");
+    force_instruction_set("auto");
+    cpu::emulate_tiles(true);
+    body();
+    cpu::emulate_tiles(false);
+  }
+};
+
 constexpr GgufType kTypes[] = {GgufType::Q8_0, GgufType::Q4_0, GgufType::Q4_1};
 
 /// Rows of blocks whose scales differ by far, one of zeros among them.
@@ -89,7 +102,7 @@ TEST_F(QuantizedTest, AProductIsThatOfTheRoundedInputs) {
           const at::Tensor x = weights(rows, k).to(dtype);
           const at::Tensor truth = at::matmul(rounded_inputs(x), q.widened(at::kDouble).t());
           at::Tensor first;
-          on_each_and_the_reference([&] {
+          on_each_unit([&] {
             SCOPED_TRACE(testing::Message()
                          << static_cast<int>(type) << ": " << n << " x " << k << ", " << rows << " rows of " << dtype);
             const at::Tensor y = kernels::linear(x.view({1, rows, k}), q);
@@ -107,16 +120,18 @@ TEST_F(QuantizedTest, RowsGetTheirBitsAloneAndByAnyThreads) {
   for (const GgufType type : kTypes) {
     const QuantizedMatrix q = quantize(weights(700, 320), type, "w");  // several pieces
     const at::Tensor x = at::randn({600, 320});                        // several times what a piece has in its cache
-    on_each([&] {
+    on_each_unit([&] {
       const at::Tensor all = kernels::linear(x, q);
-      for (const std::int64_t row : {0, 7, 8, 300, 599})
+      for (const std::int64_t row : {0, 7, 8, 300, 592, 599})
         EXPECT_TRUE(at::equal(kernels::linear(x.narrow(0, row, 1), q), all.narrow(0, row, 1))) << row;
       configure_thread(3);
       EXPECT_TRUE(at::equal(kernels::linear(x, q), all));
       configure_thread(1);
-      const at::Tensor y = at::empty({40, 700}), scratch = at::empty({40, 320});
-      few_rows_linear(y, x.narrow(0, 8, 40), q, scratch);
-      EXPECT_TRUE(at::equal(y, all.narrow(0, 8, 40)));
+      for (const std::int64_t rows : {15, 16, 40}) {
+        const at::Tensor y = at::empty({rows, 700}), scratch = at::empty({rows, 320});
+        few_rows_linear(y, x.narrow(0, 8, rows), q, scratch);
+        EXPECT_TRUE(at::equal(y, all.narrow(0, 8, rows))) << rows;
+      }
     });
   }
 }
@@ -156,13 +171,15 @@ TEST_F(QuantizedTest, EmbeddingsAreRowsAndZerosOutside) {
 TEST_F(QuantizedTest, WhatIsNotANumberIsSeenInItsRowAlone) {
   for (const GgufType type : kTypes) {
     const QuantizedMatrix q = quantize(weights(20, 96), type, "w");
-    on_each_and_the_reference([&] {
+    on_each_unit([&] {
       for (const float value : {std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
-        const at::Tensor x = at::randn({3, 96}), before = kernels::linear(x, q);
-        x[1][40] = value;
-        const at::Tensor y = kernels::linear(x, q);
-        EXPECT_TRUE(at::isnan(y[1]).all().item<bool>());
-        EXPECT_TRUE(at::equal(y[0], before[0]) && at::equal(y[2], before[2]));
+        for (const std::int64_t rows : {3, 16}) {
+          const at::Tensor x = at::randn({rows, 96}), before = kernels::linear(x, q);
+          x[1][40] = value;
+          const at::Tensor y = kernels::linear(x, q);
+          EXPECT_TRUE(at::isnan(y[1]).all().item<bool>());
+          EXPECT_TRUE(at::equal(y[0], before[0]) && at::equal(y.narrow(0, 2, rows - 2), before.narrow(0, 2, rows - 2)));
+        }
       }
       EXPECT_EQ(kernels::linear(at::full({1, 96}, 1e-35F), q).abs().max().item<float>(), 0) << "too small for a scale";
     });

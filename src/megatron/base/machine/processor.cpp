@@ -70,6 +70,16 @@ bool has_tiles() {
   return available;
 }
 
+bool has_integer_tiles() {
+#if defined(__x86_64__)
+  constexpr unsigned kInt8 = 1u << 25;  // CPUID leaf 7, EDX
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  return __get_cpuid_count(7, 0, &a, &b, &c, &d) != 0 && (d & kInt8) != 0 && has_vnni() && has_tiles();
+#else
+  return false;
+#endif
+}
+
 const char* name_of(Isa isa) {
   constexpr std::array kNames = {"reference", "avx2", "avx512", "avx512_bf16", "amx"};
   return kNames[static_cast<std::size_t>(isa)];

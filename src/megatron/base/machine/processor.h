@@ -6,6 +6,8 @@ namespace megatron {
 
 /// Whether this process may use AMX's bf16 tiles; asks the system for permission the first time.
 bool has_tiles();
+/// Whether its tiles multiply 8-bit integers too, given has_tiles() and AVX512_VNNI.
+bool has_integer_tiles();
 /// Whether the processor has AVX512_BF16, given that it has AVX512.
 bool has_dots();
 /// Whether the processor has AVX512_VNNI, given that it has AVX512.

@@ -96,6 +96,13 @@ cpu::IntegerUnit cpu::integer_unit() {
   return isa >= Isa::Avx512 && vnni ? IntegerUnit::Vnni : IntegerUnit::Avx2;
 }
 
+cpu::TileUnit cpu::integer_tiles() {
+  if (emulated_tiles()) return TileUnit::Emulated;
+  static const bool integers = has_integer_tiles();
+  const bool amx = chosen_isa().load(std::memory_order_relaxed) == Isa::Amx;
+  return amx && integers ? TileUnit::Hardware : TileUnit::None;
+}
+
 bool cpu::own_float32_products() {
   static const bool amd = made_by_amd();
   const Isa isa = chosen_isa().load(std::memory_order_relaxed);

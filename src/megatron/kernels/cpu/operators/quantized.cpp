@@ -21,7 +21,7 @@
 namespace megatron::kernels {
 namespace {
 
-constexpr std::int64_t kPanel = cpu::kPanelRows, kTile = cpu::kTileRows;
+constexpr std::int64_t kPanel = cpu::kPanelRows, kTile = cpu::kTileRows, kWide = cpu::kWideRows;
 static_assert(kPanel == plan::kBlockRows);
 static_assert(kQuantizedBlock == static_cast<std::int64_t>(cpu::kLevels));
 
@@ -118,7 +118,8 @@ float number_in_panel(const cpu::QuantizedPanels& block, std::int64_t row, std::
 
 // ---- products
 
-/// Inputs in blocks, tiles of kTile rows after one another, in memory of 40 bytes for each 32 numbers.
+/// Inputs in blocks, tiles of rows after one another, in memory of 40 bytes for each 32 numbers. Where there are tiles
+/// of integers, as many of kWide rows as there are come first.
 class QuantizedInputs {
  public:
   QuantizedInputs(std::byte* memory, std::int64_t rows, std::int64_t blocks)
@@ -126,21 +127,24 @@ class QuantizedInputs {
         corrections_(reinterpret_cast<std::uint32_t*>(scales_ + rows * blocks)),
         levels_(reinterpret_cast<std::int8_t*>(corrections_ + rows * blocks)),
         rows_(rows),
-        blocks_(blocks) {}
+        blocks_(blocks),
+        wide_(cpu::integer_tiles() == cpu::TileUnit::None ? 0 : rows / kWide) {}
   static std::int64_t bytes(std::int64_t rows, std::int64_t blocks) { return rows * blocks * (kQuantizedBlock + 8); }
 
-  std::int64_t tiles() const { return pieces_of(rows_, kTile); }
+  std::int64_t wide() const { return wide_; }  ///< tiles of kWide rows
+  std::int64_t tiles() const { return wide_ + pieces_of(rows_ - wide_ * kWide, kTile); }
+  std::int64_t row(std::int64_t i) const { return i < wide_ ? i * kWide : wide_ * kWide + (i - wide_) * kTile; }
   cpu::InputTile tile(std::int64_t i) const {
-    const std::int64_t row = i * kTile, at = row * blocks_;
-    return {levels_ + at * kQuantizedBlock, scales_ + at, corrections_ + at,
-            static_cast<std::size_t>(std::min(kTile, rows_ - row)), static_cast<std::size_t>(blocks_)};
+    const std::int64_t at = row(i) * blocks_, rows = i < wide_ ? kWide : std::min(kTile, rows_ - row(i));
+    return {levels_ + at * kQuantizedBlock, scales_ + at, corrections_ + at, static_cast<std::size_t>(rows),
+            static_cast<std::size_t>(blocks_)};
   }
 
  private:
   float* scales_;
   std::uint32_t* corrections_;
   std::int8_t* levels_;
-  std::int64_t rows_, blocks_;
+  std::int64_t rows_, blocks_, wide_;
 };
 
 /// y [rows, n] = x [rows, k] w^T.
@@ -151,21 +155,36 @@ void multiply_in_blocks(const at::Tensor& y, const at::Tensor& x, const Quantize
   const QuantizedInputs inputs(memory, rows, blocks);
   const auto* const from = static_cast<const std::byte*>(x.const_data_ptr());
   cpu::for_each_block(inputs.tiles(), [&](std::int64_t i, int) {
-    cpu::quantize_inputs(from + i * kTile * w.columns() * x.element_size(), *cpu::element_of(x), w.type,
+    cpu::quantize_inputs(from + inputs.row(i) * w.columns() * x.element_size(), *cpu::element_of(x), w.type,
                          inputs.tile(i));
   });
   const std::int64_t count = w.levels.size(0), panel_bytes = std::max<std::int64_t>(w.bytes() / count, 1);
   const std::int64_t step = std::max<std::int64_t>(1, kWeightBytes / panel_bytes);
   const std::int64_t tiles_at_once = std::max<std::int64_t>(1, kInputBytes / QuantizedInputs::bytes(kTile, blocks));
+  const std::int64_t signed_bytes = step * blocks * static_cast<std::int64_t>(cpu::kSignedBytes);
+  const at::Tensor scratch =
+      inputs.wide() > 0 ? at::empty({cpu::num_threads(), signed_bytes}, at::kChar) : at::Tensor();
+  auto* const levels = scratch.defined() ? scratch.mutable_data_ptr<std::int8_t>() : nullptr;
   const cpu::MutableMatrix c = cpu::mutable_matrix(y);
-  cpu::for_each_block(pieces_of(count, step), [&](std::int64_t i, int) {
-    for (std::int64_t begin = 0; begin < inputs.tiles(); begin += tiles_at_once)
-      for (std::int64_t panel = i * step; panel < std::min((i + 1) * step, count); ++panel)
+  const auto multiply_wide = [&](std::int64_t first, std::int64_t last, std::int8_t* own) {
+    const cpu::QuantizedPanels those = panels.at(static_cast<std::size_t>(first));
+    cpu::sign_levels(those, static_cast<std::size_t>(last - first), own);
+    const std::int64_t column = first * kPanel, columns = std::min(last * kPanel, w.rows()) - column;
+    // All panels of a tile, so that it is in the nearest cache and what is written is side by side.
+    for (std::int64_t t = 0; t < inputs.wide(); ++t)
+      cpu::wide_product(inputs.tile(t), own, those, static_cast<std::size_t>(columns),
+                        c.at(static_cast<std::size_t>(inputs.row(t)), static_cast<std::size_t>(column)));
+  };
+  cpu::for_each_block(pieces_of(count, step), [&](std::int64_t i, int thread) {
+    const std::int64_t first = i * step, last = std::min((i + 1) * step, count);
+    if (levels != nullptr) multiply_wide(first, last, levels + thread * signed_bytes);
+    for (std::int64_t begin = inputs.wide(); begin < inputs.tiles(); begin += tiles_at_once)
+      for (std::int64_t panel = first; panel < last; ++panel)
         for (std::int64_t t = begin; t < std::min(begin + tiles_at_once, inputs.tiles()); ++t) {
           const std::int64_t column = panel * kPanel;
           cpu::panel_product(inputs.tile(t), panels.at(static_cast<std::size_t>(panel)),
                              static_cast<std::size_t>(std::min(kPanel, w.rows() - column)),
-                             c.at(static_cast<std::size_t>(t * kTile), static_cast<std::size_t>(column)));
+                             c.at(static_cast<std::size_t>(inputs.row(t)), static_cast<std::size_t>(column)));
         }
   });
 }

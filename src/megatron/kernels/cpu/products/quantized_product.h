@@ -4,6 +4,7 @@
 
 #include "megatron/base/files/gguf.h"
 #include "megatron/kernels/cpu/products/matrix.h"
+#include "megatron/kernels/cpu/products/tiles.h"
 
 // Products of weights in blocks (kernels/quantized/blocks.h) with inputs that are rounded to 8-bit blocks too: of each
 // pair of blocks the levels are multiplied as integers, exactly, and the sum times both scales is added in float32,
@@ -15,10 +16,14 @@ namespace megatron::kernels::cpu {
 /// Process-wide.
 enum class IntegerUnit { Plain, Avx2, Vnni };
 IntegerUnit integer_unit();
+/// What multiplies kWideRows rows at once in its place: Hardware where the chosen instruction set is "amx" and the
+/// processor has AMX_INT8, Emulated by emulate_tiles(), or None. Process-wide.
+TileUnit integer_tiles();
 
 inline constexpr std::size_t kLevels = 32;     ///< of a block
 inline constexpr std::size_t kPanelRows = 16;  ///< of weights, side by side
 inline constexpr std::size_t kTileRows = 8;    ///< of inputs, at most
+inline constexpr std::size_t kWideRows = 16;   ///< of inputs that AMX's tiles multiply
 inline constexpr float kLeastInput = 1e-30F;   ///< a block of inputs that are all below is 0
 
 constexpr bool is_4_bit(GgufType type) { return type != GgufType::Q8_0; }
@@ -54,7 +59,7 @@ struct QuantizedPanels {
   }
 };
 
-/// Up to kTileRows rows of inputs in blocks, side by side.
+/// Up to kTileRows rows of inputs in blocks, or kWideRows, side by side.
 struct InputTile {
   std::int8_t* levels;  ///< [blocks, rows, 32]
   float* scales;        ///< [blocks, rows]
@@ -73,6 +78,15 @@ void quantize_inputs(const void* from, ElementType type, GgufType weights, const
 
 /// c [x.rows, columns] = x w^T for the first panel of w, of which at most 16 columns are wanted.
 void panel_product(const InputTile& x, const QuantizedPanels& w, std::size_t columns, const MutableMatrix& c);
+
+/// Bytes of a panel's block as tiles read it: a signed level each, the bias taken off.
+inline constexpr std::size_t kSignedBytes = kPanelRows * kLevels;
+/// The levels of the first `panels` of w, to [panels, blocks, kSignedBytes], for as many rows as there are. Where
+/// integer_tiles(), as wide_product().
+void sign_levels(const QuantizedPanels& w, std::size_t panels, std::int8_t* to);
+/// c [16, columns] = x w^T for as many panels of w as that are; `levels` are theirs.
+void wide_product(const InputTile& x, const std::int8_t* levels, const QuantizedPanels& w, std::size_t columns,
+                  const MutableMatrix& c);
 
 // The units.
 void quantize_inputs_avx2(const void* from, ElementType type, GgufType weights, const InputTile& to);
