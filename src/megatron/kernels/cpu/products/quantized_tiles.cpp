@@ -7,7 +7,7 @@
 #include "megatron/kernels/cpu/products/quantized_product.h"
 
 #if defined(__x86_64__)
-#include "megatron/kernels/cpu/products/quantized_lanes-inl.h"
+#include "megatron/kernels/cpu/products/quantized_lanes.h"
 #endif
 
 // A block of a panel is a tile of 8 rows of 64 bytes, four numbers of each of its 16 rows in each, and that of 16 rows

@@ -5,7 +5,7 @@
 #include <cstring>
 #include <utility>
 
-#include "megatron/kernels/cpu/products/quantized_lanes-inl.h"
+#include "megatron/kernels/cpu/products/quantized_lanes.h"
 
 namespace megatron::kernels::cpu {
 namespace {
