@@ -8,9 +8,11 @@
 #include <ATen/ops/randn.h>
 #include <ATen/ops/relu.h>
 #include <ATen/ops/silu.h>
+#include <ATen/ops/tensor.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <limits>
 
 #include "megatron/kernels/reference.h"
 #include "tests/kernels/compare.h"
@@ -38,6 +40,19 @@ TEST_F(ActivationTest, IsAccurateOverTheWholeRange) {
       const at::Tensor true_slope = at::gelu_backward(at::ones_like(wide(u)), wide(u), name);
       EXPECT_LT((slope - true_slope).abs().max().item<double>(), 1e-6) << name;
     }
+  });
+}
+
+TEST_F(ActivationTest, OfHugeNumbersAreTheseOrNothing) {
+  on_each([] {
+    const float infinity = std::numeric_limits<float>::infinity();
+    const at::Tensor u = at::tensor({1e6F, 3e38F, infinity});
+    for (const Activation form : {Activation::GeluTanh, Activation::GeluErf, Activation::Silu}) {
+      EXPECT_TRUE(activation(u, form).equal(u)) << static_cast<int>(form.kind);
+      const at::Tensor nan = activation(at::full({20}, NAN), form);
+      EXPECT_TRUE(nan.isnan().all().item<bool>()) << static_cast<int>(form.kind);
+    }
+    EXPECT_EQ(activation(-u.narrow(0, 0, 2), Activation::GeluErf).abs().max().item<float>(), 0);
   });
 }
 

@@ -93,6 +93,23 @@ TEST_F(TileProductTest, ThreadsDoNotChangeTheResult) {
   EXPECT_TRUE(kernels::linear(x, w).equal(alone));
 }
 
+// More threads than pieces of columns, so that the weight is packed once for all; sums that are added to, whose last
+// columns fill no panel.
+TEST_F(TileProductTest, ManyThreadsDoNotChangeTheResultEither) {
+  const at::Tensor x = bf16({600, 1100}), w = bf16({330, 1100}), dy = bf16({600, 330}), begin = at::randn({330, 1100});
+  const auto results = [&] {
+    const at::Tensor grad = begin.clone();
+    linear_weight_gradient(grad, dy, x, 1.0);
+    return std::vector{kernels::linear(x, w), linear_input_gradient(dy, w), grad};
+  };
+  const auto alone = results();
+  for (const int threads : {2, 3, 8}) {
+    configure_thread(threads);
+    const auto together = results();
+    for (std::size_t i = 0; i < alone.size(); ++i) EXPECT_TRUE(together[i].equal(alone[i])) << threads << " threads";
+  }
+}
+
 // hi + lo of a float32 number leaves 2^-17 of it, and the product of two such leaves lo lo.
 TEST_F(TileProductTest, ThreeBf16ProductsOfFloat32AreNearlyAsExactAsFloat32) {
   on_each([] {

@@ -20,8 +20,8 @@ struct QuantizedMatrix;  // quantized/blocks.h
 /// keep no copy of it (decision 38).
 inline constexpr std::int64_t kRowsPackedWhileRead = 256;
 
-/// For fewer rows, copies of a weight in the order in which these units read it: made when a product first wants them,
-/// and again once the weight was written to. That is known by the tensor's version, which every
+/// Copies of a weight, for products of fewer rows, in the order in which these units read it: made when a product first
+/// wants them, and again once the weight was written to. That is known by the tensor's version, which every
 /// operation of ATen raises; who writes through a pointer calls written_to(). 2 bytes per element for linear() and 2
 /// for linear_input_gradient(), twice that for float32 with precision "high". Empty where there is no such unit
 /// (cpu/products/tiles.h). One thread at a time.

@@ -35,32 +35,41 @@ std::uint16_t* words_of(const at::Tensor& packed) {
 struct Cut {
   std::size_t rows, columns;
 };
+std::size_t parts_of(std::size_t size, std::size_t part) { return (size + part - 1) / std::max<std::size_t>(part, 1); }
+/// The least whole number of panels that is at least `n` lines.
+std::size_t whole_panels(std::size_t n) { return std::max<std::size_t>(cpu::panels_of(n), 1) * cpu::kPanelLines; }
+
 Cut cut_of(const cpu::TileProduct& p, std::size_t threads) {
   // Left operands that have to be packed stay in the second cache; that few columns are left is worse than few rows.
-  constexpr std::size_t kRows = 512, kRowsOfPlain = 2048, kPackedWords = 1 << 19, kLeastColumns = 256;
-  const std::size_t row_words =
-      std::min<std::size_t>(cpu::pieces_of(p.depth), 48) * cpu::kPieceDepth * (p.split ? 2 : 1);
+  constexpr std::size_t kRows = 512, kPackedWords = 1 << 19, kLeastColumns = 256;
+  const std::size_t row_words = cpu::pieces_of(p.depth) * cpu::kPieceDepth * (p.split ? 2 : 1);
   const auto whole = [](std::size_t n) { return std::max<std::size_t>(n / cpu::kPanelLines, 1) * cpu::kPanelLines; };
-  const bool plain = p.packed_b == nullptr;
-  const std::size_t most = plain                    ? kRowsOfPlain
-                           : cpu::reads_in_place(p) ? kRows
-                                                    : kPackedWords / std::max<std::size_t>(row_words, 1);
-  Cut cut{whole(std::min(plain ? kRowsOfPlain : kRows, most)), p.columns};
-  const auto pieces = [&] {
-    return ((p.rows + cut.rows - 1) / cut.rows) * ((p.columns + cut.columns - 1) / cut.columns);
-  };
+  const std::size_t most = cpu::reads_in_place(p) ? kRows : kPackedWords / std::max<std::size_t>(row_words, 1);
+  Cut cut{whole(std::min(kRows, most)), p.columns};
+  const auto pieces = [&] { return parts_of(p.rows, cut.rows) * parts_of(p.columns, cut.columns); };
   // As many pieces as threads, or a multiple of it: the last of them all are done at once.
-  std::size_t parts = std::max<std::size_t>((p.rows + cut.rows - 1) / cut.rows, 1);
+  std::size_t parts = std::max<std::size_t>(parts_of(p.rows, cut.rows), 1);
   if (parts > 1) parts = (parts + threads - 1) / threads * threads;
-  cut.rows = std::min(cut.rows, whole((p.rows + parts - 1) / parts + cpu::kPanelLines - 1));
-  while (pieces() < (plain ? threads : 2 * threads) && (cut.columns > kLeastColumns || cut.rows > cpu::kPanelLines)) {
+  cut.rows = std::min(cut.rows, whole_panels(parts_of(p.rows, parts)));
+  while (pieces() < 2 * threads && (cut.columns > kLeastColumns || cut.rows > cpu::kPanelLines)) {
     if (cut.columns > kLeastColumns)
-      cut.columns = whole((cut.columns + 1) / 2 + cpu::kPanelLines - 1);
+      cut.columns = whole_panels((cut.columns + 1) / 2);
     else
       cut.rows = whole(cut.rows / 2);
   }
   return cut;
 }
+
+/// The same where the right operand is packed while it is read: by each piece of work its columns'. First the columns
+/// are divided, so that nothing is packed twice.
+Cut cut_of_plain(const cpu::TileProduct& p, std::size_t threads) {
+  constexpr std::size_t kRows = 2048, kLeastColumns = 256;
+  const std::size_t across = std::clamp<std::size_t>(p.columns / kLeastColumns, 1, threads);
+  const std::size_t down = std::max(parts_of(p.rows, kRows), parts_of(threads, across));
+  return {whole_panels(parts_of(p.rows, down)), whole_panels(parts_of(p.columns, across))};
+}
+/// With fewer rows a piece, and several pieces of the same columns, it is packed once before.
+constexpr std::size_t kRowsWorthPacking = 1024;
 
 }  // namespace
 
@@ -125,11 +134,15 @@ void tile_matmul(const at::Tensor& c, const at::Tensor& a_any, const at::Tensor&
                                b,
                                b != nullptr && split(a) ? b + packed_b.size(1) : nullptr,
                                split(a),
+                               columns % cpu::kPanelLines == 0,
                                cpu::mutable_matrix(c),
                                accumulate,
                                epilogue};
   const int threads = cpu::num_threads();
-  const Cut cut = cut_of(whole, static_cast<std::size_t>(threads));
+  const Cut cut = b != nullptr ? cut_of(whole, static_cast<std::size_t>(threads))
+                               : cut_of_plain(whole, static_cast<std::size_t>(threads));
+  if (b == nullptr && cut.rows < std::min(whole.rows, kRowsWorthPacking))
+    return tile_matmul(c, a, plain_b, pack_for_tiles(plain_b), accumulate, epilogue);
   const std::size_t across = (columns + cut.columns - 1) / std::max<std::size_t>(cut.columns, 1);
   const std::size_t down = (whole.rows + cut.rows - 1) / cut.rows, panel_words = cpu::packed_words(1, depth);
   cpu::TileProduct largest = whole;

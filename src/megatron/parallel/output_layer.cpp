@@ -31,6 +31,11 @@
 namespace megatron::parallel {
 namespace {
 
+/// For products that keep no copies of the largest matrix, of a last chunk of few rows too.
+kernels::PackedWeight* without_copies(Parameter& weight) {
+  return weight.packed.quantized() != nullptr ? &weight.packed : nullptr;
+}
+
 /// What the forward pass leaves: the loss and, where asked for, the gradient of hidden. n tokens.
 struct LossPass {
   const ParameterPtr& weight;
@@ -111,8 +116,7 @@ void LossPass::chunk(const at::Tensor& hidden_nh, const at::Tensor& labels, cons
                      std::int64_t count, bool last) {
   const auto rows = counted.defined() ? counted.narrow(0, begin, count) : at::Tensor();
   const auto hidden = rows.defined() ? hidden_nh.index_select(0, rows) : hidden_nh.narrow(0, begin, count);
-  // A last chunk of few rows is not worth copies of the largest matrix.
-  kernels::PackedWeight* const packed = weight->packed.quantized() != nullptr ? &weight->packed : nullptr;
+  kernels::PackedWeight* const packed = without_copies(*weight);
   const auto logits = kernels::linear(hidden, weight->arrived(), packed);
   if (bias) logits.add_(bias->arrived());
   const auto slope = capped_(logits, options.soft_cap, with_gradient);
@@ -227,7 +231,7 @@ VocabParallelOutput::TokenLosses VocabParallelOutput::token_losses(const at::Ten
     for (std::int64_t begin = 0; begin < n; begin += step) {
       const std::int64_t count = std::min(step, n - begin);
       const auto rows = hidden.detach().narrow(0, begin, count);
-      const auto logits = kernels::linear(rows, weight_->arrived(), &weight_->packed);
+      const auto logits = kernels::linear(rows, weight_->arrived(), without_copies(*weight_));
       if (bias_) logits.add_(bias_->arrived());
       capped_(logits, options_.soft_cap, false);
       losses.push_back(parallel::token_losses(logits, labels.narrow(0, begin, count), range, 0, tp_).second);

@@ -54,7 +54,8 @@ std::int64_t loss_chunk_tokens(const config::RunConfig& config);
 bool packs_weights(const config::RunConfig& config, std::string_view processor);
 
 /// Tokens of a microbatch on one rank from which on weights are packed while products read them, and no copy is kept
-/// but of experts' (kernels::kRowsPackedWhileRead). The loss keeps none of the output layer's.
+/// but of experts' (kernels::kRowsPackedWhileRead). The loss keeps none of the output layer's; what heads of a row for
+/// each sequence keep is not counted.
 inline constexpr std::int64_t kTokensPackedWhileRead = 256;
 
 /// Bytes of these copies: of every matrix that products have as right operand one for the output and one for the

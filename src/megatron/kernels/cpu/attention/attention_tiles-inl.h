@@ -36,10 +36,6 @@ inline LeftPanel rows_from(const Words* row) {
   constexpr std::ptrdiff_t kStride = kWordStride * sizeof(Words), kPieceBytes = kPieceDepth * sizeof(Words);
   return {reinterpret_cast<const std::byte*>(row), kStride, kTileRows16 * kStride, kPieceBytes};
 }
-inline LeftPanel packed_panel(const Words* left) {
-  constexpr std::ptrdiff_t kSecond = kTileWords * sizeof(Words), kPieceBytes = kPieceWords * sizeof(Words);
-  return {reinterpret_cast<const std::byte*>(left), kTileRowBytes, kSecond, kPieceBytes};
-}
 
 /// A row of them as FloatRow: rounds to nearest, by the instruction where the machine has what Tiles stands for.
 template <class Tiles>

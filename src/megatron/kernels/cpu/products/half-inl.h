@@ -48,7 +48,7 @@ HWY_INLINE F load(const c10::Half* p, std::size_t lanes) {
 
 /// The upper halves, rounded to nearest, ties to even; NaN stays NaN.
 HWY_INLINE HalfBits to_bf16(F v) {
-#if HWY_TARGET == HWY_AVX3
+#if HWY_TARGET <= HWY_AVX3
   if (rounds_by_instruction.load(std::memory_order_relaxed)) {
     HalfBits rounded;  // in assembler, since AVX512_BF16 is not what the file is compiled for
     asm("vcvtneps2bf16 %1, %0" : "=v"(rounded.raw) : "v"(v.raw));

@@ -15,15 +15,10 @@ struct LeftPanel {
   const std::byte* data;
   std::ptrdiff_t stride, second, piece;  ///< bytes between rows of a tile, to the second tile, to the next piece
   std::size_t rows = 32;                 ///< those that are wanted; tiles compute all
-
-  LeftPanel from(std::size_t first) const {
-    return {data + static_cast<std::ptrdiff_t>(first) * piece, stride, second, piece, rows};
-  }
 };
 
-/// Memory that is wanted soon, which a product asks for while the matrix unit computes: with each piece a line of the
-/// caches from each of two places, `step` bytes behind the ones before. Rows that lie a page apart the processor does
-/// not foresee itself. Null: nothing.
+/// Prefetches while the matrix unit computes: with each piece a line of the caches from each of two places, `step`
+/// bytes behind the ones before, none where they are null. Rows that lie a page apart the processor does not foresee.
 struct Ahead {
   const std::byte *first = nullptr, *second = nullptr;
   std::ptrdiff_t step = 0;
@@ -37,7 +32,7 @@ struct Ahead {
     second += step;
   }
 };
-/// What the first and the second cache are asked for.
+/// Prefetches into the first cache, of left operands, and into the second.
 struct AheadOfBoth {
   Ahead left, right;
   void ask() {
@@ -45,6 +40,12 @@ struct AheadOfBoth {
     right.ask<2>();
   }
 };
+
+/// A packed panel.
+inline LeftPanel packed_panel(const std::uint16_t* left) {
+  constexpr std::ptrdiff_t kSecond = kTileWords * sizeof(std::uint16_t), kPieceBytes = 2 * kSecond;
+  return {reinterpret_cast<const std::byte*>(left), kTileRowBytes, kSecond, kPieceBytes};
+}
 
 /// The four tiles of sums [32, 32].
 class SumTiles {

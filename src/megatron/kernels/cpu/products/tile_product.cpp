@@ -1,6 +1,7 @@
 #include "megatron/kernels/cpu/products/tile_product.h"
 
 #include <algorithm>
+#include <type_traits>
 
 #include "megatron/kernels/cpu/products/tile_multiply.h"
 
@@ -10,7 +11,8 @@ namespace {
 constexpr std::size_t kDepthPieces = 8;         // of a row panel: 16 KB, which stays in the first cache
 constexpr std::size_t kChunkParts = 6;          // as many times as many of column panels stay in the second
 constexpr std::size_t kGroupBytes = 800 << 10;  // of column panels, in that chunk
-constexpr std::size_t kGap = 16;                // floats, so that the rows of a tile do not share cache sets
+constexpr std::size_t kMostPanels = 64, kMostDeepPanels = 16;  // of a group
+constexpr std::size_t kGap = 16;  // floats, so that the rows of a tile do not share cache sets
 
 /// How a product is cut. Columns are taken a group of panels at a time, and of these a chunk of the depth: so many stay
 /// in the second cache while the rows go by, 32 at a time, of which the pieces of a part stay in the first.
@@ -25,12 +27,12 @@ struct Cut {
         chunks(over(parts, kChunkParts)),
         chunk_pieces(over(pieces * over(parts, chunks), parts)),
         panels(panels_of(p.columns)),
-        most_panels(std::min(kGroupBytes / (std::max<std::size_t>(chunk_pieces, 1) * piece_bytes()), panels_held()) /
+        most_panels(std::min(kGroupBytes / (std::max<std::size_t>(chunk_pieces, 1) * piece_bytes()),
+                             chunks > 1 ? kMostDeepPanels : kMostPanels) /
                     halves) {}
 
   static std::size_t over(std::size_t size, std::size_t part) { return (size + part - 1) / part; }
   std::size_t piece_bytes() const { return kPieceWords * sizeof(std::uint16_t) * operands; }
-  std::size_t panels_held() const { return kTileColumns / kPanelLines / (chunks > 1 ? 4 : 1); }
   std::size_t pieces_before(std::size_t part) const { return pieces * part / parts; }
   std::size_t part_before(std::size_t chunk) const { return parts * chunk / chunks; }
   /// The most panels that a group has.
@@ -111,11 +113,12 @@ class Worker {
   LeftPanel left(std::size_t row, TilePart part, std::size_t piece) const {
     const std::size_t rows = std::min(kPanelLines, p_.rows - row);
     if (!reads_in_place(p_) || rows < kPanelLines) {
-      constexpr std::ptrdiff_t kTileBytes = kTileWords * sizeof(std::uint16_t);
       const std::size_t panel = reads_in_place(p_) ? 0 : row / kPanelLines;
       const std::uint16_t* const at =
           left_ + panel * panel_words() + (part == TilePart::Low ? count_ * kPieceWords : 0) + piece * kPieceWords;
-      return {reinterpret_cast<const std::byte*>(at), kTileRowBytes, kTileBytes, 2 * kTileBytes, rows};
+      LeftPanel panel_at = packed_panel(at);
+      panel_at.rows = rows;
+      return panel_at;
     }
     const std::ptrdiff_t stride = p_.a.row * static_cast<std::ptrdiff_t>(sizeof(std::uint16_t));
     const Matrix at = p_.a.at(row, (first_ + piece) * kPieceDepth);
@@ -134,19 +137,21 @@ class Worker {
     const std::size_t column = begin_ * kPanelLines, columns = std::min(p_.columns, end_ * kPanelLines) - column;
     const std::size_t rows = std::min(kPanelLines, p_.rows - row), half = static_cast<std::size_t>(p_.epilogue.half);
     const MutableMatrix c = p_.c.at(row, column);
-    // Where c is float32 and the tiles are whole, the sums are taken in c itself.
-    const bool in_c = c.type == ElementType::Float32 && rows == kPanelLines && columns % kPanelLines == 0;
+    // Where c is float32 and the tiles are whole, the sums are taken in c itself: in the same places however the
+    // product is cut, since another order of sums has other bits.
+    const bool in_c = c.type == ElementType::Float32 && rows == kPanelLines && p_.fills_panels;
     const std::size_t held = (end_ - begin_) * kPanelLines, row_floats = cut_.halves * held + kGap;
     float* const data = in_c ? static_cast<float*>(c.data) : sums_ + (cut_.chunks > 1 ? row : 0) * row_floats;
     const Sums sums{data, in_c ? static_cast<std::size_t>(c.row) : row_floats, in_c ? half : held};
     const std::size_t end = cut_.part_before(chunk_ + 1);
+    const bool reads_c = p_.accumulate || chunk_ > 0;
     for (std::size_t part = cut_.part_before(chunk_); part < end; ++part) {
       const std::size_t piece = cut_.pieces_before(part) - first_, next = cut_.pieces_before(part + 1) - first_;
       const bool accumulate = part > 0 || (in_c && p_.accumulate);
       const LeftPanel a = left(row, TilePart::High, piece), a_low = p_.split ? left(row, TilePart::Low, piece) : a;
       for (std::size_t i = 0; i < group_panels(); ++i) {
         float* const to = data + i / (end_ - begin_) * sums.second + i % (end_ - begin_) * kPanelLines;
-        if (part + 1 == end && in_c && row + kPanelLines < p_.rows) prefetch_sums(c.at(kPanelLines, 0), i);
+        if (part + 1 == end && in_c && reads_c && row + kPanelLines < p_.rows) prefetch_sums(c.at(kPanelLines, 0), i);
         if (p_.split)
           multiply_split_tiles(tiles_, a, a_low, right(i, TilePart::High, piece), right(i, TilePart::Low, piece),
                                next - piece, to, sums.stride, accumulate, ahead(row, part, i));
@@ -162,9 +167,13 @@ class Worker {
       write_sums(sums.data, sums.stride, rows, columns, c, p_.accumulate);
   }
 
-  /// What is asked for beside the product of a panel of rows, a part and panel number `i`.
+  /// Prefetches to issue while a panel of rows, a part and panel number `i` are multiplied. Dot products are not faster
+  /// than the processor's own.
   AheadOfBoth ahead(std::size_t row, std::size_t part, std::size_t i) const {
-    return {left_ahead(row, part, i), right_ahead(row, part, i)};
+    if constexpr (std::is_same_v<Tiles, DotTiles>)
+      return {};
+    else
+      return {left_ahead(row, part, i), right_ahead(row, part, i)};
   }
 
   /// A share of the left operand that comes next.
@@ -189,8 +198,7 @@ class Worker {
     const std::size_t panel = panel_of(i) + (last ? end_ - begin_ : 0);
     const std::size_t from = last ? 0 : first_ + count_, line = panel * kPanelLines;
     const std::size_t piece = cut_.pieces_before(part) - first_;
-    if ((last && begin_ + (end_ - begin_) + i % (end_ - begin_) >= cut_.panels) || from + piece >= cut_.pieces)
-      return {};
+    if ((last && end_ + i % (end_ - begin_) >= cut_.panels) || from + piece >= cut_.pieces) return {};
     const std::size_t shares = panels_of(p_.rows), share = row / kPanelLines;
     const std::size_t begin = kPanelLines * share / shares, end = kPanelLines * (share + 1) / shares;
     if (begin == end) return {};

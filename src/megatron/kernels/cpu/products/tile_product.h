@@ -35,13 +35,12 @@ struct TileProduct {
   Matrix a, b;
   const std::uint16_t *packed_b, *packed_b_low;  ///< b packed by its columns; null: it is packed while it is used
   bool split;
+  bool fills_panels;  ///< whether the columns of the whole product, of which this may be a part, are whole panels
   MutableMatrix c;
   bool accumulate;  ///< not with an epilogue
   Epilogue epilogue;
 };
 
-/// The most columns whose sums are held at once, when they are not taken in c itself.
-inline constexpr std::size_t kTileColumns = 2048;
 /// Whether the rows of a are read where they lie, as whole tiles of bf16 numbers. Others are packed first, and so are
 /// those at the end that fill no panel.
 bool reads_in_place(const TileProduct& product);
