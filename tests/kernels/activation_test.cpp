@@ -48,7 +48,10 @@ TEST_F(ActivationTest, OfHugeNumbersAreTheseOrNothing) {
     const float infinity = std::numeric_limits<float>::infinity();
     const at::Tensor u = at::tensor({1e6F, 3e38F, infinity});
     for (const Activation form : {Activation::GeluTanh, Activation::GeluErf, Activation::Silu}) {
-      EXPECT_TRUE(activation(u, form).equal(u)) << static_cast<int>(form.kind);
+      const at::Tensor y = activation(u, form);
+      EXPECT_LT(error_of_input(y.narrow(0, 0, 2), wide(u.narrow(0, 0, 2)), u.narrow(0, 0, 2)), 4e-7)
+          << static_cast<int>(form.kind);
+      EXPECT_EQ(y[2].item<float>(), infinity) << static_cast<int>(form.kind);
       const at::Tensor nan = activation(at::full({20}, NAN), form);
       EXPECT_TRUE(nan.isnan().all().item<bool>()) << static_cast<int>(form.kind);
     }
