@@ -36,13 +36,6 @@ inline void cap_scores(const AttentionProblem& p, std::size_t begin, std::size_t
   }
 }
 
-/// x *= by, elements [begin, end) and what shares a vector with them.
-inline void multiply_by(const float* by, std::size_t begin, std::size_t end, float* x) {
-  const Floats d;
-  for (std::size_t j = begin / hn::Lanes(d) * hn::Lanes(d); j < end; j += hn::Lanes(d))
-    hn::StoreU(hn::Mul(hn::LoadU(d, x + j), hn::LoadU(d, by + j)), d, x + j);
-}
-
 }  // namespace megatron::kernels::cpu::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
