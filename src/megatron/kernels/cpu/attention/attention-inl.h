@@ -211,7 +211,7 @@ HWY_INLINE void row_gradient(float* s, float* ds, std::size_t count, KeyRange se
   }
 }
 
-/// The same of query `query` and keys [k0, k0 + count), with their biases or a cap.
+/// One row of the gradient, of query `query` and keys [k0, k0 + count), whose scores have a bias or a cap or neither.
 template <class Row>
 void row_gradient(const AttentionProblem& p, const Head& head, std::size_t query, std::size_t k0, std::size_t count,
                   KeyRange seen, const GradientRow<Row>& of, float* s, float* ds) {

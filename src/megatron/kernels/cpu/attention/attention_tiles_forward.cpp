@@ -70,6 +70,8 @@ void forward(const AttentionProblem& p, TileUnit unit, const Head& head, std::si
   if (unit == TileUnit::Emulated) forward_on<EmulatedTiles>(p, head, block, packed, out, logsumexp_bns, scratch);
 }
 
+static_assert(kScoreStride == 256 + 16 && kWordStride == 256 + 32, "tile_forward_scratch_floats() counts so many");
+
 void pack(const AttentionProblem& p, const Head& head, Words* packed) {
   const TileCounts count(p);
   Words* const values = packed + count.keys * count.features * kPieceWords;

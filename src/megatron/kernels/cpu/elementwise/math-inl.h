@@ -45,13 +45,13 @@ HWY_INLINE F exp_up_to_88(F x) {
 #endif
 }
 
-/// The same of any x: more than 88 is taken for 88.
+/// e^x of any x, as exp_up_to_88(): more than 88 is taken for 88.
 HWY_INLINE F exp(F x) { return exp_up_to_88(hn::Min(hn::Set(Floats(), 88.0f), x)); }
 
 /// 2^t to 3e-7, |t| <= 125; of NaN anything.
 HWY_INLINE F exp2(F t) {
   const Floats d;
-  const F shifter = hn::Set(d, 12582912.0f), shifted = hn::Add(t, shifter);  // rounds to n, see exp
+  const F shifter = hn::Set(d, 12582912.0f), shifted = hn::Add(t, shifter);  // rounds to n, see exp_up_to_88
   const F f = hn::Sub(t, hn::Sub(shifted, shifter));
   F p = hn::Set(d, 1.32764714e-3f);  // least error relative to 2^f
   p = hn::MulAdd(p, f, hn::Set(d, 9.675541296e-3f));
@@ -63,10 +63,15 @@ HWY_INLINE F exp2(F t) {
   return hn::BitCast(d, hn::Add(hn::BitCast(i, p), hn::ShiftLeft<23>(hn::BitCast(i, shifted))));
 }
 
-/// 1 / x, 2^-125 <= |x| <= 2^125, on x86 to 3e-7: a division takes as long as ten other operations.
+/// 1 / x to 3e-7, 2^-125 <= |x| <= 2^125: a division takes as long as ten other operations. Guesses of other processors
+/// than x86 are too far off for one step.
 HWY_INLINE F reciprocal(F x) {
+#if !HWY_ARCH_X86
+  return hn::Div(hn::Set(Floats(), 1.0f), x);
+#else
   const F guess = hn::ApproximateReciprocal(x);
   return hn::Mul(guess, hn::NegMulAdd(x, guess, hn::Set(Floats(), 2.0f)));
+#endif
 }
 
 /// x where it lies in [-most, most], else the bound next to it; NaN stays NaN.

@@ -132,7 +132,7 @@ class Worker {
            (panel_of(i) * cut_.pieces + first_ + piece) * kPieceWords;
   }
 
-  /// 32 rows of c, or less: what the chunk adds to the group's columns.
+  /// 32 rows of c, or fewer: what the chunk adds to the group's columns.
   void rows_of_chunk(std::size_t row) {
     const std::size_t column = begin_ * kPanelLines, columns = std::min(p_.columns, end_ * kPanelLines) - column;
     const std::size_t rows = std::min(kPanelLines, p_.rows - row), half = static_cast<std::size_t>(p_.epilogue.half);
