@@ -1,4 +1,5 @@
 #include <ATen/Context.h>
+#include <ATen/ops/ones.h>
 #include <gtest/gtest.h>
 
 #include <cstdio>
@@ -7,6 +8,7 @@
 #include <string>
 
 #include "megatron/base/machine/gpu.h"
+#include "megatron/base/ranges.h"
 #include "megatron/kernels/operators.h"
 #include "megatron/kernels/runtime.h"
 #include "megatron/parallel/cuda.h"
@@ -51,9 +53,13 @@ TEST_F(DeviceSettings, HighPrecisionIsTf32AndNothingElseIs) {
   EXPECT_EQ(kernels::matmul_precision(at::kCUDA), "highest");
 }
 
+std::string fake_plugin() {
+  return std::filesystem::read_symlink("/proc/self/exe").parent_path() / "libfake_gpu_hooks.so";
+}
+
 /// In a program of its own: which operators the library that tests/comm/fake_gpu/ is serves once it is loaded.
 [[noreturn]] void load_fake_plugin() {
-  load_cuda_from(std::filesystem::read_symlink("/proc/self/exe").parent_path() / "libfake_gpu_hooks.so");
+  load_cuda_from(fake_plugin());
   std::string names;
   for (const kernels::OperatorInfo& info : kernels::operator_list())
     if (!info.on_cuda.empty()) names += std::string(info.name) + " " + std::to_string(info.on_cuda.size()) + " dtypes";
@@ -66,6 +72,23 @@ TEST(GpuPlugin, ItsOperatorsAreListedOnceItIsLoaded) {
   for (const kernels::OperatorInfo& info : kernels::operator_list()) EXPECT_TRUE(info.on_cuda.empty()) << info.name;
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   EXPECT_EXIT(load_fake_plugin(), testing::ExitedWithCode(0), "max_abs 4 dtypes");
+}
+
+/// In a program of its own: operators are called with the plugin that prints ranges.
+[[noreturn]] void compute_with_fake_plugin(bool profiler) {
+  if (profiler) setenv("FAKE_GPU_PROFILER", "1", 1);
+  load_cuda_from(fake_plugin());
+  const at::Tensor x = at::ones({2, 4}), w = at::ones({3, 4});
+  kernels::linear(x, w);
+  kernels::sum_of_squares(x);
+  std::exit(range_hooks != nullptr ? 1 : 0);
+}
+
+TEST(GpuPlugin, IsToldOfARangeForEachOperatorOnlyWhereAProfilerListens) {
+  if (gpu_present()) GTEST_SKIP() << "this machine has a GPU";
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_EXIT(compute_with_fake_plugin(true), testing::ExitedWithCode(1), "<linear></><sum_of_squares></>");
+  EXPECT_EXIT(compute_with_fake_plugin(false), testing::ExitedWithCode(0), "^$");
 }
 
 }  // namespace

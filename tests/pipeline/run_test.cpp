@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "megatron/base/ranges.h"
 #include "megatron/comm/counting_backend.h"
 #include "megatron/comm/processes/gloo_backend.h"
 #include "megatron/comm/threads/local_backend.h"
@@ -160,6 +161,25 @@ TEST(Run, HandsOverDirectlyWhereNeighbouringStagesAreOnOneRank) {
   program = schedule::insert_gradient_reduction(program);
   const auto shape = testing::fixed_shape();
   expect_truth(program, {}, {}, shape, options_of(shape));
+}
+
+// What a profiler is told: an operation of the program each, one after the other, by the names of traces.
+TEST(Run, DrawsARangeForEachOperationWhereAProfilerListens) {
+  schedule::Program program;
+  program.num_microbatches = 1;
+  program.ranks = {{{schedule::Kind::Forward, 0, 0}, {schedule::Kind::Backward, 0, 0}}};
+  program = schedule::insert_gradient_reduction(program);
+  static std::string told;
+  static constexpr RangeHooks hooks{.begin = [](const char* name) { told.append("<").append(name); },
+                                    .end = [] { told += ">"; }};
+  testing::ToyRank mine(program.placement, 0, testing::fixed_shape());
+  Link link;
+  run(program, 0, mine.pointers, link, {});
+  EXPECT_EQ(told, "");
+  range_hooks = &hooks;
+  run(program, 0, mine.pointers, link, {});
+  range_hooks = nullptr;
+  EXPECT_EQ(told, "<F0.0><B0.0><R0.0>");
 }
 
 TEST(Run, RefusesAProgramThatDoesNotFit) {

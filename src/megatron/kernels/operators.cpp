@@ -6,6 +6,7 @@
 #include <type_traits>
 
 #include "megatron/base/error.h"
+#include "megatron/base/ranges.h"
 #include "megatron/kernels/cpu/isa.h"
 #include "megatron/kernels/cpu/operators.h"
 #include "megatron/kernels/emulated/operators.h"
@@ -98,9 +99,11 @@ std::vector<OperatorInfo> operator_list() {
 
 namespace {
 
-/// `call`, counted where the thread is profiled; `count` hands its arguments to the count.
+/// `call`, a range for a profiler of the GPU, and counted where the thread is profiled; `count` hands its arguments to
+/// the count.
 template <class Call, class Count>
 auto counted(const char* name, const Call& call, const Count& count) {
+  const NamedRange range(name);
   OperatorProfile* const profile = OperatorProfile::current();
   if (profile == nullptr) return call();
   ProfiledCall profiled(*profile, name);

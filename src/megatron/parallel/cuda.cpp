@@ -4,6 +4,7 @@
 
 #include <cstdlib>
 
+#include "megatron/base/ranges.h"
 #include "megatron/comm/cuda_plugin.h"
 #include "megatron/kernels/operators.h"
 #include "megatron/kernels/token/token.h"
@@ -13,7 +14,7 @@ namespace megatron::parallel {
 
 namespace {
 
-/// `library`: "" for the plugin.
+/// Its operators, and whom it would tell of ranges. `library`: "" for the plugin.
 void take_operators(const std::string& library) {
   using Table = const kernels::Operators* (*)(std::size_t*);
   std::size_t size = 0;
@@ -23,6 +24,8 @@ void take_operators(const std::string& library) {
   const auto* const token =
       reinterpret_cast<TokenTable>(comm::cuda_plugin_entry("megatron_cuda_token_kernels", library))(&size);
   kernels::set_cuda_token_kernels(*token, size);
+  using Ranges = const RangeHooks* (*)();
+  range_hooks = reinterpret_cast<Ranges>(comm::cuda_plugin_entry("megatron_cuda_ranges", library))();
 }
 
 }  // namespace

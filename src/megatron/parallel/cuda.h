@@ -3,7 +3,8 @@
 
 namespace megatron::parallel {
 
-/// Loads the CUDA plugin (comm/cuda_plugin.h) and takes its operators (kernels/operators.h). Once, before ranks start;
+/// Loads the CUDA plugin (comm/cuda_plugin.h) takes its operators (kernels/operators.h), and
+/// has ranges drawn (base/ranges.h) where a profiler listens. Once, before ranks start;
 /// later calls cost nothing. Throws ConfigError as comm::load_cuda_plugin(), and where the plugin is of another source.
 void load_cuda();
 /// The same with the library at `path`, whether or not there is a GPU.

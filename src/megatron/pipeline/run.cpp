@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "megatron/base/error.h"
+#include "megatron/base/ranges.h"
 #include "megatron/comm/threads/rank_threads.h"
 #include "megatron/parallel/backward.h"
 
@@ -71,7 +72,10 @@ class Interpreter {
         current = &op;
         if (hooks_.begins) hooks_.begins(op);
         marks.add();
-        execute(op);
+        {
+          const NamedRange range([&] { return to_string(op); });
+          execute(op);
+        }
         marks.add();
         if (hooks_.device.is_cpu()) measure({&op, 1}, marks.take());
       }

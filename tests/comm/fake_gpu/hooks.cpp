@@ -1,13 +1,16 @@
 #include <ATen/detail/CUDAHooksInterface.h>
 
 #include <cstddef>
+#include <cstdio>
 #include <cstdlib>
 
+#include "megatron/base/ranges.h"
 #include "megatron/kernels/operators.h"
 #include "megatron/kernels/token/token.h"
 
 // A library that tells ATen of CUDA as libtorch_cuda does, without any: for the order in which programs load it. With
-// FAKE_GPU_NONE it is one whose driver finds no GPU. And tables as the plugin has them, of one operator.
+// FAKE_GPU_NONE it is one whose driver finds no GPU. And tables as the plugin has them, of one operator; ranges, which
+// it prints, only with FAKE_GPU_PROFILER.
 namespace at {
 
 class CUDAHooks final : public CUDAHooksInterface {
@@ -35,6 +38,12 @@ extern "C" __attribute__((visibility("default"))) const TokenKernels* megatron_c
   static const TokenKernels table{};
   *size = sizeof table;
   return &table;
+}
+
+extern "C" __attribute__((visibility("default"))) const RangeHooks* megatron_cuda_ranges() {
+  static constexpr RangeHooks hooks{.begin = [](const char* name) { std::fprintf(stderr, "<%s>", name); },
+                                    .end = [] { std::fputs("</>", stderr); }};
+  return std::getenv("FAKE_GPU_PROFILER") != nullptr ? &hooks : nullptr;
 }
 
 }  // namespace megatron::kernels
