@@ -153,10 +153,10 @@ TEST(Generate, SaysWhereLogitsOfTheGraphOfATokenAreNotFinite) {
   const auto store = make_store(kOptions.shape, 1, 0, weights);
   const StagedModel gpt(model::CachedGpt(kOptions, store, {}));
   kernels::force_instruction_set(kernels::kCudaEmulated);
-  for (const double temperature : {0.0, 1.0}) {
+  for (const SamplingOptions& sampling : {SamplingOptions{.temperature = 0}, {}, {.top_k = 3}}) {
     EXPECT_THAT(
         [&] {
-          generate(gpt, {{3, 14, 15}, {2}}, {.sampling = {.temperature = temperature}});
+          generate(gpt, {{3, 14, 15}, {2}}, {.sampling = sampling});
         },
         ::testing::ThrowsMessage<std::runtime_error>(::testing::HasSubstr("logits are not finite at position 5")));
   }
@@ -195,8 +195,14 @@ Texts run_by_graph(const Texts& prompts, const GenerateOptions& options) {
 
 TEST(Generate, GivesTheSameByTheGraphOfAToken) {
   const Texts prompts = {{3, 14, 15, 9, 2}, {6}, {5, 3, 5}, {8, 9, 7, 9, 3, 2, 3, 8, 4, 6, 2}, {6}, {7, 7}};
-  for (const double temperature : {0.0, 1.0}) {
-    GenerateOptions options{.max_new_tokens = 9, .sampling = {.temperature = temperature}, .seed = 3};
+  // All logits are drawn from, or what the device lists of them.
+  for (const SamplingOptions& sampling : {SamplingOptions{.temperature = 0},
+                                          {},
+                                          {.temperature = 1.5, .top_k = 5},
+                                          {.top_k = 300},
+                                          {.top_p = 0.8},
+                                          {.temperature = 0.7, .top_k = 12, .top_p = 0.9, .min_p = 0.05}}) {
+    GenerateOptions options{.max_new_tokens = 9, .sampling = sampling, .seed = 3};
     const auto texts = run(prompts, options);
     EXPECT_EQ(run_by_graph(prompts, options), texts);
     options.ends = {texts[0][2], texts[1][1], texts[5][4]};  // rows end one by one, and leave when they are the half

@@ -7,10 +7,12 @@
 #include <functional>
 #include <map>
 #include <numeric>
+#include <optional>
 #include <set>
 #include <vector>
 
 #include "megatron/base/error.h"
+#include "megatron/kernels/phases/likelihood.h"
 
 namespace megatron::generate {
 namespace {
@@ -86,6 +88,42 @@ TEST(Sample, TopPOfManyTokensKeepsWhatSortingAllOfThemWouldKeep) {
     const auto last = sample(logits, {.top_p = top_p}, std::nextafter(1.0, 0.0));
     EXPECT_NEAR(std::exp(logits[static_cast<std::size_t>(last)]), weights[kept - 1], 1e-12) << top_p;
   }
+}
+
+// What a GPU hands over: the same token as from all logits, or none where the list is too short.
+TEST(Sample, DrawsFromAShortlistWhatItDrawsFromAllLogits) {
+  std::vector<double> logits(3000);
+  for (std::size_t i = 0; i < logits.size(); ++i)
+    logits[i] = std::floor(std::pow(std::sin(static_cast<double>(i * i)), 15) * 200) / 16;
+  const double largest = *std::max_element(logits.begin(), logits.end());
+  for (const SamplingOptions& options : {SamplingOptions{.top_k = 1},
+                                         {.top_k = 256},
+                                         {.top_k = 40, .top_p = 0.9},
+                                         {.temperature = 0.5, .top_p = 0.3},
+                                         {.temperature = 0.7, .top_p = 0.95, .min_p = 0.5},
+                                         {.temperature = 3, .top_k = 17, .min_p = 0.9}}) {
+    kernels::Shortlist list;
+    list.tokens = likeliest(logits, static_cast<std::size_t>(shortlist_of(options)));
+    for (const std::int64_t token : list.tokens) list.logits.push_back(logits[static_cast<std::size_t>(token)]);
+    if (weighs_all(options)) list.all = kernels::phases::sum_of_likelihoods(logits, largest, options.temperature);
+    for (int i = 0; i < 100; ++i)
+      EXPECT_EQ(sample(list, logits.size(), options, (i + 0.5) / 100), sample(logits, options, (i + 0.5) / 100));
+    if (!weighs_all(options)) continue;
+    list.tokens.resize(1), list.logits.resize(1);
+    EXPECT_EQ(sample(list, logits.size(), options, 0.5), std::nullopt);
+  }
+  EXPECT_EQ(shortlist_of({}), 0);
+  EXPECT_EQ(shortlist_of({.top_k = 257}), 0);
+  EXPECT_EQ(shortlist_of({.temperature = 0, .top_k = 5}), 0);
+}
+
+TEST(Likelihood, IsTheExponentialWithoutTheCLibrary) {
+  EXPECT_EQ(kernels::phases::likelihood(0), 1);
+  EXPECT_EQ(kernels::phases::likelihood(-709), 0);
+  EXPECT_EQ(kernels::phases::likelihood(-HUGE_VAL), 0);
+  for (double x = -707.9; x < 0; x += 0.0137)
+    EXPECT_NEAR(kernels::phases::likelihood(x) / std::exp(x), 1, 4.5e-16) << x;
+  for (double x = -1; x < -1e-18; x /= 3) EXPECT_NEAR(kernels::phases::likelihood(x), std::exp(x), 2.3e-16) << x;
 }
 
 TEST(Sample, SurvivesTheEndsOfTheUnitIntervalAndLargeLogits) {

@@ -8,9 +8,11 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/layer_norm.h>
 #include <ATen/ops/linear.h>
+#include <ATen/ops/nan_to_num.h>
 #include <ATen/ops/randint.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/softmax.h>
+#include <ATen/ops/sort.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/tanh.h>
 #include <ATen/ops/tensor.h>
@@ -21,9 +23,11 @@
 #include <cmath>
 #include <functional>
 #include <limits>
+#include <span>
 #include <string>
 #include <vector>
 
+#include "megatron/kernels/phases/likelihood.h"
 #include "megatron/kernels/reference.h"
 #include "tests/kernels/compare.h"
 #include "tests/kernels/launch_orders.h"
@@ -317,6 +321,59 @@ void ends(const TokenCheck& check) {
       {fed, chosen, longer}, Libm::Unused);
 }
 
+/// What TokenKernels::shortlist shall write, bit for bit.
+at::Tensor shortlist_of(const at::Tensor& logits, std::int64_t count, double temperature) {
+  const at::Tensor wide_bv = wide(logits).contiguous();
+  const std::int64_t b = logits.size(0), v = logits.size(1);
+  const auto [values, ids] = at::sort(wide_bv, /*stable=*/true, /*dim=*/1, /*descending=*/true);
+  at::Tensor list = at::full({b, 2 + 2 * count}, std::nan(""), at::kDouble);
+  const std::int64_t told = std::min(count, v);
+  list.select(1, 0).fill_(told);
+  list.narrow(1, 2, told).copy_(values.narrow(1, 0, told));
+  list.narrow(1, 2 + count, told).copy_(ids.narrow(1, 0, told));
+  for (std::int64_t row = 0; row < b; ++row) {
+    const std::span<const double> all(wide_bv.const_data_ptr<double>() + row * v, static_cast<std::size_t>(v));
+    list[row][1] = temperature > 0 ? phases::sum_of_likelihoods(all, values[row][0].item<double>(), temperature) : 0;
+  }
+  return list;
+}
+
+void shortlists(const TokenCheck& check) {
+  const auto listed = [](const at::Tensor& logits, std::int64_t count, double temperature) {
+    return [=](const TokenKernels& kernels, at::Device device) {
+      const at::Tensor list =
+          at::full({logits.size(0), 2 + 2 * count}, std::nan(""), at::device(device).dtype(at::kDouble));
+      kernels.shortlist(moved(logits, device), list, temperature);
+      return Outputs{at::nan_to_num(list, -7)};  // what is not written stays NaN
+    };
+  };
+  struct Size {
+    std::int64_t v, count;
+    double temperature;
+  };
+  for (const auto& [v, count, temperature] :
+       {Size{1, 1, 1}, {30, 9, 0}, {30, 40, 0.7}, {1025, 1, 0.01}, {1500, 256, 1}, {2600, 33, 0}, {20011, 256, 2}}) {
+    const at::Tensor logits = check.normal({3, v});
+    const at::Tensor truth = at::nan_to_num(shortlist_of(logits, count, temperature), -7);
+    check.expect(listed(logits, count, temperature), {truth}, Libm::Unused);
+    EXPECT_TRUE(listed(logits, count, temperature)(emulated_token_kernels(), at::kCPU)[0].equal(truth)) << v;
+  }
+
+  // Equal ones go by their ids. Where 32 threads have none of the large ones, too many others reach what bounds the
+  // list.
+  at::Tensor logits = check.normal({4, 3000}).clamp_max(5);
+  logits[0].narrow(0, 700, 1000).fill_(6);
+  logits[1].narrow(0, 2048, 32).sub_(20), logits[1].narrow(0, 1024, 32).sub_(20), logits[1].narrow(0, 0, 32).sub_(20);
+  logits[2][5] = -std::numeric_limits<double>::infinity();
+  logits[3][2999] = std::nan("");
+  const auto lists = shortlists_of(listed(logits, 50, 0)(emulated_token_kernels(), at::kCPU)[0]);
+  ASSERT_TRUE(lists[0].has_value());
+  EXPECT_EQ(lists[0]->tokens.front(), 700);
+  EXPECT_EQ(lists[0]->tokens.back(), 749);
+  EXPECT_EQ(lists[0]->logits.back(), 6);
+  for (std::size_t b = 1; b < 4; ++b) EXPECT_FALSE(lists[b].has_value()) << b;
+}
+
 struct Named {
   const char* name;
   void (*body)(const TokenCheck&);
@@ -327,9 +384,10 @@ using Case = std::tuple<Named, at::ScalarType>;
 std::string name_of(const testing::TestParamInfo<Case>& info) {
   return std::string(std::get<0>(info.param).name) + "_" + c10::toString(std::get<1>(info.param));
 }
-const auto kCases = testing::Combine(testing::Values(Named{"Products", products}, Named{"Norms", norms},
-                                                     Named{"Attention", attentions}, Named{"Ends", ends}),
-                                     testing::Values(at::kFloat, at::kDouble, at::kBFloat16, at::kHalf));
+const auto kCases =
+    testing::Combine(testing::Values(Named{"Products", products}, Named{"Norms", norms}, Named{"Attention", attentions},
+                                     Named{"Ends", ends}, Named{"Shortlists", shortlists}),
+                     testing::Values(at::kFloat, at::kDouble, at::kBFloat16, at::kHalf));
 
 class EmulatedTokenKernels : public testing::TestWithParam<Case> {};
 class CudaTokenKernels : public testing::TestWithParam<Case> {};

@@ -2,9 +2,13 @@
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/argmax.h>
+#include <ATen/ops/exp.h>
+#include <ATen/ops/sort.h>
+#include <ATen/ops/tensor.h>
 #include <gtest/gtest.h>
 
 #include <functional>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -81,6 +85,20 @@ class Prompted {
   KvCache cache_;
 };
 
+/// The four likeliest of each sequence, and the sum of all by a temperature of 0.7.
+void expect_listed(const std::vector<std::optional<kernels::Shortlist>>& lists, const at::Tensor& logits) {
+  const at::Tensor on_host = logits.to(at::kCPU, at::kDouble);
+  const auto [values, ids] = at::sort(on_host, /*stable=*/true, 1, /*descending=*/true);
+  const at::Tensor all = at::exp((on_host - values.narrow(1, 0, 1)) / 0.7).sum(1);
+  for (std::int64_t b = 0; b < 2; ++b) {
+    const auto& list = lists[static_cast<std::size_t>(b)];
+    ASSERT_TRUE(list.has_value());
+    EXPECT_TRUE(at::tensor(list->tokens, at::kLong).equal(ids[b].narrow(0, 0, 4)));
+    EXPECT_TRUE(at::tensor(list->logits, at::kDouble).equal(values[b].narrow(0, 0, 4)));
+    EXPECT_NEAR(list->all, all[b].item<double>(), 1e-12);
+  }
+}
+
 /// The graph's logits and choices against forward() on the CPU.
 void expect_the_logits_of_forward(at::Device device, at::ScalarType dtype, double tolerance) {
   for (const auto& [name, options] : served()) {
@@ -99,6 +117,7 @@ void expect_the_logits_of_forward(at::Device device, at::ScalarType dtype, doubl
     const auto graph = gpt.token_graph(prompted.cache());
     ASSERT_NE(graph, nullptr);
     graph->feed(prompted.ids(3));
+    graph->list_likeliest(4, 0.7);
     for (std::int64_t i = 3; i < 6; ++i) {
       graph->step();
       kernels::force_instruction_set("auto");
@@ -107,6 +126,7 @@ void expect_the_logits_of_forward(at::Device device, at::ScalarType dtype, doubl
       EXPECT_NEAR_TENSOR(graph->logits().cpu(), logits, tolerance) << "token " << i;
       const auto likeliest = at::argmax(graph->logits().cpu(), 1);
       EXPECT_EQ(graph->chosen(), (std::vector{likeliest[0].item<std::int64_t>(), likeliest[1].item<std::int64_t>()}));
+      expect_listed(graph->listed(), graph->logits());
       EXPECT_EQ(prompted.cache().length, i + 1);
       graph->feed(prompted.ids(i + 1));
     }

@@ -74,6 +74,8 @@ class Batch {
   /// Which token each row of the batch gets; of one that has ended any.
   std::vector<std::int64_t> next_tokens(const Prompts& texts);
   std::vector<std::int64_t> drawn(const at::Tensor& logits, const Prompts& texts) const;
+  /// The same from what the graph has listed; from its logits where that is not enough.
+  std::vector<std::int64_t> drawn_from_lists(const Prompts& texts) const;
   /// Lets go of the rows that have ended, and has the others continue with `tokens`.
   void continue_with(const std::vector<std::int64_t>& tokens);
   std::int64_t position(std::size_t i, const Prompts& texts) const {
@@ -95,6 +97,7 @@ class Batch {
   at::Tensor input_;                          ///< [rows, s]: what the next step feeds where there is no graph
   std::unique_ptr<model::TokenGraph> graph_;  ///< once the prompts are in the cache, where it can be had
   bool likeliest_ = false;                    ///< whether the graph's own choice is what is asked for
+  int listed_ = 0;                            ///< how many of the likeliest it lists, to draw from; 0: all logits
 };
 
 Batch::Batch(const StagedModel& model, const Prompts& prompts, const std::vector<Draws>& draws,
@@ -105,7 +108,8 @@ Batch::Batch(const StagedModel& model, const Prompts& prompts, const std::vector
       draws_(draws),
       rows_(std::move(rows)),
       ended_(rows_.size(), false),
-      likeliest_(options.sampling.temperature == 0 && !options.on_logits) {
+      likeliest_(options.sampling.temperature == 0 && !options.on_logits),
+      listed_(options.on_logits ? 0 : shortlist_of(options.sampling)) {
   Room room;
   for (const std::size_t i : rows_) room.add(prompts[i], limit(i));
   const std::int64_t longest = room.longest;
@@ -139,10 +143,24 @@ std::vector<std::int64_t> Batch::drawn(const at::Tensor& logits, const Prompts& 
   return tokens;
 }
 
+std::vector<std::int64_t> Batch::drawn_from_lists(const Prompts& texts) const {
+  const auto lists = graph_->listed();
+  const auto vocab = static_cast<std::size_t>(graph_->logits().size(1));
+  std::vector<std::int64_t> tokens(rows_.size(), 0);
+  for (std::size_t r = 0; r < rows_.size(); ++r) {
+    if (ended_[r]) continue;
+    const double uniform = draws_[rows_[r]].at(position(rows_[r], texts));
+    const auto token = lists[r] ? sample(*lists[r], vocab, options_.sampling, uniform) : std::nullopt;
+    if (!token) return drawn(graph_->logits(), texts);
+    tokens[r] = *token;
+  }
+  return tokens;
+}
+
 std::vector<std::int64_t> Batch::next_tokens(const Prompts& texts) {
   if (!graph_) return drawn(model_.forward(input_, cache_), texts);
   graph_->step();
-  if (!likeliest_) return drawn(graph_->logits(), texts);
+  if (!likeliest_) return listed_ > 0 ? drawn_from_lists(texts) : drawn(graph_->logits(), texts);
   auto tokens = graph_->chosen();
   for (std::size_t r = 0; r < rows_.size(); ++r)
     if (tokens[r] < 0 && !ended_[r]) return drawn(graph_->logits(), texts);  // which says what is not finite
@@ -181,10 +199,14 @@ void Batch::continue_with(const std::vector<std::int64_t>& tokens) {
   ended_.assign(rows_.size(), false);
   if (rows_.empty()) return;
   graph_ = model_.token_graph(cache_);
-  if (graph_)
-    graph_->feed(next);
-  else
+  if (!graph_) {
     input_ = at::tensor(next, ids()).unsqueeze(1);
+    return;
+  }
+  graph_->feed(next);
+  if (listed_ > 0)
+    graph_->list_likeliest(std::min<std::int64_t>(listed_, model_.options().shape.vocab),
+                           weighs_all(options_.sampling) ? options_.sampling.temperature : 0);
 }
 
 }  // namespace

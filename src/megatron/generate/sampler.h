@@ -2,10 +2,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <span>
 #include <vector>
 
 #include "megatron/generate/sampling_options.h"
+#include "megatron/kernels/token/shortlist.h"
 
 namespace megatron::generate {
 
@@ -17,6 +19,15 @@ void require_finite(std::span<const double> logits, std::int64_t position);
 /// Equally likely tokens are ordered by id, so that equal logits give equal tokens on every rank. The logits are finite
 /// (require_finite).
 std::int64_t sample(std::span<const double> logits, const SamplingOptions& options, double uniform);
+
+/// How many of the likeliest tokens sample() of a shortlist needs; 0: it needs all logits.
+int shortlist_of(const SamplingOptions& options);
+/// Whether it needs their sum too.
+inline bool weighs_all(const SamplingOptions& options) { return options.top_k == 0 && options.top_p < 1; }
+/// The token that sample() of all logits would draw; none where that may be one beyond the list. `list`: the
+/// shortlist_of() likeliest of a vocabulary of `vocab`, or all of it.
+std::optional<std::int64_t> sample(const kernels::Shortlist& list, std::size_t vocab, const SamplingOptions& options,
+                                   double uniform);
 
 /// The `count` likeliest tokens, from the likeliest on; of equals the lower id first. `count`: at most all.
 std::vector<std::int64_t> likeliest(std::span<const double> logits, std::size_t count);

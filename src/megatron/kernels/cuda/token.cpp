@@ -61,6 +61,7 @@ constexpr TokenKernels kCudaTokenKernels{.embed = Token::embed,
                                          .normalize = Token::normalize,
                                          .attend = Token::attend,
                                          .choose = Token::choose,
+                                         .shortlist = Token::shortlist,
                                          .capture = capture};
 
 }  // namespace

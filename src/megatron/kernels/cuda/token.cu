@@ -3,6 +3,7 @@
 #include "megatron/kernels/phases/token_ends.h"
 #include "megatron/kernels/phases/token_norm.h"
 #include "megatron/kernels/phases/token_product.h"
+#include "megatron/kernels/phases/token_shortlist.h"
 
 #define OF_EVERY_NUMBER_OF_ROWS(type)           \
   MEGATRON_DEVICE_KERNEL(TokenProduct<type, 1>) \
@@ -23,4 +24,5 @@ OF_BOTH_KINDS_OF_GROUPS(megatron::kernels::phases::Fp16)
 MEGATRON_DEVICE_KERNEL_OF_EVERY_DTYPE(TokenAttentionEnd)
 MEGATRON_DEVICE_KERNEL_OF_EVERY_DTYPE(TokenEmbedding)
 MEGATRON_DEVICE_KERNEL_OF_EVERY_DTYPE(TokenChoice)
+MEGATRON_DEVICE_KERNEL_OF_EVERY_DTYPE(TokenShortlist)
 MEGATRON_DEVICE_KERNEL_OF_EVERY_DTYPE(TokenNorm)

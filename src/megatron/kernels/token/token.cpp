@@ -17,6 +17,23 @@ std::int64_t token_scratch(std::int64_t batch, std::int64_t heads, std::int64_t 
   return batch * heads * parts * (head_size + 2);
 }
 
+std::vector<std::optional<Shortlist>> shortlists_of(const at::Tensor& list) {
+  const at::Tensor on_host = list.cpu();
+  const std::int64_t room = (list.size(1) - 2) / 2;
+  std::vector<std::optional<Shortlist>> all;
+  for (std::int64_t b = 0; b < list.size(0); ++b) {
+    const double* const row = on_host.const_data_ptr<double>() + b * list.size(1);
+    const auto count = static_cast<std::int64_t>(row[0]);
+    if (count < 0) {
+      all.emplace_back();
+      continue;
+    }
+    const double *const logits = row + 2, *const ids = logits + room;
+    all.push_back(Shortlist{.tokens = {ids, ids + count}, .logits = {logits, logits + count}, .all = row[1]});
+  }
+  return all;
+}
+
 const TokenKernels* token_kernels(at::Device device) {
   if (!device.is_cpu()) return plugins_token_kernels;
   return emulates_cuda() ? &emulated_token_kernels() : nullptr;

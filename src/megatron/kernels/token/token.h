@@ -6,9 +6,11 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <vector>
 
 #include "megatron/kernels/activation.h"
 #include "megatron/kernels/rope.h"
+#include "megatron/kernels/token/shortlist.h"
 
 // One more token of each of few sequences on a GPU, in few launches that can be given to it again and again as they
 // are: whatever changes from token to token is read from tensors that stay where they are. Not even memory is asked for
@@ -93,10 +95,17 @@ struct TokenKernels {
   /// Each sequence is fed the token with the largest logit [b, v] next, of equals the first, and has a row more.
   /// chosen_b: these tokens, or -1 where logits are not all finite.
   void (*choose)(const at::Tensor& logits, const TokenState&) = nullptr;
+  /// list [b, 2 + 2 count] float64: the `count` likeliest tokens of each sequence (shortlists_of()), at most
+  /// kMostShortlisted, and the sum of all (phases/likelihood.h) by `temperature`; 0: no sum.
+  void (*shortlist)(const at::Tensor& logits, const at::Tensor& list, double temperature) = nullptr;
   /// What `launches` does, which these kernels alone do; it has been called before. On CUDA it is called now and
   /// nothing is computed: run() has a graph do what it asked for (cudaGraphLaunch). On a CPU run() calls it.
   std::unique_ptr<Replay> (*capture)(std::function<void()> launches) = nullptr;
 };
+
+/// What TokenKernels::shortlist has written, of each sequence: on the host, for which it waits. None where logits are
+/// not all finite, or the kernel could not tell (phases/token_shortlist.h).
+std::vector<std::optional<Shortlist>> shortlists_of(const at::Tensor& list);
 
 /// Of `device`, or null: CUDA's, once the plugin has been loaded; on a CPU those of its host drivers, where CUDA is
 /// emulated.

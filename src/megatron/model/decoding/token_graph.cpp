@@ -254,12 +254,18 @@ void TokenGraph::launch() const {
   }
   kernels_.multiply(output_);
   kernels_.choose(logits_, state_);
+  if (list_.defined()) kernels_.shortlist(logits_, list_, list_temperature_);
 }
 
 void TokenGraph::feed(const std::vector<std::int64_t>& tokens) {
   if (std::ssize(tokens) != batch_) throw std::logic_error("each sequence of a cache is fed a token");
   state_.token_b.copy_(at::tensor(tokens, at::kLong));
   state_.length_b.fill_(cache_.length);
+}
+
+void TokenGraph::list_likeliest(std::int64_t count, double temperature) {
+  list_ = at::empty({batch_, 2 + 2 * count}, tensor_.dtype(at::kDouble));
+  list_temperature_ = temperature;
 }
 
 void TokenGraph::step() {

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <optional>
 #include <variant>
 #include <vector>
 
@@ -21,8 +22,8 @@ ModelEnds ends_of(const plan::ModelShape& shape, const parallel::ParameterStore&
 
 /// One token after the other of each of a cache's b sequences on a GPU: in 5 launches a layer, 6 where the cache is
 /// long, and 3 around them, which are captured once as a graph and given to the device whole (kernels/token/token.h).
-/// The likeliest token of each sequence is what it is fed next, without a wait; whoever draws tokens reads the logits
-/// and feeds others. Results are those of CachedGpt::forward() up to summation order.
+/// The likeliest token of each sequence is what it is fed next, without a wait; whoever draws tokens reads the
+/// likeliest, or all logits, and feeds others. Results are those of CachedGpt::forward() up to summation order.
 class TokenGraph {
  public:
   /// Sequences that are served at most: with more, products by tiles read the weights less often.
@@ -42,6 +43,11 @@ class TokenGraph {
   void step();
   /// What step() has chosen: -1 where not all logits are finite. Waits.
   std::vector<std::int64_t> chosen() const;
+  /// Has each step() write the `count` likeliest tokens of each sequence too, and with a temperature above 0 what all
+  /// weigh (kernels/phases/likelihood.h). Before the first step().
+  void list_likeliest(std::int64_t count, double temperature);
+  /// What step() has listed of each sequence (kernels::shortlists_of()). Waits.
+  std::vector<std::optional<kernels::Shortlist>> listed() const { return kernels::shortlists_of(list_); }
   /// [b, vocab] after the last step(), which the next overwrites.
   const at::Tensor& logits() const { return logits_; }
 
@@ -64,7 +70,8 @@ class TokenGraph {
   kernels::TokenEmbedding embedding_;
   std::deque<Launch> launches_;  ///< of all layers; a product may name an attention before it
   kernels::TokenProduct output_;
-  at::Tensor logits_, scratch_;
+  at::Tensor logits_, scratch_, list_;
+  double list_temperature_ = 0;
   bool warm_ = false;  ///< whether every kernel has been launched
   std::unique_ptr<kernels::Replay> graph_;
 };

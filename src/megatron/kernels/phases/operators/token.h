@@ -6,6 +6,7 @@
 #include "megatron/kernels/phases/token_ends.h"
 #include "megatron/kernels/phases/token_norm.h"
 #include "megatron/kernels/phases/token_product.h"
+#include "megatron/kernels/phases/token_shortlist.h"
 #include "megatron/kernels/token/token.h"
 
 namespace megatron::kernels::phases {
@@ -108,6 +109,18 @@ struct TokenOperators {
                                                .lengths = pointer<std::int64_t>(state.length_b),
                                                .chosen = pointer<std::int64_t>(state.chosen_b)},
                                               logits.size(0));
+    });
+  }
+
+  static void shortlist(const at::Tensor& logits, const at::Tensor& list, double temperature) {
+    with_type(logits.scalar_type(), [&](auto type) {
+      using T = decltype(type);
+      Driver::template launch<TokenShortlist<T>>({.logits = const_pointer<T>(logits),
+                                                  .list = pointer<double>(list),
+                                                  .v = logits.size(1),
+                                                  .count = static_cast<int>((list.size(1) - 2) / 2),
+                                                  .temperature = temperature},
+                                                 logits.size(0));
     });
   }
 
