@@ -3,6 +3,7 @@
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/eye.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/full_like.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/rand.h>
 #include <ATen/ops/randint.h>
@@ -32,13 +33,25 @@
 namespace megatron::kernels {
 namespace {
 
-enum class Kind { Dropped, DroppedAtOddPlaces, Packed, Window, Lengths, Ahead, Capped, Sinks };
+enum class Kind {
+  Dropped,
+  DroppedAtOddPlaces,
+  Packed,
+  Window,
+  Lengths,
+  Ahead,
+  Capped,
+  Sinks,
+  Biased,
+  BiasedAndDropped
+};
 
 struct FlashShape {
   std::int64_t queries, keys, batch, groups, ratio, d;
 };
 constexpr FlashShape kFlashShapes[] = {{1, 1, 1, 1, 1, 8},      {9, 9, 2, 2, 2, 40},   {65, 65, 1, 1, 2, 64},
                                        {130, 130, 1, 1, 1, 80}, {5, 70, 2, 1, 3, 128}, {33, 20, 1, 1, 1, 96}};
+constexpr FlashShape kBiasedShapes[] = {{150, 150, 2, 2, 2, 64}, {70, 200, 1, 2, 1, 128}, {129, 64, 1, 1, 1, 8}};
 
 /// What `run` computes with, and where.
 struct Backend {
@@ -50,7 +63,8 @@ struct Backend {
 AttentionOptions flash_options(Kind kind, const FlashShape& c) {
   AttentionOptions options;
   const bool odd = kind == Kind::DroppedAtOddPlaces;
-  if (odd || kind == Kind::Dropped || kind == Kind::Sinks)
+  const bool biased = kind == Kind::Biased || kind == Kind::BiasedAndDropped;
+  if (odd || kind == Kind::Dropped || kind == Kind::Sinks || kind == Kind::BiasedAndDropped)
     options.dropout = {.p = 0.3,
                        .key = 77,
                        .sample_ids = at::arange(c.batch, at::kLong) * 5 + 2,
@@ -75,6 +89,12 @@ AttentionOptions flash_options(Kind kind, const FlashShape& c) {
   }
   if (kind == Kind::Ahead) options.ahead = 3;
   if (kind == Kind::Capped) options.soft_cap = 2;
+  if (biased) options.bias = at::randn({c.groups * c.ratio, c.queries + c.keys - 1}, at::kFloat);
+  if (kind == Kind::Biased) {  // an encoder of T5, whose scores are not scaled
+    options.causal = false;
+    options.scale = 1;
+    options.key_lengths = at::arange(c.batch, at::kInt) + (c.keys - c.batch + 1);
+  }
   if (kind == Kind::Sinks) options.sinks = at::randn({c.groups * c.ratio}, at::kFloat);
   return options;
 }
@@ -95,24 +115,27 @@ FlashInputs flash_inputs(const FlashShape& c, at::ScalarType dtype) {
   return x;
 }
 
-/// out, logsumexp, the gradients; `forward`: what the backward pass reads.
+/// out, logsumexp, the gradients, that of the bias where there is one; `forward`: what the backward pass reads.
 std::vector<at::Tensor> attend(const Backend& place, const FlashInputs& x, const FlashShape& c,
                                const AttentionOptions& options, const AttentionOutput& forward) {
   AttentionOptions there = options;
   there.first_key = place.there(options.first_key);
   there.key_lengths = place.there(options.key_lengths);
   there.sinks = place.there(options.sinks);
+  there.bias = place.there(options.bias);
   const at::Tensor fused = place.there(x.fused), gradients = at::zeros_like(fused);
   const auto part = [&](const at::Tensor& of, int i) {
     const at::Tensor rows = of.narrow(0, 0, i == 0 ? c.queries : c.keys);
     return i == 0 ? rows.narrow(3, 0, c.ratio) : rows.select(3, c.ratio + i - 1);
   };
+  const at::Tensor dbias = there.bias.defined() ? at::full_like(there.bias, std::nan("")) : at::Tensor();
   const Operators& o = place.operators();
   const AttentionOutput got = o.attention(part(fused, 0), part(fused, 1), part(fused, 2), there);
   o.attention_backward(place.there(x.dout), part(fused, 0), part(fused, 1), part(fused, 2),
                        {place.there(forward.out), place.there(forward.logsumexp)}, there, part(gradients, 0),
-                       part(gradients, 1), part(gradients, 2), {});
+                       part(gradients, 1), part(gradients, 2), dbias);
   std::vector<at::Tensor> all = {got.out, got.logsumexp, part(gradients, 0), part(gradients, 1), part(gradients, 2)};
+  if (dbias.defined()) all.push_back(dbias);
   for (at::Tensor& result : all) result = result.cpu();
   return all;
 }
@@ -130,20 +153,24 @@ void expect_flash(const Backend& place, Kind kind, at::ScalarType dtype, const F
   const FlashInputs x = flash_inputs(c, dtype);
   ASSERT_TRUE(Flash::serves(x.q, x.k, x.v, options));
   const at::Tensor q = wide(x.q), k = wide(x.k), v = wide(x.v);
-  const AttentionOutput truth = reference::attention(q, k, v, options);
+  AttentionOptions wide_bias = options;
+  if (options.bias.defined()) wide_bias.bias = wide(options.bias);
+  const AttentionOutput truth = reference::attention(q, k, v, wide_bias);
   const at::Tensor dq = at::empty_like(q), dk = at::empty_like(k), dv = at::empty_like(v);
-  reference::attention_backward(wide(x.dout), q, k, v, truth, options, dq, dk, dv, {});
-  const std::vector<at::Tensor> expected = {truth.out, truth.logsumexp, dq, dk, dv};
+  const at::Tensor dbias = options.bias.defined() ? at::empty_like(options.bias, at::kDouble) : at::Tensor();
+  reference::attention_backward(wide(x.dout), q, k, v, truth, wide_bias, dq, dk, dv, dbias);
+  std::vector<at::Tensor> expected = {truth.out, truth.logsumexp, dq, dk, dv};
+  if (dbias.defined()) expected.push_back(dbias);
   const AttentionOutput forward{truth.out.to(dtype), truth.logsumexp.to(at::kFloat)};
   const std::vector<at::Tensor> got = attend(place, x, c, options, forward);
-  constexpr const char* kNames[] = {"out", "logsumexp", "dq", "dk", "dv"};
+  constexpr const char* kNames[] = {"out", "logsumexp", "dq", "dk", "dv", "dbias"};
   for (std::size_t i = 0; i < got.size(); ++i) {
     const at::Tensor none = expected[i] == -std::numeric_limits<double>::infinity();
     EXPECT_TRUE(at::equal(none, got[i] == -std::numeric_limits<float>::infinity())) << kNames[i];
     const double allowed = i == 1 ? 1e-5 : 4 * unit_roundoff(dtype);
     EXPECT_LE(error_of(got[i].masked_fill(none, 0), expected[i].masked_fill(none, 0)), allowed) << kNames[i];
   }
-  if (kind != Kind::Dropped) return;
+  if (kind != Kind::Dropped && kind != Kind::BiasedAndDropped) return;
   if (place.device.is_cpu()) emulated::set_launch_order(6);
   const std::vector<at::Tensor> again = attend(place, x, c, options, forward);
   emulated::set_launch_order(0);
@@ -193,7 +220,8 @@ struct FlashTested {
 constexpr FlashTested kFlashTested[] = {{"Dropped", Kind::Dropped}, {"DroppedAtOddPlaces", Kind::DroppedAtOddPlaces},
                                         {"Packed", Kind::Packed},   {"Window", Kind::Window},
                                         {"Lengths", Kind::Lengths}, {"Ahead", Kind::Ahead},
-                                        {"Capped", Kind::Capped},   {"Sinks", Kind::Sinks}};
+                                        {"Capped", Kind::Capped},   {"Sinks", Kind::Sinks},
+                                        {"Biased", Kind::Biased},   {"BiasedAndDropped", Kind::BiasedAndDropped}};
 
 using FlashParameter = std::tuple<FlashTested, at::ScalarType>;
 std::string flash_name(const testing::TestParamInfo<FlashParameter>& info) {
@@ -207,6 +235,8 @@ void run_flash(at::Device device, const FlashParameter& parameter) {
     SCOPED_TRACE(testing::Message() << c.queries << " x " << c.keys << ", heads of " << c.d);
     expect_flash({device}, tested.kind, dtype, c);
   }
+  if (tested.kind == Kind::Biased || tested.kind == Kind::BiasedAndDropped)
+    for (const FlashShape& c : kBiasedShapes) expect_flash({device}, tested.kind, dtype, c);
   if (tested.kind == Kind::Dropped || tested.kind == Kind::DroppedAtOddPlaces)
     expect_masks({device}, tested.kind, dtype);
 }
@@ -239,7 +269,8 @@ TEST(Flash, ServesWhatIsInChunksOf16Bytes) {
   EXPECT_FALSE(serves(at::zeros({0, 2, 2, 64}, at::kHalf)));
   EXPECT_FALSE(serves(heads.narrow(3, 4, 32))) << "begins in the middle of a chunk";
   EXPECT_FALSE(serves(at::zeros({3, 2, 1, 44}, at::kBFloat16).narrow(3, 0, 40))) << "rows do";
-  EXPECT_FALSE(serves(heads, {.bias = at::zeros({1, 5})}));
+  EXPECT_TRUE(serves(heads, {.bias = at::zeros({1, 5})}));
+  EXPECT_FALSE(serves(heads, {.soft_cap = 2, .bias = at::zeros({1, 5})}));
 }
 
 TEST(Flash, KeepsNotANumber) {

@@ -5,7 +5,7 @@ namespace megatron::kernels::phases {
 
 /// A block has 128 queries of a head, a warp 32 of them; rounds over tiles of 64 keys. Values are loaded while products
 /// with keys are computed, and the next keys while values are added up.
-template <class T, int kD>
+template <class T, int kD, bool kBias>
 struct FlashForward {
   static constexpr int kWarps = 4, kBlocks = kD == 64 ? 3 : 2, kPhases = 4, kRepeatFrom = 1, kRepeatTo = 3;
   static constexpr int kTiles = 2, kWarpRows = 16 * kTiles, kRows = kWarps * kWarpRows, kKeys = 64;
@@ -14,6 +14,7 @@ struct FlashForward {
     SharedTile<T, kRows, kD> q;
     SharedTile<T, kKeys, kD> k, v;
     Interval seen[kRows];
+    float bias[kBias ? kRows + kKeys : 1];
   };
   template <class W>
   struct Local {
@@ -55,6 +56,7 @@ struct FlashForward {
       W::wait();
     } else if constexpr (kPhase == 1) {
       begin_copy<W, kWarps>(shared.v, at.thread, v, a.v.stride_s, key, a.keys, a.d, key_of_row);
+      if constexpr (kBias) begin_copy_bias<W, kWarps>(a, shared.bias, at.thread, n, first, kRows, key, kKeys);
       if (sees) {
         if (a.mask.on) draw<W>(a, own, b, n, first + warp_row, key);
         own.s.clear();
@@ -110,6 +112,14 @@ struct FlashForward {
         for (int e = 0; e < kLaneRows * kOfRow; ++e) {
           float& x = score<W>(own, e / kOfRow, e % kOfRow, lane);
           x = a.template capped<W>(x);
+        }
+      }
+      if constexpr (kBias) {
+        const float unscaled = 1 / a.scale;
+        MEGATRON_UNROLL
+        for (int e = 0; e < kLaneRows * kOfRow; ++e) {
+          const int i = warp_row + 8 * (e / kOfRow) + lane / 4, k = e % kOfRow, j = k / 4 * 16 + lane % 4 * 4 + k % 4;
+          score<W>(own, e / kOfRow, k, lane) += unscaled * shared.bias[j - i + kRows - 1];
         }
       }
       bool hides = false;

@@ -5,7 +5,7 @@ namespace megatron::kernels::phases {
 
 /// dk and dv. A block has 128 keys of a group, a warp 16 of them; rounds over the group's heads and tiles of 32
 /// queries, of which the next is loaded meanwhile. Products have keys as rows.
-template <class T, int kD>
+template <class T, int kD, bool kBias>
 struct FlashKeyGradient {
   static constexpr int kWarps = 8, kBlocks = kD == 64 ? 2 : 1, kPhases = 3, kRepeatFrom = 1, kRepeatTo = 2;
   static constexpr int kWarpRows = 16, kRows = kWarps * kWarpRows, kQueries = 32;
@@ -13,7 +13,7 @@ struct FlashKeyGradient {
   struct Shared {
     SharedTile<T, kRows, kD> k, v;
     SharedTile<T, kQueries, kD> q[2], dout[2];
-    float logsumexp[2][kQueries], delta[2][kQueries];
+    float logsumexp[2][kQueries], delta[2][kQueries], bias[2][kBias ? kRows + kQueries : 1];
     std::int32_t first_key[2][kQueries];
   };
   template <class W>
@@ -102,6 +102,9 @@ struct FlashKeyGradient {
                           a.d, itself);
     begin_copy<W, kWarps>(shared.dout[buffer], warp, rows_of<const T>(a.dout, b, group, head), a.dout.stride_s, query,
                           a.queries, a.d, itself);
+    if constexpr (kBias)
+      begin_copy_bias<W, kWarps>(a, shared.bias[buffer], warp, group * a.ratio + head, query, kQueries,
+                                 std::int64_t{own.task.tile} * kRows, kRows);
     const std::int64_t row = a.row(b, group * a.ratio + head, query);
     W::each([&](int lane) {
       const bool there = query + lane < a.queries;
@@ -141,6 +144,16 @@ struct FlashKeyGradient {
     Word<W> kept_bits;
     if (a.mask.on) draw<W>(a, kept_bits, b, n, query, key);
     W::each([&](int lane) {
+      if constexpr (kBias) {
+        const float unscaled = 1 / a.scale;
+        const int row = static_cast<int>(key % kRows) + lane / 4 * 2;
+        MEGATRON_UNROLL
+        for (int e = 0; e < kQueries / 4; ++e) MEGATRON_UNROLL
+        for (int h = 0; h < 2; ++h) {
+          const int column = e / 2 * 8 + lane % 4 * 2 + e % 2;
+          own.s.at[0][e / 2][2 * h + e % 2][lane] += unscaled * shared.bias[buffer][row + h - column + kQueries - 1];
+        }
+      }
       const std::uint32_t bits = a.mask.on ? kept_bits[lane] : ~0U;
       MEGATRON_UNROLL
       for (int e = 0; e < kQueries / 4; ++e) {

@@ -47,7 +47,7 @@ struct FlashDelta {
 
 /// dq. A block has 128 queries of a head, a warp 32 of them; rounds over tiles of 32 keys. Products of dout and values
 /// are taken while keys are loaded, the next values loaded while all else is computed.
-template <class T, int kD>
+template <class T, int kD, bool kBias>
 struct FlashQueryGradient {
   static constexpr int kWarps = 4, kBlocks = kD == 64 ? 3 : 2, kPhases = 4, kRepeatFrom = 1, kRepeatTo = 3;
   static constexpr int kTiles = 2, kWarpRows = 16 * kTiles, kRows = kWarps * kWarpRows, kKeys = 32;
@@ -57,6 +57,7 @@ struct FlashQueryGradient {
     SharedTile<T, kKeys, kD> k, v;
     Interval seen[kRows];
     float logsumexp[kRows], delta[kRows];  ///< to the base 2
+    float bias[kBias ? kRows + kKeys : 1];
   };
   template <class W>
   struct Local {
@@ -97,6 +98,7 @@ struct FlashQueryGradient {
       W::wait();
     } else if constexpr (kPhase == 1) {
       begin_copy<W, kWarps>(shared.k, at.thread, k, a.k.stride_s, key, a.keys, a.d, key_of_row);
+      if constexpr (kBias) begin_copy_bias<W, kWarps>(a, shared.bias, at.thread, n, first, kRows, key, kKeys);
       if (sees) {
         if (a.mask.on) draw<W>(a, own, b, n, first + warp_row, key);
         own.dp.clear();
@@ -138,6 +140,15 @@ struct FlashQueryGradient {
   static MEGATRON_BOTH void gradient(const Args& a, const Shared& shared, Local<W>& own, int warp_row, int key) {
     const float exponent = a.exponent(), factor = a.mask.on ? static_cast<float>(a.mask.factor) : 1;
     W::each([&](int lane) {
+      if constexpr (kBias) {
+        const float unscaled = 1 / a.scale;
+        MEGATRON_UNROLL
+        for (int r = 0; r < 2 * kTiles; ++r) MEGATRON_UNROLL
+        for (int e = 0; e < kKeys / 4; ++e) {
+          const int i = warp_row + 8 * r + lane / 4, j = e / 4 * 16 + lane % 4 * 4 + e % 4;
+          own.s.at[r / 2][e / 2][r % 2 * 2 + e % 2][lane] += unscaled * shared.bias[j - i + kRows - 1];
+        }
+      }
       bool hides = false;
       MEGATRON_UNROLL
       for (int r = 0; r < 2 * kTiles; ++r) {

@@ -12,7 +12,8 @@ namespace megatron::kernels::phases {
 inline constexpr float kLog2E = 1.44269504088896340736F, kLn2 = 0.69314718055994530942F;
 
 struct FlashArgs : AttentionArgs<float> {
-  float cap = 0;  ///< scaled scores x are cap tanh(x / cap); 0: x
+  float cap = 0;             ///< scaled scores x are cap tanh(x / cap); 0: x. Not with a bias
+  float* partial = nullptr;  ///< of FlashBiasGradient
 
   /// Scores to the base 2 are products times this, and where there is a cap, capped() times it.
   MEGATRON_BOTH float exponent() const { return (cap > 0 ? cap : scale) * kLog2E; }
@@ -179,6 +180,18 @@ MEGATRON_BOTH void begin_copy(SharedTile<T, kRows, kD>& to, int warp, const T* f
     MEGATRON_UNROLL
     for (int further = 0; further < kRows; further += kStep)
       W::copy(chunk + further * kD, at + row_of(further) * stride, row_of(further) < left);
+  });
+}
+
+/// Begins to copy the bias of `rows` queries from `query` on and `keys` keys from `key` on: of query i and key j, both
+/// counted from there, it is to[j - i + rows - 1].
+template <class W, int kWarps>
+MEGATRON_BOTH void begin_copy_bias(const FlashArgs& a, float* to, int warp, std::int64_t n, std::int64_t query,
+                                   int rows, std::int64_t key, int keys) {
+  const std::int64_t distances = a.queries + a.keys - 1, first = key - query - rows + a.queries;
+  W::each([&](int lane) {
+    for (int e = 32 * warp + lane; e < rows + keys - 1; e += 32 * kWarps)
+      W::copy_word(to + e, a.bias + n * distances + first + e, first + e >= 0 && first + e < distances);
   });
 }
 

@@ -32,8 +32,9 @@ struct AttentionOperators {
                                  const AttentionOutput& forward, const AttentionOptions& options, const at::Tensor& dq,
                                  const at::Tensor& dk, const at::Tensor& dv, const at::Tensor& dbias) {
     check_groups(q, k);
-    if (Flash::serves(q, k, v, options) && Flash::serves(dq, dk, dv, options))
-      return Flash::attention_backward(dout, q, k, v, forward, options, dq, dk, dv);
+    if (Flash::serves(q, k, v, options) && Flash::serves(dq, dk, dv, options) &&
+        (!dbias.defined() || of_type(q, dbias, at::kFloat)))
+      return Flash::attention_backward(dout, q, k, v, forward, options, dq, dk, dv, dbias);
     const bool known = serves(q, k, v, options) && serves(dq, dk, dv, options) && strided(dout) &&
                        of_type(q, forward.logsumexp, compute_dtype(q)) && forward.out.is_contiguous() &&
                        (!dbias.defined() || of_type(q, dbias, compute_dtype(q)));

@@ -1,4 +1,5 @@
 #pragma once
+#include "megatron/kernels/phases/flash/bias_gradient.h"
 #include "megatron/kernels/phases/flash/forward.h"
 #include "megatron/kernels/phases/flash/key_gradient.h"
 #include "megatron/kernels/phases/flash/query_gradient.h"
@@ -6,7 +7,7 @@
 
 namespace megatron::kernels::phases {
 
-/// Exact attention on tensor cores (flash/): 16 bits, heads of up to 128, no bias.
+/// Exact attention on tensor cores (flash/): 16 bits, heads of up to 128, no cap with a bias.
 template <class Driver>
 struct FlashOperators {
   /// Whether these, or gradients of them, are what the kernels read and write: chunks of 16 bytes.
@@ -16,7 +17,8 @@ struct FlashOperators {
       return x.dim() == 4 && x.scalar_type() == q.scalar_type() && x.device() == q.device() && in_chunks(x);
     };
     return (q.scalar_type() == at::kBFloat16 || q.scalar_type() == at::kHalf) && (q.dim() == 4 || q.dim() == 5) &&
-           in_chunks(q) && alike(k) && alike(v) && q.size(-1) <= kMost && !options.bias.defined() &&
+           in_chunks(q) && alike(k) && alike(v) && q.size(-1) <= kMost &&
+           (!options.bias.defined() || (options.soft_cap == 0 && options.bias.device() == q.device())) &&
            options.scale >= 0 && q.size(0) < kLongest && k.size(0) < kLongest && options.ahead < kLongest;
   }
 
@@ -26,8 +28,8 @@ struct FlashOperators {
     AttentionOutput result{at::empty({q.size(0), q.size(1), heads, q.size(-1)}, q.options()),
                            at::empty({q.size(1), heads, q.size(0)}, q.options().dtype(at::kFloat))};
     const Prepared prepared(q, k, v, result, options);
-    launch(q, [&](auto type, auto size) {
-      using Kernel = FlashForward<decltype(type), size()>;
+    launch(q, options.bias.defined(), [&](auto type, auto size, auto biased) {
+      using Kernel = FlashForward<decltype(type), size(), biased()>;
       const FlashArgs& a = prepared.args;
       Driver::template launch<Kernel>(a, a.batch * a.heads() * Kernel::tiles(a));
     });
@@ -37,7 +39,7 @@ struct FlashOperators {
 
   static void attention_backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                  const AttentionOutput& forward, const AttentionOptions& options, const at::Tensor& dq,
-                                 const at::Tensor& dk, const at::Tensor& dv) {
+                                 const at::Tensor& dk, const at::Tensor& dv, const at::Tensor& dbias) {
     const at::Tensor dout_read = readable(dout, q), out = readable(forward.out, q),
                      logsumexp = forward.logsumexp.to(at::kFloat).contiguous(), delta = at::empty_like(logsumexp);
     Prepared prepared(q, k, v, {out, logsumexp}, options);
@@ -47,13 +49,23 @@ struct FlashOperators {
     a.dq = heads_of(dq, a.ratio);
     a.dk = heads_of(dk, 1);
     a.dv = heads_of(dv, 1);
-    launch(q, [&](auto type, auto size) {
+    a.dbias = pointer<float>(dbias);
+    at::Tensor partial;
+    if (dbias.defined()) {
+      partial = at::empty({FlashBiasGradient<Bf16, 64>::room(a)}, logsumexp.options());
+      a.partial = pointer<float>(partial);
+    }
+    launch(q, options.bias.defined(), [&](auto type, auto size, auto biased) {
       using T = decltype(type);
-      using Queries = FlashQueryGradient<T, size()>;
-      using Keys = FlashKeyGradient<T, size()>;
+      using Queries = FlashQueryGradient<T, size(), biased()>;
+      using Keys = FlashKeyGradient<T, size(), biased()>;
       Driver::template launch<FlashDelta<T>>(a, FlashDelta<T>::blocks(a));
       Driver::template launch<Keys>(a, a.batch * a.groups * Keys::tiles(a));
       Driver::template launch<Queries>(a, a.batch * a.heads() * Queries::tiles(a));
+      if (!dbias.defined()) return;
+      using Bias = FlashBiasGradient<T, size()>;
+      Driver::template launch<Bias>(a, a.heads() * Bias::bands(a));
+      Driver::template launch<FlashBiasSum>(a, blocks_for<FlashBiasSum>(FlashBiasSum::tasks(a)));
     });
   }
 
@@ -81,14 +93,20 @@ struct FlashOperators {
   }
 
   template <class Launch>
-  static void launch(const at::Tensor& q, const Launch& launch) {
+  static void launch(const at::Tensor& q, bool biased, const Launch& launch) {
+    const auto of = [&](auto type, auto size) {
+      if (biased)
+        launch(type, size, std::true_type());
+      else
+        launch(type, size, std::false_type());
+    };
     using Small = std::integral_constant<int, 64>;
     using Large = std::integral_constant<int, 128>;
     const bool small = q.size(-1) <= Small(), brain = q.scalar_type() == at::kBFloat16;
-    if (brain && small) launch(Bf16(), Small());
-    if (brain && !small) launch(Bf16(), Large());
-    if (!brain && small) launch(Fp16(), Small());
-    if (!brain && !small) launch(Fp16(), Large());
+    if (brain && small) of(Bf16(), Small());
+    if (brain && !small) of(Bf16(), Large());
+    if (!brain && small) of(Fp16(), Small());
+    if (!brain && !small) of(Fp16(), Large());
   }
 };
 
