@@ -34,7 +34,8 @@ add_library(megatron_cuda SHARED ${cuda_sources})
 target_compile_definitions(megatron_cuda PRIVATE USE_C10D_NCCL)
 # Phases are constexpr functions of headers that the host compiles too. Without contraction their bits are the host's; in
 # attention, which does what it reads many times over, products and sums may be one.
-target_compile_options(megatron_cuda PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr>)
+target_compile_options(megatron_cuda PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr -Xptxas=-v>)
+set_target_properties(megatron_cuda PROPERTIES CUDA_COMPILER_LAUNCHER "${PROJECT_SOURCE_DIR}/cmake/ptxas_log.sh;${CMAKE_CUDA_COMPILER_LAUNCHER}")
 file(GLOB exact_sources ${PROJECT_SOURCE_DIR}/src/megatron/kernels/cuda/*.cu)
 list(FILTER exact_sources EXCLUDE REGEX "/(attention|flash).cu$")
 set_source_files_properties(${exact_sources} PROPERTIES COMPILE_OPTIONS --fmad=false)
