@@ -2,8 +2,8 @@
 """Prints what a thread of each CUDA kernel of a build takes on each architecture: registers, and bytes that spill.
 
 Usage: kernel_registers.py BUILD. The build writes it as it compiles (cmake/ptxas_log.sh); what it was when it was
-looked at is tests/golden/kernels/registers.txt, which a test compares. Where kernels have changed on purpose:
-scripts/kernel_registers.py build > tests/golden/kernels/registers.txt. Exit code 2 where the plugin was not built."""
+looked at is tests/kernels/registers.txt, which a test compares. Where kernels have changed on purpose:
+scripts/kernel_registers.py build > tests/kernels/registers.txt. Exit code 2 where the plugin was not built."""
 import collections
 import pathlib
 import re

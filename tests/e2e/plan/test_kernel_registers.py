@@ -5,7 +5,7 @@ import subprocess
 import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
-GOLDEN = ROOT / "tests/golden/kernels/registers.txt"
+GOLDEN = ROOT / "tests/kernels/registers.txt"
 
 
 class KernelRegisters(unittest.TestCase):
@@ -22,4 +22,4 @@ class KernelRegisters(unittest.TestCase):
         if compiler != expected:
             self.skipTest(f"another nvcc than the registers' golden: {compiler[2:]}, not {expected[2:]}")
         self.assertEqual(table.stdout.splitlines(), golden.splitlines(),
-                         "fix: scripts/kernel_registers.py build > tests/golden/kernels/registers.txt, and look at it")
+                         "fix: scripts/kernel_registers.py build > tests/kernels/registers.txt, and look at it")
