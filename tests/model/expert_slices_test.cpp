@@ -1,11 +1,13 @@
 #include <gtest/gtest.h>
 
+#include <cstdlib>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "megatron/base/error.h"
 #include "megatron/comm/threads/local_backend.h"
+#include "megatron/kernels/cuda/grouped.h"
 #include "megatron/model/decoding/decode.h"
 #include "megatron/parallel/context.h"
 #include "tests/model/small_model.h"
@@ -114,6 +116,21 @@ TEST(ExpertSlicesOfAllTokens, GiveATokenTheBitsThatItGetsAlone) {
         }
       });
     }
+}
+
+// By which a GPU takes the products of all of them at once (kernels/cuda/grouped.h).
+TEST(ExpertWeights, LieAtEqualDistances) {
+  for (const auto& [name, options] : mixtures()) {
+    const auto store = make_store(options.shape, 1, 0);
+    for (const std::string end : {".linear_fc1.weight", ".linear_fc2.weight"}) {
+      std::vector<at::Tensor> weights;
+      for (const auto& parameter : store.all())
+        if (parameter->spec.name.starts_with("decoder.layers.1.mlp.experts.") && parameter->spec.name.ends_with(end))
+          weights.push_back(parameter->value.detach());
+      ASSERT_EQ(std::ssize(weights), options.shape.experts->count) << name;
+      EXPECT_GE(std::abs(kernels::cuda::distance_of(weights)), weights[0].numel()) << name << end;
+    }
+  }
 }
 
 }  // namespace

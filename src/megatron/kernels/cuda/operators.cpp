@@ -1,10 +1,13 @@
+#include <ATen/cuda/CUDAContext.h>
 #include <ATen/ops/addmm.h>
 #include <ATen/ops/mm.h>
 #include <c10/cuda/CUDAStream.h>
 
 #include "megatron/kernels/cuda/attention.h"
+#include "megatron/kernels/cuda/grouped.h"
 #include "megatron/kernels/cuda/launch.h"
 #include "megatron/kernels/phases/operators/table.h"
+#include "megatron/kernels/reference.h"
 
 // The plugin's table: the kernels of phases/ by their device driver, and products by the library's kernels. What is
 // null the reference computes, by ATen's kernels.
@@ -32,10 +35,21 @@ void linear_weight_gradient(const at::Tensor& grad_w, const at::Tensor& dy, cons
     at::addmm_out(target, grad_w, dy_t, rows, at::kFloat, beta);
 }
 
+struct OneByOne {
+  static constexpr auto grouped_linear = reference::grouped_linear;
+  static constexpr auto grouped_linear_activation = reference::grouped_linear_activation;
+  static constexpr auto grouped_input_gradient = reference::grouped_input_gradient;
+  static int capability() { return at::cuda::getCurrentDeviceProperties()->major; }
+};
+
 constexpr Operators table() {
   Operators all = phases::operators_of<cuda::DeviceDriver>();
   all.linear = linear;
   all.linear_weight_gradient = linear_weight_gradient;
+  using Grouped = cuda::GroupedOperators<OneByOne>;
+  all.grouped_linear = Grouped::grouped_linear;
+  all.grouped_linear_activation = Grouped::grouped_linear_activation;
+  all.grouped_input_gradient = Grouped::grouped_input_gradient;
   all.attention = cuda::attention;
   all.attention_backward = cuda::attention_backward;
   return all;
