@@ -225,6 +225,26 @@ void activations_again(const Check& check) {
     }
 }
 
+/// A product with its activation, and the way back through one; of sizes that 8 divides a library may do both at once.
+void activated_products(const Check& check) {
+  for (const std::int64_t f : {24, 21})
+    for (const Activation form : {Activation(Activation::GeluTanh), Activation(Activation::GeluErf)}) {
+      const at::Tensor x = check.normal({5, 3, 16}), w = check.normal({f, 16}), bias = check.normal({f});
+      const at::Tensor dz = check.normal({5, 3, 32}), w2 = check.normal({32, f}), u = check.normal({5, 3, f});
+      check.expect_reference(
+          [&](const Operators& o, const Move& to) {
+            const ActivatedOutput biased = o.linear_activation(to(x), to(w), to(bias), form, false, nullptr),
+                                  plain = o.linear_activation(to(x), to(w), {}, form, false, nullptr),
+                                  back =
+                                      o.linear_activation_gradient(to(dz), to(w2), to(u), form, false, true, nullptr),
+                                  once =
+                                      o.linear_activation_gradient(to(dz), to(w2), to(u), form, false, false, nullptr);
+            return Outputs{biased.u, biased.y, plain.u, plain.y, back.u, back.y, once.u};
+          },
+          Bits::OfTheLibrary, 16);
+    }
+}
+
 void rotations(const Check& check) {
   for (const std::int64_t d : {8, 40})
     for (const bool interleaved : {false, true})
@@ -458,6 +478,7 @@ constexpr Tested kTested[] = {{"Norms", norms_and_the_sums_before_them},
                               {"Masks", masks},
                               {"Activations", activations},
                               {"ActivationsAgain", activations_again},
+                              {"ActivatedProducts", activated_products},
                               {"Rotations", rotations},
                               {"Embeddings", embeddings},
                               {"CrossEntropy", cross_entropy},

@@ -4,6 +4,7 @@
 #include <c10/cuda/CUDAStream.h>
 
 #include "megatron/kernels/cuda/attention.h"
+#include "megatron/kernels/cuda/epilogue.h"
 #include "megatron/kernels/cuda/grouped.h"
 #include "megatron/kernels/cuda/launch.h"
 #include "megatron/kernels/phases/operators/table.h"
@@ -46,6 +47,8 @@ constexpr Operators table() {
   Operators all = phases::operators_of<cuda::DeviceDriver>();
   all.linear = linear;
   all.linear_weight_gradient = linear_weight_gradient;
+  all.linear_activation = cuda::linear_activation;
+  all.linear_activation_gradient = cuda::linear_activation_gradient;
   using Grouped = cuda::GroupedOperators<OneByOne>;
   all.grouped_linear = Grouped::grouped_linear;
   all.grouped_linear_activation = Grouped::grouped_linear_activation;

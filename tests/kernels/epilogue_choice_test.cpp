@@ -1,0 +1,50 @@
+#include "megatron/kernels/cuda/epilogue_choice.h"
+
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <set>
+
+namespace megatron::kernels::cuda {
+namespace {
+
+constexpr EpilogueCall kCall{
+    .capability = 8, .sixteen_bits = true, .tanh_gelu = true, .aligned = true, .rows = 7, .f = 3072, .other = 768};
+
+TEST(EpilogueChoice, IsCublasLtsForGeluOf16BitsInUnitsOf16Bytes) {
+  EXPECT_TRUE(epilogue_computes(kCall));
+  const auto without = [](const std::function<void(EpilogueCall&)>& change) {
+    EpilogueCall call = kCall;
+    change(call);
+    return !epilogue_computes(call);
+  };
+  EXPECT_FALSE(without([](auto& c) { c.capability = 10; }));
+  EXPECT_TRUE(without([](auto& c) { c.capability = 7; }));
+  EXPECT_TRUE(without([](auto& c) { c.sixteen_bits = false; }));
+  EXPECT_TRUE(without([](auto& c) { c.tanh_gelu = false; })) << "its GELU is the one by tanh; it has no gated units";
+  EXPECT_TRUE(without([](auto& c) { c.aligned = false; }));
+  EXPECT_TRUE(without([](auto& c) { c.rows = 0; }));
+  EXPECT_TRUE(without([](auto& c) { c.f = 3076; })) << "the leading dimension of what GELU reads";
+  EXPECT_TRUE(without([](auto& c) { c.other = 4; }));
+}
+
+TEST(EpilogueShape, TellsApartWhatHasAnAlgorithmOfItsOwn) {
+  const EpilogueShape shape{.device = 1, .bfloat16 = true, .rows = 7, .f = 3072, .other = 768};
+  std::set<EpilogueShape> shapes = {shape, shape};
+  const auto with = [&](const std::function<void(EpilogueShape&)>& change) {
+    EpilogueShape other = shape;
+    change(other);
+    shapes.insert(other);
+  };
+  with([](auto& s) { s.device = 0; });
+  with([](auto& s) { s.backward = true; });
+  with([](auto& s) { s.bfloat16 = false; });
+  with([](auto& s) { s.bias = true; });
+  with([](auto& s) { s.rows = 8; });
+  with([](auto& s) { s.f = 8; });
+  with([](auto& s) { s.other = 8; });
+  EXPECT_EQ(shapes.size(), 8u);
+}
+
+}  // namespace
+}  // namespace megatron::kernels::cuda
