@@ -75,6 +75,32 @@ inline std::vector<Layout> lora_layouts() {
     layout.sharded = layout.full = true;
     all.push_back(layout);
   }
+  // Of latents, which every rank makes whole.
+  for (const int kind : {1, 2}) {
+    std::vector<Layout> these;
+    these.push_back({.dp = 2, .micro_batch = 2, .with = all_linear});
+    these.push_back({.tp = 4, .micro_batch = 2, .with = dora});
+    these.push_back({.tp = 2, .dp = 2, .sp = true, .sharded = true, .with = dora});
+    these.push_back({.tp = 2, .pp = 2, .sp = true, .schedule = "zb-h1", .recompute = "selective", .with = all_linear});
+    these.push_back({.tp = 2, .pp = 2, .vpp = 2, .sp = true, .schedule = "zb-v", .recompute = "full", .with = dora});
+    these.push_back({.tp = 2,
+                     .dp = 2,
+                     .sp = true,
+                     .sharded = true,
+                     .full = true,
+                     .with = all_linear + " lora.targets=kv_a_proj_with_mqa lora.targets=kv_b_proj lora.rslora=true"});
+    these.push_back({.tp = 2,
+                     .cp = 2,
+                     .micro_batch = 2,
+                     .sp = true,
+                     .with = all_linear + " data.seq_length=24 model.max_position_embeddings=28",
+                     .exchange = "p2p"});
+    for (Layout& layout : these) {
+      layout.latents = kind;
+      layout.llama = 4;
+      all.push_back(layout);
+    }
+  }
   // Of ranks that share sequences, each of which drops what its tokens are.
   const std::string length = " data.seq_length=24 model.max_position_embeddings=28";
   for (const char* exchange : {"allgather", "p2p", "a2a"}) {

@@ -57,6 +57,41 @@ TEST(Adapters, HaveTheShapesThatPeftGivesThem) {
   expect("mlp.linear_fc2.down_proj", 48, 32);
 }
 
+config::RunConfig with_latents(std::int64_t q_rank, int tp) {
+  config::RunConfig config = llama(0, tp);
+  config.model.multi_latent_attention = config.model.qk_layernorm = config.model.rotary_interleaved = true;
+  config.model.q_lora_rank = q_rank;
+  config.model.kv_lora_rank = 12;
+  config.model.qk_head_dim = 6;
+  config.model.qk_pos_emb_head_dim = 4;
+  config.model.v_head_dim = 8;
+  return config;
+}
+
+// The same of DeepseekV3Attention: heads of 6 + 4 features of a query and 8 of a value.
+TEST(Adapters, OfLatentsHaveTheShapesThatPeftGivesThem) {
+  for (const std::int64_t q_rank : {0, 10}) {
+    const ResolvedRun run = resolve(with_latents(q_rank, 1));
+    std::map<std::string, std::vector<std::int64_t>> shapes;
+    for (const ParameterSpec& spec : trained_parameters(run.shape, 1, 0, run.parts)) shapes[spec.name] = spec.shape;
+    EXPECT_EQ(shapes.size(), 2u * 2 * (q_rank > 0 ? 8 : 7));
+    const auto expect = [&](const std::string& module, std::int64_t in, std::int64_t out) {
+      const std::string layer = "decoder.layers.1.self_attention." + module;
+      EXPECT_EQ(shapes[layer + ".lora_A.weight"], (std::vector<std::int64_t>{4, in})) << module;
+      EXPECT_EQ(shapes[layer + ".lora_B.weight"], (std::vector<std::int64_t>{out, 4})) << module;
+    };
+    if (q_rank > 0) {
+      expect("linear_q_down_proj.q_a_proj", 32, 10);
+      expect("linear_q_up_proj.q_b_proj", 10, 8 * 10);
+    } else {
+      expect("linear_q_proj.q_proj", 32, 8 * 10);
+    }
+    expect("linear_kv_down_proj.kv_a_proj_with_mqa", 32, 12 + 4);
+    expect("linear_kv_up_proj.kv_b_proj", 12, 8 * 14);
+    expect("linear_proj.o_proj", 8 * 8, 32);
+  }
+}
+
 TEST(Adapters, HaveAMagnitudePerOutputWithDora) {
   config::RunConfig config = llama(2, 1);
   config.lora.dora = true;
@@ -76,9 +111,9 @@ TEST(Adapters, HaveAMagnitudePerOutputWithDora) {
 }
 
 TEST(Adapters, AreHeldByTheRanksOnceOrInCopiesThatAreCounted) {
-  for (const std::int64_t groups : {1, 2, 4, 8})
+  for (const std::int64_t groups : {0, 1, 2, 4, 8})  // 0: of latents
     for (const int tp : {1, 2, 4, 8}) {
-      config::RunConfig config = llama(groups, tp);
+      config::RunConfig config = groups > 0 ? llama(groups, tp) : with_latents(10, tp);
       config.lora.dora = true;
       const ResolvedRun run = resolve(config);
       std::map<std::string, std::map<std::int64_t, int>> held;  // by name: how often each index is somebody's own

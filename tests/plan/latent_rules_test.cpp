@@ -55,10 +55,21 @@ TEST(Latents, AreRefusedWhereTheyDoNotFit) {
       {"has no biases", [](RunConfig& c) { c.model.add_bias_linear = true; }},
       {"excludes model.use_mup", [](RunConfig& c) { c.model.use_mup = true; }},
       {"excludes model.use_mup", [](RunConfig& c) { c.model.query_pre_attn_scalar = 8; }},
-      {"lora.rank excludes model.multi_latent_attention",
+      {"k_proj, with model.multi_latent_attention",
        [](RunConfig& c) {
          c.lora.rank = 4;
-         c.lora.base = "base";
+         c.lora.targets = {"k_proj"};
+       }},
+      {"q_proj, with model.q_lora_rank",
+       [](RunConfig& c) {
+         c.lora.rank = 4;
+         c.lora.targets = {"q_proj"};
+       }},
+      {"q_b_proj, without model.q_lora_rank",
+       [](RunConfig& c) {
+         c.lora.rank = 4;
+         c.lora.targets = {"q_b_proj"};
+         c.model.q_lora_rank = 0;
        }},
       {"must be at most 262144", [](RunConfig& c) { c.model.num_attention_heads = 1 << 13; }},
       {"longrope_short_factor and model.longrope_long_factor must have a number above 0 for each pair",

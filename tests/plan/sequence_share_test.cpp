@@ -8,6 +8,7 @@
 #include <set>
 #include <stdexcept>
 
+#include "megatron/plan/cost/counts.h"
 #include "megatron/plan/cost/memory.h"
 #include "megatron/plan/cost/sequence_exchange.h"
 #include "megatron/plan/report.h"

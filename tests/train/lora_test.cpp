@@ -59,9 +59,8 @@ void merge(const Engine& adapted, const Engine& model, const plan::ModelShape& s
 class Lora : public ::testing::TestWithParam<bool> {};
 INSTANTIATE_TEST_SUITE_P(Kinds, Lora, ::testing::Bool(), [](const auto& test) { return test.param ? "dora" : "lora"; });
 
-TEST_P(Lora, TrainsTheModelThatItsMergedWeightsAre) {
-  config::RunConfig config = adapted_config(1, 1, "fp64");
-  config.lora.dora = GetParam();
+/// After two steps the losses of a run of adapters are those of the model with them merged.
+void expect_losses_of_merged_weights(const config::RunConfig& config) {
   const plan::ResolvedRun run = plan::resolve(config);
   config::RunConfig plain_config = run.config;
   plain_config.lora.rank = 0;
@@ -78,6 +77,30 @@ TEST_P(Lora, TrainsTheModelThatItsMergedWeightsAre) {
     EXPECT_NEAR(testing::take_step(run, adapted, 2).loss, want, 1e-12);
     EXPECT_GT(std::abs(want - before), 1e-6);
   });
+}
+
+TEST_P(Lora, TrainsTheModelThatItsMergedWeightsAre) {
+  config::RunConfig config = adapted_config(1, 1, "fp64");
+  config.lora.dora = GetParam();
+  expect_losses_of_merged_weights(config);
+}
+
+TEST_P(Lora, OfLatentsTrainsTheModelThatItsMergedWeightsAre) {
+  for (const std::int64_t q_rank : {0, 10}) {
+    config::RunConfig config = adapted_config(1, 1, "fp64");
+    config.lora.dora = GetParam();
+    config.model.num_query_groups = 0;
+    config.model.normalization = "RMSNorm";
+    config.model.add_bias_linear = false;
+    config.model.position_embedding_type = "rope";
+    config.model.multi_latent_attention = config.model.qk_layernorm = config.model.rotary_interleaved = true;
+    config.model.q_lora_rank = q_rank;
+    config.model.kv_lora_rank = 12;
+    config.model.qk_head_dim = 6;
+    config.model.qk_pos_emb_head_dim = 4;
+    config.model.v_head_dim = 8;
+    expect_losses_of_merged_weights(config);
+  }
 }
 
 TEST_P(Lora, LeavesTheWeightsAndHoldsWhatIsPlanned) {

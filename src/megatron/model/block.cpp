@@ -150,8 +150,11 @@ class RowSteps {
   void normalize_heads(const BranchModules& branch) { x_ = normalized_queries_and_keys(x_, branch, block_.tp()); }
   void attend(const plan::SelfAttention& /*attention*/, const BranchModules& /*branch*/) { take(attend_.heads(x_)); }
   void attend_latents(const plan::SelfAttention& /*attention*/, const BranchModules& branch) {
-    const LatentInput in = compressed(stream_.y, norm_again(), branch, block_.tp(), block_.options().sequence_parallel);
-    take(attend_.latents ? attend_.latents(in) : without_padding(attend_.heads(joined_heads(in, branch)), branch));
+    const at::Tensor& samples = sites_.adapted_samples;
+    const LatentInput in =
+        compressed(stream_.y, norm_again(), branch, block_.tp(), block_.options().sequence_parallel, samples);
+    take(attend_.latents ? attend_.latents(in)
+                         : without_padding(attend_.heads(joined_heads(in, branch, samples)), branch));
   }
   void attend_across(const plan::CrossAttention& /*attention*/, const BranchModules& branch) {
     const at::Tensor& states = encoder_output_->states;

@@ -103,7 +103,7 @@ at::Tensor up_projection(const BranchModules& branch) {
 }  // namespace
 
 LatentInput compressed(const at::Tensor& x, RecomputeFunction again, const BranchModules& branch, const comm::Group& tp,
-                       bool sequence_parallel) {
+                       bool sequence_parallel, const at::Tensor& samples) {
   const Projections projections = projections_of(branch);
   const auto whole = read_by_all(x, tp, sequence_parallel);
   // What no norm gives again, dropped embeddings, is kept in parts too.
@@ -117,12 +117,14 @@ LatentInput compressed(const at::Tensor& x, RecomputeFunction again, const Branc
   }
   LatentInput made;
   if (projections.q_down != nullptr) {
-    const Normed latent = normalized(projections.q_down->forward(whole, whole_again), branch.head_norms.front());
-    made.q = projections.q->forward(latent.y, latent.recompute_fn);
+    const Normed latent =
+        normalized(projections.q_down->forward(whole, whole_again, samples), branch.head_norms.front());
+    made.q = projections.q->forward(latent.y, latent.recompute_fn, samples);
   } else {
-    made.q = projections.q->forward(whole, whole_again);
+    made.q = projections.q->forward(whole, whole_again, samples);
   }
-  const auto parts = cut_features(projections.kv_down->forward(whole, whole_again), latents_of(branch).kv_rank);
+  const auto parts =
+      cut_features(projections.kv_down->forward(whole, whole_again, samples), latents_of(branch).kv_rank);
   const Normed latent = normalized(parts[0], branch.head_norms.back());
   made.latent = latent.y;
   made.latent_again = latent.recompute_fn;
@@ -130,10 +132,10 @@ LatentInput compressed(const at::Tensor& x, RecomputeFunction again, const Branc
   return made;
 }
 
-at::Tensor joined_heads(const LatentInput& in, const BranchModules& branch) {
+at::Tensor joined_heads(const LatentInput& in, const BranchModules& branch, const at::Tensor& samples) {
   const plan::Latents& latents = latents_of(branch);
   const std::int64_t n = branch.heads, s = in.q.size(0), b = in.q.size(1), d = latents.head_size();
-  const auto kv = projections_of(branch).kv_up->forward(in.latent, in.latent_again);
+  const auto kv = projections_of(branch).kv_up->forward(in.latent, in.latent_again, samples);
   const auto qkv = without_autograd([&] {
     auto all = at::empty({s, b, n * 3 * d}, in.q.options());
     const auto split = all.view({s, b, n, 3, d});

@@ -15,13 +15,15 @@
 namespace megatron::model {
 
 /// Queries and latents of the stream behind its norm: `x` [s, b, h], with `sequence_parallel` [s/t, b, h], which
-/// `again` makes once more. Collective over `tp` with sequence_parallel, and backward.
+/// `again` makes once more. `samples`: of a pass that drops what adapters read (Adapter::Pass). Collective over `tp`
+/// with sequence_parallel, and backward.
 LatentInput compressed(const at::Tensor& x, parallel::RecomputeFunction again, const BranchModules& branch,
-                       const comm::Group& tp, bool sequence_parallel);
+                       const comm::Group& tp, bool sequence_parallel, const at::Tensor& samples = {});
 
 /// What attention over the sequence itself reads (heads_of()): [s, b, n * 3 * d], per head its query, key and value. Of
-/// queries and keys the features that are rotated come first; behind the last of each is zero up to d.
-at::Tensor joined_heads(const LatentInput& in, const BranchModules& branch);
+/// queries and keys the features that are rotated come first; behind the last of each is zero up to d. `samples`: as
+/// above.
+at::Tensor joined_heads(const LatentInput& in, const BranchModules& branch, const at::Tensor& samples = {});
 
 /// Without what pads them, [s, b, n * value], the values that attention of joined_heads() gave, [s, b, n * d].
 Recomputable without_padding(const Recomputable& out, const BranchModules& branch);

@@ -7,9 +7,16 @@
 namespace megatron::plan {
 namespace {
 
-/// Whether a layer of the model has a part of that name.
-bool has_part(const config::ModelConfig& model, const std::string& target) {
-  return target != "gate_proj" || model.gated_linear_unit;
+/// The option without which, or with which, no layer of the model has a part of that name; "": some have.
+std::string missing_with(const config::ModelConfig& model, const std::string& target) {
+  const bool latents = model.multi_latent_attention, queries = latents && model.q_lora_rank > 0;
+  if (target == "gate_proj" && !model.gated_linear_unit) return "without model.gated_linear_unit";
+  if (target == "q_proj" && queries) return "with model.q_lora_rank";
+  if ((target == "k_proj" || target == "v_proj") && latents) return "with model.multi_latent_attention";
+  if ((target == "q_a_proj" || target == "q_b_proj") && !queries)
+    return latents ? "without model.q_lora_rank" : "without model.multi_latent_attention";
+  if (target.starts_with("kv_") && !latents) return "without model.multi_latent_attention";
+  return "";
 }
 
 void check_lora(const config::RunConfig& config, Rules& rules) {
@@ -35,9 +42,6 @@ void check_lora(const config::RunConfig& config, Rules& rules) {
                 model.architecture, kOff);
   rules.require(model.num_experts == 0, "Experts have no adapters: lora.rank excludes model.num_experts.",
                 concat("num_experts ", model.num_experts), kOff);
-  rules.require(!model.multi_latent_attention,
-                "Latent attention has no adapters: lora.rank excludes model.multi_latent_attention.",
-                "multi_latent_attention true", kOff);
   rules.require(model.head == "tokens", "lora.rank needs model.head tokens: the head of a task would stay as drawn.",
                 model.head, kOff);
   rules.require(!model.use_mup, "lora.rank excludes model.use_mup, whose rates are for weights.", "use_mup true", kOff);
@@ -45,8 +49,8 @@ void check_lora(const config::RunConfig& config, Rules& rules) {
                 "lora.rank needs an optimizer that updates elements: muon sees whole weights.", config.optimizer.name,
                 "--optimizer adam");
   for (const std::string& target : lora.targets)
-    rules.require(has_part(model, target), "lora.targets must name layers of the model.",
-                  concat(target, ", without model.gated_linear_unit"), "--lora.targets up_proj down_proj");
+    rules.require(missing_with(model, target).empty(), "lora.targets must name layers of the model.",
+                  concat(target, ", ", missing_with(model, target)), "--lora.targets o_proj up_proj down_proj");
   const config::CheckpointConfig& checkpoint = config.checkpoint;
   rules.require(!checkpoint.use_checkpoint_args || !lora.base.empty(),
                 "With lora.rank checkpoint.use_checkpoint_args takes the network from lora.base.", "no lora.base",

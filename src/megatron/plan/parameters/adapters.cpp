@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <string_view>
 #include <utility>
 
 #include "megatron/base/error.h"
@@ -22,6 +23,22 @@ void for_each_adapter(const ModelShape& shape, std::int64_t first, std::int64_t 
         for (const ProjectionSlice& part : projection_slices(layer, linear, tp))
           if (shape.lora->adapts(part.name)) visit(number, layer, linear, part);
   }
+}
+
+/// PEFT's name of a layer that is one module there, by ours.
+std::string module_of(const Linear& linear) {
+  constexpr std::pair<std::string_view, const char*> kNames[] = {
+      {"self_attention.linear_q_down_proj", "q_a_proj"},
+      {"self_attention.linear_q_up_proj", "q_b_proj"},
+      {"self_attention.linear_q_proj", "q_proj"},
+      {"self_attention.linear_kv_down_proj", "kv_a_proj_with_mqa"},
+      {"self_attention.linear_kv_up_proj", "kv_b_proj"},
+      {"self_attention.linear_proj", "o_proj"},
+      {"mlp.linear_fc1", "up_proj"},
+      {"mlp.linear_fc2", "down_proj"}};
+  for (const auto& [ours, theirs] : kNames)
+    if (linear.name == ours) return theirs;
+  return "";
 }
 
 std::vector<ShardSlice> even(std::int64_t size, int tp, int tp_rank) {
@@ -79,15 +96,17 @@ std::vector<ProjectionSlice> projection_slices(const LayerSpec& layer, const Lin
       const std::int64_t half = outputs / 2 / tp;
       return {{"gate_proj", 1, 2 * half, 0, half}, {"up_proj", 1, 2 * half, half, half}};
     }
-    case Split::Outputs:
-      return {{"up_proj", 1, outputs / tp, 0, outputs / tp}};
-    case Split::Inputs:
-      return {{linear.name.ends_with("linear_proj") ? "o_proj" : "down_proj", 1, outputs, 0, outputs}};
     case Split::Pairs:
+      return {};
+    case Split::Outputs:
+    case Split::Inputs:
     case Split::Whole:
       break;
   }
-  return {};
+  const std::string module = module_of(linear);
+  const std::int64_t own = linear.split == Split::Outputs ? outputs / tp : outputs;
+  if (module.empty()) return {};
+  return {{module, 1, own, 0, own}};
 }
 
 std::string adapter_name(const LayerSpec& layer, const Linear& linear, const ProjectionSlice& part,
@@ -106,7 +125,7 @@ std::vector<ParameterSpec> adapter_parameters(const ModelShape& shape, int tp, i
     for_each_adapter(
         shape, stage.first_layer, stage.num_layers, 1,
         [&](std::int64_t number, const LayerSpec& layer, const Linear& linear, const ProjectionSlice& part) {
-          const bool row = linear.split == Split::Inputs;
+          const bool row = linear.split == Split::Inputs, whole = linear.split == Split::Whole;
           const std::int64_t rank = shape.lora->rank;
           const auto add = [&](std::string name, std::vector<std::int64_t> full) -> ParameterSpec& {
             return specs.emplace_back(ParameterSpec{
@@ -121,8 +140,8 @@ std::vector<ParameterSpec> adapter_parameters(const ModelShape& shape, int tp, i
             a.pieces = even(linear.inputs, tp, tp_rank);
           }
           const auto by_outputs = [&](ParameterSpec& spec) {
-            spec.heads_partial = row;
-            if (row) return;
+            spec.heads_partial = row || whole;
+            if (spec.heads_partial) return;
             spec.split_dim = 0;
             spec.pieces = rows_of(layer, linear, part, tp, tp_rank);
           };

@@ -39,10 +39,10 @@ std::optional<Lora> lora_of(const config::LoraConfig& lora);
 
 /// The parameters of the adapters that one rank holds, in forward order; arguments as those of model_parameters(). A is
 /// drawn evenly from -1/sqrt(inputs) to 1/sqrt(inputs), as torch.nn.Linear draws a weight and PEFT an A; B is zero. Of
-/// column-parallel layers B is split as the layer and A is whole; of row-parallel ones A is split and B is whole. What
-/// is whole gets a part of its gradient on each rank (ParameterSpec::heads_partial). A magnitude is held as the rows of
-/// B are, and is no parameter that decays; it is zero until the weights are there whose norms it begins as
-/// (train/resume/magnitudes.h).
+/// column-parallel layers B is split as the layer and A is whole; of row-parallel ones A is split and B is whole; of
+/// layers that every rank has whole (those that make latents) both are. What is whole gets a part of its gradient on
+/// each rank (ParameterSpec::heads_partial). A magnitude is held as the rows of B are, and is no parameter that decays;
+/// it is zero until the weights are there whose norms it begins as (train/resume/magnitudes.h).
 std::vector<ParameterSpec> adapter_parameters(const ModelShape& shape, int tp, int tp_rank,
                                               const std::vector<StageSpec>& parts);
 
