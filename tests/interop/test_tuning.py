@@ -21,11 +21,10 @@ WORDS = ["--num-layers", 2, "--hidden-size", 32, "--num-query-groups", 2, "--ffn
          "--max-position-embeddings", 64, "--normalization", "RMSNorm", "--norm-epsilon", 1e-5,
          "--position-embedding-type", "rope", "--swiglu", "--disable-bias-linear",
          "--untie-embeddings-and-output-weights", "--vocab-size", 320, "--hidden-dropout", 0, "--attention-dropout", 0]
-ADAM = dict(lr=1e-2, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.0)
+ADAM = dict(betas=(0.9, 0.95), eps=1e-8, weight_decay=0.0)
 STEPS = 5
-PLAIN = ["--optimizer", "adam", "--adam-beta2", 0.95, "--lr", 1e-2, "--min-lr", 1e-2, "--weight-decay", 0,
-         "--lr-warmup-samples", 0, "--clip-grad", 0, "--train-iters", STEPS, "--eval-interval", 0, "--data.split",
-         "1,0,0", "--log.interval", 1]
+PLAIN = ["--optimizer", "adam", "--adam-beta2", 0.95, "--weight-decay", 0, "--lr-warmup-samples", 0, "--clip-grad", 0,
+         "--train-iters", STEPS, "--eval-interval", 0, "--data.split", "1,0,0", "--log.interval", 1]
 LAYOUTS = {"one": [], "tp2_sp": ["--world-size", 2, "--tp", 2, "--sp"],
            "tp2_pp2": ["--world-size", 4, "--tp", 2, "--pp", 2, "--schedule", "zb-h1"],
            "dp2_zero2": ["--world-size", 2, "--use-distributed-optimizer", "--data-parallel-sharding-strategy",
@@ -35,6 +34,10 @@ MODULES = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down
 
 class Tuned(unittest.TestCase):
     """A small random Llama in a folder, `base`, none of whose numbers are 0 or 1."""
+    rate = 1e-2
+
+    def plain(self):
+        return [*PLAIN, "--lr", self.rate, "--min-lr", self.rate]
 
     def setUp(self):
         self.place = RunFolder()
@@ -53,7 +56,7 @@ class Tuned(unittest.TestCase):
 
     def train(self, name, *options):
         run("train", self.place.recipe, "--tokenizer", self.place.tokenizer, "--train.out", self.place.path / name,
-            *WORDS, *PLAIN, *options)
+            *WORDS, *self.plain(), *options)
         return [self.place.losses(name)[i + 1] for i in range(STEPS)]
 
     def logits(self, model):
@@ -70,7 +73,7 @@ class Tuned(unittest.TestCase):
 
     def steps(self, model, loss_of):
         """Losses of STEPS steps of AdamW on what of the model is trained."""
-        optimizer = torch.optim.AdamW([each for each in model.parameters() if each.requires_grad], **ADAM)
+        optimizer = torch.optim.AdamW([each for each in model.parameters() if each.requires_grad], lr=self.rate, **ADAM)
         losses = []
         for _ in range(STEPS):
             loss = loss_of()
@@ -197,9 +200,10 @@ class Adapters(Tuned):
     def refuse(self, *options):
         """What is said of adapters that are trained with other options than theirs."""
         return run("train", self.place.recipe, "--tokenizer", self.place.tokenizer, "--train.out",
-                   self.place.path / "refused", *WORDS, *PLAIN, "--data-path", self.place.path / "alike_text_document",
-                   "--seq-length", self.ids.shape[1] - 1, "--micro-batch-size", 1, "--global-batch-size", 2,
-                   "--lora.base", self.base, "--lora.rank", 4, "--lora.alpha", 12, *options, code=2)
+                   self.place.path / "refused", *WORDS, *self.plain(), "--data-path",
+                   self.place.path / "alike_text_document", "--seq-length", self.ids.shape[1] - 1,
+                   "--micro-batch-size", 1, "--global-batch-size", 2, "--lora.base", self.base, "--lora.rank", 4,
+                   "--lora.alpha", 12, *options, code=2)
 
     def test_what_is_not_known_is_refused(self):
         self.adapted(lora_bias=True)
@@ -261,7 +265,7 @@ class Teacher(Tuned):
                 got = self.train("_".join(map(str, options)), *common, "--world-size", 2, "--pp", 2, *options)
                 for ours, theirs in zip(got, one, strict=True):
                     self.assertAlmostEqual(ours, theirs, delta=1e-12)
-        message = run("train", self.place.recipe, "--tokenizer", self.place.tokenizer, *WORDS, *PLAIN, *common,
+        message = run("train", self.place.recipe, "--tokenizer", self.place.tokenizer, *WORDS, *self.plain(), *common,
                       "--num-layers", 6, "--world-size", 6, "--pp", 6, "--train.out", self.place.path / "no", code=2)
         self.assertIn("distill.teacher must have a layer for each stage", message)
 
@@ -331,7 +335,7 @@ class Preferences(Tuned):
         data = datasets.Dataset.from_list([dict(prompt=p, chosen=c, rejected=r) for p, c, r in self.PAIRS])
         arguments = trl.DPOConfig(
             output_dir=str(self.place.path / "trl"), beta=self.BETA, max_steps=STEPS,
-            per_device_train_batch_size=len(self.PAIRS), learning_rate=ADAM["lr"], weight_decay=0.0, max_grad_norm=0.0,
+            per_device_train_batch_size=len(self.PAIRS), learning_rate=self.rate, weight_decay=0.0, max_grad_norm=0.0,
             adam_beta1=ADAM["betas"][0], adam_beta2=ADAM["betas"][1], adam_epsilon=ADAM["eps"], bf16=False,
             lr_scheduler_type="constant", logging_steps=1, logging_first_step=True, save_strategy="no", report_to=[],
             gradient_checkpointing=False, use_cpu=True, disable_tqdm=True)
@@ -389,8 +393,8 @@ class Preferences(Tuned):
         cut = self.place.path / "cut"
         words = ["--data-path", self.path, "--seq-length", 32, "--micro-batch-size", 2, "--global-batch-size", 8,
                  "--dpo.beta", self.BETA, "--load", self.base, "--finetune"]
-        command = ["train", self.place.recipe, "--tokenizer", self.place.tokenizer, "--train.out", cut, *WORDS, *PLAIN,
-                   *words]
+        command = ["train", self.place.recipe, "--tokenizer", self.place.tokenizer, "--train.out", cut, *WORDS,
+                   *self.plain(), *words]
         run(*command, "--train.exit_interval", 2, code=0)
         run(*command)
         losses = self.place.losses("cut")

@@ -490,7 +490,8 @@ INSTANTIATE_TEST_SUITE_P(SequenceLayouts, HalfPrecisionParity, ::testing::Values
                          [](const auto& test) { return name_of(test.param); });
 INSTANTIATE_TEST_SUITE_P(LoraLayouts, Parity, ::testing::ValuesIn(lora_layouts()),
                          [](const auto& test) { return name_of(test.param); });
-INSTANTIATE_TEST_SUITE_P(LoraLayouts, HalfPrecisionParity, ::testing::ValuesIn(every_fourth(lora_layouts())),
+INSTANTIATE_TEST_SUITE_P(LoraLayouts, HalfPrecisionParity,
+                         ::testing::ValuesIn(every_fourth(without_experts(lora_layouts()))),
                          [](const auto& test) { return name_of(test.param); });
 INSTANTIATE_TEST_SUITE_P(PreferenceLayouts, Parity, ::testing::ValuesIn(preference_layouts()),
                          [](const auto& test) { return name_of(test.param); });

@@ -6,6 +6,43 @@
 
 namespace megatron::train {
 
+/// Those of experts, of which each has its own, where these are: with shared ones, biases, capacities and jitter; and
+/// of attention alone, with experts that stay as they are.
+inline std::vector<Layout> expert_adapter_layouts(const std::string& all_linear) {
+  const std::string whole = " parallel.etp=1", halves = " parallel.etp=2", mlp = " train.recompute_modules=mlp",
+                    attention = " lora.targets=q_proj lora.targets=o_proj lora.dora=true",
+                    length = " data.seq_length=24 model.max_position_embeddings=28";
+  std::vector<Layout> all;
+  for (const int kind : {1, 2, 3, 4}) {
+    std::vector<Layout> some;
+    some.push_back({.tp = 2, .micro_batch = 4});
+    some.push_back({.tp = 2, .dp = 2, .sp = true, .sharded = true, .ep = 2});
+    some.push_back({.dp = 4, .sharded = true, .pooled = true, .ep = 2});
+    some.push_back({.pp = 2, .dp = 2, .schedule = "zb-h1", .recompute = "selective", .ep = 2, .with = mlp});
+    some.push_back({.tp = 2, .pp = 2, .dp = 2, .sp = true, .schedule = "zb-v", .recompute = "full", .ep = 2});
+    some.back().vpp = 2;
+    some.push_back({.dp = 2, .sharded = true, .full = true, .ep = 2});
+    some.push_back({.tp = 2, .cp = 2, .micro_batch = 2, .sp = true, .ep = 2, .with = length, .exchange = "p2p"});
+    some.push_back({.tp = 2, .pp = 2, .sp = true, .schedule = "zb-h1", .ep = 2, .with = whole});
+    some.push_back({.tp = 4, .sp = true, .ep = 2, .with = halves});
+    some.push_back({.tp = 4, .sharded = true, .ep = 2, .with = whole});
+    some.push_back({.tp = 4, .micro_batch = 2, .with = halves});
+    some.push_back({.tp = 2, .dp = 2, .sp = true, .with = attention});
+    some.push_back({.pp = 2, .dp = 2, .schedule = "zb-h1", .ep = 2, .with = attention});
+    for (Layout& layout : some) {
+      layout.experts = kind;
+      layout.llama = 2;
+      layout.with = all_linear + layout.with;
+      all.push_back(layout);
+    }
+  }
+  Layout latents{.tp = 2, .dp = 2, .sp = true, .llama = 4, .experts = 2, .ep = 2};
+  latents.with = all_linear + " model.first_k_dense_replace=1";
+  latents.latents = 2;
+  all.push_back(latents);
+  return all;
+}
+
 /// Adapters that are trained in place of the weights: of every part of every kind of layer.
 inline std::vector<Layout> lora_layouts() {
   const std::string all_linear = "lora.rank=3 lora.alpha=9 lora.dropout=0.1 optimizer.clip_grad=0.001",
@@ -101,6 +138,7 @@ inline std::vector<Layout> lora_layouts() {
       all.push_back(layout);
     }
   }
+  for (const Layout& layout : expert_adapter_layouts(all_linear)) all.push_back(layout);
   // Of ranks that share sequences, each of which drops what its tokens are.
   const std::string length = " data.seq_length=24 model.max_position_embeddings=28";
   for (const char* exchange : {"allgather", "p2p", "a2a"}) {

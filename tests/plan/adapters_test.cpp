@@ -92,6 +92,63 @@ TEST(Adapters, OfLatentsHaveTheShapesThatPeftGivesThem) {
   }
 }
 
+config::RunConfig with_experts(int tp) {
+  config::RunConfig config = llama(2, tp);
+  config.model.num_experts = 4;
+  config.model.moe_router_topk = 2;
+  config.model.moe_ffn_hidden_size = 24;
+  config.model.moe_shared_expert_intermediate_size = 16;
+  config.lora.targets = {"gate_proj", "down_proj"};
+  return config;
+}
+
+// Those of PEFT where each expert is three modules, of transformers before 5.
+TEST(Adapters, OfExpertsHaveTheShapesThatPeftGivesThem) {
+  const ResolvedRun run = resolve(with_experts(1));
+  std::map<std::string, std::vector<std::int64_t>> shapes;
+  for (const ParameterSpec& spec : trained_parameters(run.shape, 1, 0, run.parts)) {
+    shapes[spec.name] = spec.shape;
+    EXPECT_EQ(spec.of_expert, spec.name.find(".local_experts.") != std::string::npos) << spec.name;
+  }
+  EXPECT_EQ(shapes.size(), 2u * 2 * 2 * (4 + 1)) << "none of routers";
+  using Sizes = std::vector<std::int64_t>;
+  const std::string layer = "decoder.layers.1.mlp.", third = layer + "experts.local_experts.3.linear_";
+  EXPECT_EQ(shapes[third + "fc1.gate_proj.lora_A.weight"], (Sizes{4, 32}));
+  EXPECT_EQ(shapes[third + "fc1.gate_proj.lora_B.weight"], (Sizes{24, 4}));
+  EXPECT_EQ(shapes[third + "fc2.down_proj.lora_A.weight"], (Sizes{4, 24}));
+  EXPECT_EQ(shapes[layer + "shared_experts.linear_fc2.down_proj.lora_A.weight"], (Sizes{4, 16}));
+}
+
+// Each by the ranks of one ep rank, in the slices of its etp ranks; what these all have gets a part of its gradient.
+TEST(Adapters, OfExpertsAreWhereTheirExpertsAre) {
+  const ModelShape shape = resolve(with_experts(2)).shape;
+  for (const int etp : {0, 1, 2, 4}) {
+    const int ep = 2, slices = etp > 0 ? etp : 2;
+    std::map<std::string, std::int64_t> held;
+    for (int rank = 0; rank < ep; ++rank)
+      for (int slice = 0; slice < slices; ++slice)
+        for (const ParameterSpec& spec :
+             adapter_parameters(shape, 2, etp > 0 ? 0 : slice, {whole_model(shape.num_layers)},
+                                {.ep = ep, .rank = rank, .etp = etp, .etp_rank = etp > 0 ? slice : 0})) {
+          if (!spec.of_expert) continue;
+          held[spec.name] += spec.local_size();
+          EXPECT_EQ(spec.heads_partial, spec.replicated()) << spec.name;
+        }
+    EXPECT_EQ(held.size(), 2u * 4 * 4);
+    for (const ParameterSpec& spec : adapter_parameters(shape, 1, 0, {whole_model(shape.num_layers)})) {
+      if (!spec.of_expert) continue;
+      const bool row = spec.name.find("fc2") != std::string::npos, a = spec.name.find("lora_A") != std::string::npos;
+      EXPECT_EQ(held[spec.name], spec.size() * (row == a ? 1 : slices)) << spec.name;
+    }
+  }
+}
+
+TEST(Adapters, OfExpertsTakeTheOperationsOfTheirTokens) {
+  const ModelShape shape = resolve(with_experts(1)).shape;
+  // r (in + out) of gate and down, of two experts of a token and the shared one.
+  EXPECT_DOUBLE_EQ(adapter_flops(shape, 128), 2.0 * 128 * 2 * 4 * (2 * 2 * (32 + 24) + 2 * (32 + 16)));
+}
+
 TEST(Adapters, HaveAMagnitudePerOutputWithDora) {
   config::RunConfig config = llama(2, 1);
   config.lora.dora = true;
@@ -219,7 +276,17 @@ std::string error_after(const std::function<void(config::RunConfig&)>& change) {
 
 TEST(AdapterRules, RefuseModelsAndOptimizersWithoutAdapters) {
   EXPECT_EQ(error_after([](auto&) {}), "");
-  EXPECT_THAT(error_after([](auto& c) { c.model.num_experts = 4; }), HasSubstr("Experts have no adapters"));
+  EXPECT_THAT(error_after([](auto& c) {
+                c.model.num_experts = 4;
+                c.lora.dora = true;
+              }),
+              HasSubstr("Experts have no magnitudes"));
+  EXPECT_EQ(error_after([](auto& c) {
+              c.model.num_experts = 4;
+              c.lora.dora = true;
+              c.lora.targets = {"q_proj", "o_proj"};
+            }),
+            "");
   EXPECT_THAT(error_after([](auto& c) { c.optimizer.name = "muon"; }), HasSubstr("muon sees whole weights"));
   EXPECT_THAT(error_after([](auto& c) { c.model.head = "classes", c.model.num_classes = 2; }),
               HasSubstr("lora.rank needs model.head tokens"));

@@ -103,6 +103,52 @@ TEST_P(Lora, OfLatentsTrainsTheModelThatItsMergedWeightsAre) {
   }
 }
 
+config::RunConfig with_experts(config::RunConfig config) {
+  config.model.add_bias_linear = false;
+  config.model.num_experts = 4;
+  config.model.moe_router_topk = 2;
+  config.model.moe_ffn_hidden_size = 20;
+  config.model.moe_shared_expert_intermediate_size = 12;
+  config.model.first_k_dense_replace = 1;
+  config.model.moe_aux_loss_coeff = 0.1;
+  return config;
+}
+
+TEST(ExpertAdapters, TrainTheModelThatTheirMergedWeightsAre) {
+  for (const bool gated : {true, false}) {
+    config::RunConfig config = with_experts(adapted_config(1, 1, "fp64"));
+    config.model.gated_linear_unit = gated;
+    expect_losses_of_merged_weights(config);
+  }
+}
+
+// The router's biases too, which are moved by hand and not by gradients.
+TEST(ExpertAdapters, LeaveTheWeightsAndHoldWhatIsPlanned) {
+  for (const char* dtype : {"fp64", "bf16"})
+    for (const int ep : {1, 2}) {
+      config::RunConfig config = with_experts(adapted_config(1, 2, dtype));
+      config.parallel.ep = ep;
+      config.optimizer.use_distributed_optimizer = true;
+      config.model.moe_router_score_function = "sigmoid";
+      config.model.moe_router_enable_expert_bias = true;
+      const plan::ResolvedRun run = plan::resolve(config);
+      const plan::MemoryPlan planned = plan::memory_plan(run, 0, 0, 0);
+      comm::run_ranks(run.grid.world_size(), [&](const comm::Group& world) {
+        kernels::configure_thread(1);
+        Engine engine(run, world, at::kCPU);
+        const auto& frozen = engine.parameters.frozen();
+        const at::Tensor before = frozen->values().clone(), adapters = engine.parameters.values().clone();
+        for (int i = 0; i < 2; ++i) testing::take_step(run, engine, i);
+        EXPECT_TRUE(at::equal(frozen->values(), before));
+        EXPECT_FALSE(at::equal(engine.parameters.values(), adapters));
+        EXPECT_EQ(engine.parameters.gradient_bytes(), planned.gradients);
+        EXPECT_EQ(engine.optimizer.bytes(), planned.optimizer_state);
+        EXPECT_EQ(static_cast<std::int64_t>(frozen->values().nbytes() + engine.parameters.values().nbytes()),
+                  planned.parameters);
+      });
+    }
+}
+
 TEST_P(Lora, LeavesTheWeightsAndHoldsWhatIsPlanned) {
   for (const char* dtype : {"fp64", "bf16"})
     for (const int tp : {1, 2}) {

@@ -97,17 +97,20 @@ BranchModules branch_of(const parallel::ParameterStore& parameters, const plan::
   const auto norm = [&](const std::string& name) {
     return norm_of(parameters, layer.prefix + name + ".", {options.epsilon, layer});
   };
-  if (const auto* experts = std::get_if<plan::Experts>(&spec.inner))
-    return {.spec = spec,
-            .norm = norm(spec.norm()),
-            .in = {},
-            .out = {nullptr, nullptr, tp},
-            .experts = ExpertLayer(parameters, layer.prefix, *experts,
-                                   {.activation = options.activation,
-                                    .sequence_parallel = split,
-                                    .recompute = options.recompute_mlp,
-                                    .slices = options.expert_slices},
-                                   tp, options.experts)};
+  if (const auto* experts = std::get_if<plan::Experts>(&spec.inner)) {
+    BranchModules branch{.spec = spec,
+                         .norm = norm(spec.norm()),
+                         .in = {},
+                         .out = {nullptr, nullptr, tp},
+                         .experts = ExpertLayer(parameters, layer.prefix, *experts,
+                                                {.activation = options.activation,
+                                                 .sequence_parallel = split,
+                                                 .recompute = options.recompute_mlp,
+                                                 .slices = options.expert_slices},
+                                                tp, options.experts)};
+    if (options.lora) branch.experts->adapt(parameters, layer, *options.lora, options.seed);
+    return branch;
+  }
   const std::vector<plan::Linear> linears = spec.linears(layer.hidden);
   BranchModules branch{.spec = spec,
                        .norm = layer.norm_before(index) ? norm(spec.norm()) : Norm{},

@@ -211,7 +211,8 @@ Block::Sites TransformerStage::Impl::sites(const Pass& pass, std::int64_t number
                                            const at::Tensor& rows) const {
   Block::Sites sites;
   sites.router = pass.router;
-  if (pass.training && options.shape.lora && options.shape.lora->dropout > 0) sites.adapted_samples = pass.sample_ids;
+  if (pass.training && options.shape.lora && options.shape.lora->dropout > 0)
+    sites.adapted_samples = sites.router.adapted_samples = pass.sample_ids;
   for (const BranchModules& branch : block.branches()) {
     const std::string name = concat("layer ", number, "/", branch.spec.site());
     sites.outputs.push_back(stream_site(pass, name + " output", rows));

@@ -63,7 +63,7 @@ SharedGradients::SharedGradients(const parallel::ParameterStore& parameters, con
                                  Groups groups, std::vector<SharedParameter> shared)
     : shared_(std::move(shared)) {
   Sum partial{std::move(groups.sequence), {}}, copied{std::move(groups.copies), {}},
-      by_heads{std::move(groups.heads), {}};
+      by_heads{std::move(groups.heads), {}}, of_experts{std::move(groups.experts), {}};
   std::vector<Sum> tied;
   for (const SharedParameter& parameter : shared_) {
     tied.push_back({parameter.holders, {}});
@@ -78,7 +78,7 @@ SharedGradients::SharedGradients(const parallel::ParameterStore& parameters, con
       };
       const plan::ParameterSpec& spec = parameter->spec;
       if (spec.sequence_partial) add(partial, own.param);
-      if (spec.heads_partial) add(by_heads, own.param);
+      if (spec.heads_partial) add(spec.of_expert ? of_experts : by_heads, own.param);
       if (spec.has_copies()) {
         const std::vector<plan::Range> ranges = plan::piece_ranges(spec);
         for (std::size_t i = 0; i < ranges.size(); ++i)
@@ -94,7 +94,7 @@ SharedGradients::SharedGradients(const parallel::ParameterStore& parameters, con
   const auto keep = [&](Sum& sum) {
     if (sum.group.size() > 1 && !sum.gradients.empty()) sums_.push_back(std::move(sum));
   };
-  for (Sum* sum : {&partial, &by_heads, &copied}) keep(*sum);
+  for (Sum* sum : {&partial, &by_heads, &of_experts, &copied}) keep(*sum);
   num_within_stages_ = sums_.size();
   for (Sum& sum : tied) keep(sum);
 }

@@ -28,8 +28,7 @@ comm::Group copies_group(const parallel::ParameterStore& parameters, const comm:
 ///      sequence (norms, biases of row-parallel layers, learned positions). One all-reduce over `sequence` of all of
 ///      them, copied together.
 ///   2. spec.heads_partial: each tensor-parallel rank has the gradient of its own heads (norms of queries and keys).
-///   One
-///      all-reduce over `heads` of all of them, copied together.
+///      One all-reduce over `heads` of all of them, copied together; of what is of an expert one over `experts`.
 ///   3. pieces with copies: ranks that share keys and values have the gradient of their own queries' use of them. One
 ///      all-reduce over `copies` of all of them, copied together.
 ///   4. copies on several stages (plan::shared_copies(); Megatron-LM's embedding group and its like). One all-reduce of
@@ -46,6 +45,7 @@ class SharedGradients {
     comm::Group sequence;  ///< the tensor-parallel group with sequence parallelism, else the group of one
     comm::Group copies;    ///< copies_group()
     comm::Group heads;     ///< the tensor-parallel group
+    comm::Group experts;   ///< the ranks that split an expert
   };
   /// `owned`: see GradientReducer. Every rank of a group names its parameters in the same order.
   SharedGradients(const parallel::ParameterStore& parameters, const std::vector<plan::Shard>& owned, Groups groups,

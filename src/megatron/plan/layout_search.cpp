@@ -355,7 +355,9 @@ class Search {
         (spec.of_expert ? whole->experts : whole->dense).add(spec, bytes);
       WeightBytes frozen;
       if (run->shape.lora)
-        for (const ParameterSpec& spec : model_parameters(run->shape, sizes.tp, 0)) frozen.add(spec, bytes);
+        for (const ParameterSpec& spec :
+             model_parameters(run->shape, sizes.tp, 0, run->parts, expert_share(*run, /*rank=*/0)))
+          frozen.add(spec, bytes);
       whole->frozen_bytes = frozen.parameters;
     }
     return whole ? &*whole : nullptr;

@@ -91,9 +91,9 @@ json parameters_of(const ResolvedRun& run) {
   json all = json::array();
   for (int slice = 0; slice < std::max(tp, etp); ++slice) {
     const int tp_rank = std::min(slice, tp - 1);
-    std::vector<ParameterSpec> specs =
-        model_parameters(run.shape, tp, tp_rank, run.parts, {.etp = etp, .etp_rank = std::min(slice, etp - 1)});
-    for (ParameterSpec& adapter : adapter_parameters(run.shape, tp, tp_rank, run.parts))
+    const ExpertShare experts{.etp = etp, .etp_rank = std::min(slice, etp - 1)};
+    std::vector<ParameterSpec> specs = model_parameters(run.shape, tp, tp_rank, run.parts, experts);
+    for (ParameterSpec& adapter : adapter_parameters(run.shape, tp, tp_rank, run.parts, experts))
       specs.push_back(std::move(adapter));
     for (std::size_t i = 0; i < specs.size(); ++i) {
       const ParameterSpec& spec = specs[i];

@@ -40,8 +40,6 @@ void check_lora(const config::RunConfig& config, Rules& rules) {
                 concat("lora.rank is for model.architecture ", config::names_with(&config::ModelTraits::causal, " or "),
                        ": adapters are of one causal stack."),
                 model.architecture, kOff);
-  rules.require(model.num_experts == 0, "Experts have no adapters: lora.rank excludes model.num_experts.",
-                concat("num_experts ", model.num_experts), kOff);
   rules.require(model.head == "tokens", "lora.rank needs model.head tokens: the head of a task would stay as drawn.",
                 model.head, kOff);
   rules.require(!model.use_mup, "lora.rank excludes model.use_mup, whose rates are for weights.", "use_mup true", kOff);
@@ -51,6 +49,12 @@ void check_lora(const config::RunConfig& config, Rules& rules) {
   for (const std::string& target : lora.targets)
     rules.require(missing_with(model, target).empty(), "lora.targets must name layers of the model.",
                   concat(target, ", ", missing_with(model, target)), "--lora.targets o_proj up_proj down_proj");
+  const bool adapts_experts =
+      model.num_experts > 0 && std::ranges::any_of(lora.targets, [](const std::string& target) {
+        return target == "all-linear" || target == "gate_proj" || target == "up_proj" || target == "down_proj";
+      });
+  rules.require(!lora.dora || !adapts_experts, "Experts have no magnitudes: lora.dora is of other layers.",
+                concat("num_experts ", model.num_experts), "--lora.dora false (the default)");
   const config::CheckpointConfig& checkpoint = config.checkpoint;
   rules.require(!checkpoint.use_checkpoint_args || !lora.base.empty(),
                 "With lora.rank checkpoint.use_checkpoint_args takes the network from lora.base.", "no lora.base",

@@ -107,7 +107,8 @@ optim::SharedGradients make_shared_gradients(const plan::ResolvedRun& run, const
           owned,
           {.sequence = run.config.parallel.sp ? tp : comm::Group(),
            .copies = optim::copies_group(parameters, tp),
-           .heads = tp},
+           .heads = tp,
+           .experts = context.expert_slices()},
           std::move(shared)};
 }
 
@@ -137,10 +138,11 @@ optim::OptimizerOptions optimizer_options(const plan::ResolvedRun& run, const pa
           .expert_slices = context.expert_slices()};
 }
 
-/// Names of the routers' biases, one for each layer that has experts; empty without biases.
+/// Names of the routers' biases that are moved, one for each layer that has experts; empty without biases, and where
+/// adapters alone are trained.
 std::vector<std::string> router_biases(const plan::ModelShape& shape) {
   std::vector<std::string> names;
-  if (!shape.experts || !shape.experts->router.bias) return names;
+  if (!shape.experts || !shape.experts->router.bias || shape.lora) return names;
   for (const std::int64_t layer : shape.expert_layers())
     names.push_back(shape.layer_prefix(layer) + plan::Experts::kBias);
   return names;

@@ -10,6 +10,7 @@
 #include <ATen/ops/ones_like.h>
 #include <ATen/ops/sigmoid.h>
 #include <ATen/ops/stack.h>
+#include <ATen/ops/tensor.h>
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
@@ -44,23 +45,10 @@ kernels::Groups groups_of(const std::vector<ParameterPtr>& weights, const Offset
   return groups;
 }
 
-/// Adds dy^T x of each group to the gradients of the weights.
-void write_gradients(const std::vector<ParameterPtr>& weights, const at::Tensor& dy, const at::Tensor& x,
-                     const Offsets& offsets) {
-  std::vector<parallel::Contribution> contributions(weights.begin(), weights.end());
-  kernels::Groups into{.weights = {}, .offsets = offsets};
-  std::vector<double> betas;
-  for (const parallel::Contribution& contribution : contributions) {
-    into.weights.push_back(contribution.target());
-    betas.push_back(contribution.beta());
-  }
-  kernels::grouped_weight_gradient(into, dy, x, betas);
-  for (parallel::Contribution& contribution : contributions) contribution.written();
-}
-
 /// Adds the sum of each group's rows of dy, each times its weight (undefined: 1), to the gradients of the biases.
 void write_bias_gradients(const std::vector<ParameterPtr>& biases, const at::Tensor& dy, const at::Tensor& weights,
                           const Offsets& offsets) {
+  if (biases.front()->frozen()) return;
   std::vector<parallel::Contribution> contributions;
   std::vector<at::Tensor> into;
   std::vector<double> betas;
@@ -85,6 +73,7 @@ at::Tensor products_with(const std::vector<ParameterPtr>& biases, const at::Tens
 
 /// Of a weight [n, h] that every rank has whole, whose products are taken in `dy`'s type.
 void write_wide_gradient(const ParameterPtr& weight, const at::Tensor& dy, const at::Tensor& x_th) {
+  if (weight->frozen()) return;
   parallel::Contribution contribution(weight, parallel::Contribution::When::WithTheRest);
   kernels::linear_weight_gradient(contribution.target(), dy.contiguous(), x_th.to(dy.scalar_type()),
                                   contribution.beta());
@@ -111,6 +100,8 @@ struct ExpertLayer::Inner {
   std::optional<Routes> routes;
   at::Tensor u, shared_u;  ///< [n, fc1's rows], [T, fc1's rows]
   at::Tensor y, shared_y;  ///< [n, f], [T, f] their activations: for the forward pass alone
+  /// Of rows of experts [n] and of the shared one [T], for what their adapters drop; undefined: nothing.
+  at::Tensor ids, shared_ids;
 };
 
 ExpertLayer::ExpertLayer(const parallel::ParameterStore& parameters, const std::string& prefix,
@@ -138,6 +129,26 @@ ExpertLayer::ExpertLayer(const parallel::ParameterStore& parameters, const std::
   if (spec_.shared_gate) shared_gate_ = weight("shared_experts.gate");
 }
 
+void ExpertLayer::adapt(const parallel::ParameterStore& parameters, const plan::LayerSpec& layer,
+                        const plan::Lora& lora, std::uint64_t seed) {
+  std::vector<plan::Linear> fc1, fc2, shared;
+  for (plan::Linear& linear : layer.branches.back().linears(layer.hidden)) {
+    const std::int64_t expert = linear.expert - first_expert();
+    if (linear.expert < 0 && linear.split != plan::Linear::Split::Whole)
+      shared.push_back(std::move(linear));
+    else if (linear.expert >= 0 && expert >= 0 && expert < local_experts())
+      (linear.split == plan::Linear::Split::Inputs ? fc2 : fc1).push_back(std::move(linear));
+  }
+  const auto of = [&](const std::vector<plan::Linear>& linears, int ranks, int rank) {
+    return ExpertAdapters::of(parameters, layer, linears, lora, seed, ranks, rank);
+  };
+  experts_.adapter1 = of(fc1, slices(), slice());
+  experts_.adapter2 = of(fc2, slices(), slice());
+  if (shared.empty()) return;
+  shared_.adapter1 = of({shared.front()}, tp_.size(), tp_.rank());
+  shared_.adapter2 = of({shared.back()}, tp_.size(), tp_.rank());
+}
+
 std::int64_t ExpertLayer::most_few_rows() const {
   std::int64_t most = kernels::most_few_rows(router_->value.to(wide_type(router_->value)));
   const auto at_most = [&](const at::Tensor& weight) { most = std::min(most, kernels::most_few_rows(weight)); };
@@ -158,34 +169,80 @@ RouterCounts ExpertLayer::take_counts() const {
   return taken;
 }
 
-/// The first products, and `y` of them where `activations` are needed.
-at::Tensor ExpertLayer::first(const at::Tensor& x, const Mlps& mlps, const Offsets& offsets,
+/// The first products, and `y` of them where `activations` are needed. `ids`: of the rows, for what adapters drop.
+at::Tensor ExpertLayer::first(const at::Tensor& x, const Mlps& mlps, const Offsets& offsets, const at::Tensor& ids,
                               parallel::Value activations, at::Tensor& y) const {
   const kernels::Groups groups = groups_of(mlps.fc1, offsets, mlps.bias1);
-  if (activations == parallel::Value::Unread) return kernels::grouped_linear(x, groups);
+  const bool unread = activations == parallel::Value::Unread;
+  if (unread || mlps.adapter1) {
+    auto u = kernels::grouped_linear(x, groups);
+    if (mlps.adapter1) mlps.adapter1->add_to(u, x, offsets, ids);
+    if (!unread)
+      y = mlps.gated ? kernels::gated_activation(u, options_.activation) : kernels::activation(u, options_.activation);
+    return u;
+  }
   kernels::ActivatedOutput out = kernels::grouped_linear_activation(x, groups, options_.activation, mlps.gated);
   y = std::move(out.y);
   return std::move(out.u);
+}
+
+/// The second products, with `biases`.
+at::Tensor ExpertLayer::second(const at::Tensor& y, const Mlps& mlps, const Offsets& offsets, const at::Tensor& ids,
+                               const std::vector<ParameterPtr>& biases) const {
+  auto z = kernels::grouped_linear(y, groups_of(mlps.fc2, offsets, biases));
+  if (mlps.adapter2) mlps.adapter2->add_to(z, y, offsets, ids);
+  return z;
+}
+
+/// Where in the sequence the `positions` that this rank routes are.
+kernels::Dropout ExpertLayer::placed(const RouterSite& site, std::int64_t positions) const {
+  kernels::Dropout place = site.jitter;
+  if (sends_part()) {
+    place.position_offset += tp_.rank() * positions;
+    place.jump_at -= tp_.rank() * positions;
+  }
+  return place;
+}
+
+/// Numbers of tokens that are no other token's of any sample, [positions * b] int64.
+at::Tensor ExpertLayer::ids_of(const RouterSite& site, std::int64_t positions, const kernels::Dropout& place) const {
+  constexpr std::int64_t kMaxPositions = std::int64_t{1} << 24;
+  std::vector<std::int64_t> at;
+  for (std::int64_t row = 0; row < positions; ++row) at.push_back(place.position_of(row));
+  const auto samples = site.adapted_samples.to(at::kLong);
+  return (at::tensor(at, at::kLong).unsqueeze(1) + samples * kMaxPositions).view({-1});
+}
+
+/// Those of rows of experts [n], by expert too, on the CPU.
+at::Tensor ExpertLayer::numbered(const at::Tensor& ids, const Offsets& offsets) const {
+  const auto own = ids.to(at::kCPU).clone();
+  for (std::size_t e = 0; e + 1 < offsets.size(); ++e)
+    own.narrow(0, offsets[e], offsets[e + 1] - offsets[e])
+        .mul_(spec_.count)
+        .add_(first_expert() + static_cast<std::int64_t>(e));
+  return own;
+}
+
+/// One of the parameters that are trained; null: none is.
+ParameterPtr ExpertLayer::trained() const {
+  if (!router_->frozen()) return router_;
+  for (const ExpertAdaptersPtr& adapter : {experts_.adapter1, experts_.adapter2, shared_.adapter1, shared_.adapter2})
+    if (adapter) return adapter->trained();
+  return nullptr;
 }
 
 /// What the router's input is multiplied by, [R, h]; undefined: 1.
 at::Tensor ExpertLayer::jitter(const at::Tensor& x_rh, std::int64_t batch, const RouterSite& site) const {
   if (!site.training || spec_.router.jitter == 0) return {};
   const std::int64_t positions = x_rh.size(0) / batch;
-  kernels::Dropout from = site.jitter;
-  if (sends_part()) {
-    from.position_offset += tp_.rank() * positions;
-    from.jump_at -= tp_.rank() * positions;
-  }
-  return kernels::jitter_factors(from, spec_.router.jitter, positions, batch, x_rh.size(1), wide_type(x_rh),
-                                 x_rh.device())
+  return kernels::jitter_factors(placed(site, positions), spec_.router.jitter, positions, batch, x_rh.size(1),
+                                 wide_type(x_rh), x_rh.device())
       .view(x_rh.sizes());
 }
 
 /// Those that are added to what the second products of all ranks that split an expert sum up to: on one of them.
 std::vector<ParameterPtr> ExpertLayer::biases_of_sum() const {
-  const int slice = apart() ? ep_.rank() % options_.slices : tp_.rank();
-  return slice == 0 ? experts_.bias2 : std::vector<ParameterPtr>();
+  return slice() == 0 ? experts_.bias2 : std::vector<ParameterPtr>();
 }
 
 /// Rows of a sequence: what this rank routes to experts, and what it gives the shared one.
@@ -276,11 +333,18 @@ ExpertLayer::Inner ExpertLayer::inner(const Rows& x, std::int64_t batch, const R
   Inner inner;
   route(inner, x.routed, batch, site);
   Coming rows = inner.routes->to_experts(x.routed);
+  if (site.adapted_samples.defined()) {
+    const std::int64_t positions = x.routed.size(0) / batch;
+    const auto of_tokens = ids_of(site, positions, placed(site, positions)).to(x.routed.device());
+    const auto copies = of_tokens.unsqueeze(1).expand({-1, spec_.top_k}).contiguous();
+    inner.ids = numbered(inner.routes->copies_to_experts(of_places(copies)).take(), inner.routes->offsets());
+    if (x.all.defined()) inner.shared_ids = ids_of(site, x.all.size(0) / batch, site.jitter);
+  }
   if (!shared_.fc1.empty()) {
     if (shared_gate_) inner.gate = at::sigmoid(wide_product(x.all, shared_gate_)).squeeze(1);
-    inner.shared_u = first(x.all, shared_, {0, x.all.size(0)}, activations, inner.shared_y);
+    inner.shared_u = first(x.all, shared_, {0, x.all.size(0)}, inner.shared_ids, activations, inner.shared_y);
   }
-  inner.u = first(rows.take(), experts_, inner.routes->offsets(), activations, inner.y);
+  inner.u = first(rows.take(), experts_, inner.routes->offsets(), inner.ids, activations, inner.y);
   return inner;
 }
 
@@ -291,22 +355,40 @@ struct ExpertLayer::WeightWork {
   at::Tensor dout_part;
   Routes routes;
   at::Tensor du, y, shared_du, shared_y;  ///< y times what the rows count
+  at::Tensor ids, shared_ids;
 
-  void write(const Rows& x, const Rows& dout, Coming dz) const {
-    Coming rows = routes.to_experts(x.routed);
-    if (!layer.shared_.fc1.empty()) {
+  /// `dz`: nothing where nobody reads it.
+  void write(const Rows& x, const Rows& dout, std::optional<Coming> dz) const {
+    const Mlps &experts = layer.experts_, &shared = layer.shared_;
+    std::optional<Coming> rows;
+    if (experts.trains_first()) rows = routes.to_experts(x.routed);
+    if (!shared.fc1.empty()) {
       const Offsets all{0, x.all.size(0)};
-      write_gradients(layer.shared_.fc1, shared_du, x.all, all);
-      write_gradients(layer.shared_.fc2, dout.all, shared_y, all);
+      shared.write_first(shared_du, x.all, all, shared_ids);
+      shared.write_second(dout.all, shared_y, all, shared_ids);
     }
-    write_gradients(layer.experts_.fc2, dz.take(), y, routes.offsets());
-    write_gradients(layer.experts_.fc1, du, rows.take(), routes.offsets());
+    if (dz) experts.write_second(dz->take(), y, routes.offsets(), ids);
+    if (rows) experts.write_first(du, rows->take(), routes.offsets(), ids);
   }
   void operator()() const {
     const Rows dout = layer.rows_of(dout_part), x = layer.rows_of(x_fn());
-    write(x, dout, routes.to_experts(dout.routed));  // on its way
+    std::optional<Coming> dz;  // on its way
+    if (layer.experts_.trains_second()) dz = routes.to_experts(dout.routed);
+    write(x, dout, std::move(dz));
   }
 };
+
+void ExpertLayer::Mlps::write_first(const at::Tensor& dy, const at::Tensor& x, const Offsets& offsets,
+                                    const at::Tensor& ids) const {
+  if (!fc1.front()->frozen()) write_grouped_gradients(fc1, dy, x, offsets);
+  if (adapter1) adapter1->write_gradients(dy, x, offsets, ids);
+}
+
+void ExpertLayer::Mlps::write_second(const at::Tensor& dy, const at::Tensor& x, const Offsets& offsets,
+                                     const at::Tensor& ids) const {
+  if (!fc2.front()->frozen()) write_grouped_gradients(fc2, dy, x, offsets);
+  if (adapter2) adapter2->write_gradients(dy, x, offsets, ids);
+}
 
 class ExpertLayer::Backward {
  public:
@@ -326,9 +408,9 @@ class ExpertLayer::Backward {
     const bool has_shared = !layer_.shared_.fc1.empty();
     const Offsets all = has_shared ? Offsets{0, x.all.size(0)} : Offsets();
     kernels::WeightedGradient shared;
-    if (has_shared) shared = gradient_of(inner.shared_u, layer_.shared_, dout.all, inner.gate, all);
+    if (has_shared) shared = gradient_of(inner.shared_u, layer_.shared_, dout.all, inner.gate, all, inner.shared_ids);
     const auto dz = dz_comes.take(), weights = weights_come.take();
-    auto through = gradient_of(inner.u, layer_.experts_, dz, weights, routes.offsets());
+    auto through = gradient_of(inner.u, layer_.experts_, dz, weights, routes.offsets(), inner.ids);
     inner.u.reset();
     if (!layer_.experts_.bias1.empty()) {
       if (const auto biases = layer_.biases_of_sum(); !biases.empty())
@@ -336,11 +418,10 @@ class ExpertLayer::Backward {
       write_bias_gradients(layer_.experts_.bias1, through.du, {}, routes.offsets());
       write_bias_gradients(layer_.experts_.bias2, dz, weights, routes.offsets());
     }
-    Coming dx_comes = routes.combined(
-               kernels::grouped_input_gradient(through.du, groups_of(layer_.experts_.fc1, routes.offsets())), {}),
+    Coming dx_comes = routes.combined(first_gradient(layer_.experts_, through.du, routes.offsets(), inner.ids), {}),
            dplaces_come = routes.copies_back(through.weights);
     at::Tensor dx_shared;
-    if (has_shared) dx_shared = kernels::grouped_input_gradient(shared.du, groups_of(layer_.shared_.fc1, all));
+    if (has_shared) dx_shared = first_gradient(layer_.shared_, shared.du, all, inner.shared_ids);
     const auto dx = dx_comes.take();
     const auto dlogits = router_backward(inner, dplaces_come.take());
     add_wide(dx, dlogits, layer_.router_, x.routed, layer_.jitter(x.routed, batch_, site_));
@@ -351,20 +432,32 @@ class ExpertLayer::Backward {
       if (layer_.shared_gate_)
         add_wide(dx_shared, (shared.weights * inner.gate * (1 - inner.gate)).unsqueeze(1), layer_.shared_gate_, x.all);
     }
-    const WeightWork work{layer_, x_fn_, dout_part, routes, through.du, through.y, shared.du, shared.y};
-    if (layer_.router_->deferring())
-      layer_.router_->contribute(work);
-    else
-      work.write(x, dout, Coming([dz] { return dz; }));
+    if (const ParameterPtr trained = layer_.trained()) {
+      const WeightWork work{layer_,    x_fn_,     dout_part, routes,    through.du,
+                            through.y, shared.du, shared.y,  inner.ids, inner.shared_ids};
+      if (trained->deferring())
+        trained->contribute(work);
+      else
+        work.write(x, dout, Coming([dz] { return dz; }));
+    }
     return {layer_.sends_part() ? layer_.joined(dx, dx_shared, batch_) : layer_.summed(dx, batch_)};
   }
 
  private:
   /// From the gradient of what the second layer gives, before that is multiplied by what the rows count.
   kernels::WeightedGradient gradient_of(const at::Tensor& u, const Mlps& mlps, const at::Tensor& dz,
-                                        const at::Tensor& weights, const Offsets& offsets) const {
-    return kernels::weighted_activation_backward(kernels::grouped_input_gradient(dz, groups_of(mlps.fc2, offsets)), u,
-                                                 weights, layer_.options_.activation, mlps.gated);
+                                        const at::Tensor& weights, const Offsets& offsets,
+                                        const at::Tensor& ids) const {
+    const auto dy = kernels::grouped_input_gradient(dz, groups_of(mlps.fc2, offsets));
+    if (mlps.adapter2) mlps.adapter2->add_input_gradient(dy, dz, offsets, ids);
+    return kernels::weighted_activation_backward(dy, u, weights, layer_.options_.activation, mlps.gated);
+  }
+  /// The gradient of what the first layer reads, from that of what it gives.
+  static at::Tensor first_gradient(const Mlps& mlps, const at::Tensor& du, const Offsets& offsets,
+                                   const at::Tensor& ids) {
+    const auto dx = kernels::grouped_input_gradient(du, groups_of(mlps.fc1, offsets));
+    if (mlps.adapter1) mlps.adapter1->add_input_gradient(dx, du, offsets, ids);
+    return dx;
   }
 
   void count(const Inner& inner) const {
@@ -386,6 +479,7 @@ class ExpertLayer::Backward {
 
   /// The choice has no gradient.
   static void leave_alone(const ParameterPtr& bias) {
+    if (bias->frozen()) return;
     parallel::Contribution contribution(bias, parallel::Contribution::When::WithTheRest);
     if (contribution.beta() == 0) contribution.target().zero_();
     contribution.written();
@@ -450,13 +544,12 @@ at::Tensor ExpertLayer::forward(const at::Tensor& x, parallel::RecomputeFunction
     kept = inner(rows, x.size(1), site, value);
     if (value == parallel::Value::Unread) return at::empty(x.sizes(), x.options());
     const Routes& routes = *kept->routes;
-    Coming sum_comes = routes.combined(
-        kernels::grouped_linear(std::exchange(kept->y, {}), groups_of(experts_.fc2, routes.offsets(), biases_of_sum())),
-        of_places(own(kept->weights)));
+    Coming sum_comes =
+        routes.combined(second(std::exchange(kept->y, {}), experts_, routes.offsets(), kept->ids, biases_of_sum()),
+                        of_places(own(kept->weights)));
     at::Tensor shared;
     if (!shared_.fc2.empty()) {
-      const auto z =
-          kernels::grouped_linear(std::exchange(kept->shared_y, {}), groups_of(shared_.fc2, {0, rows.all.size(0)}));
+      const auto z = second(std::exchange(kept->shared_y, {}), shared_, {0, rows.all.size(0)}, kept->shared_ids, {});
       shared = kept->gate.defined() ? z * kept->gate.unsqueeze(1).to(z.scalar_type()) : z;
     }
     const auto sum = sum_comes.take();
@@ -466,9 +559,12 @@ at::Tensor ExpertLayer::forward(const at::Tensor& x, parallel::RecomputeFunction
   if (options_.recompute) kept.reset();
   if (!recompute_fn) recompute_fn = [same = x.detach()] { return same; };
   std::vector<at::Tensor> inputs{x, router_->value};
-  for (const Mlps* mlps : {&experts_, &shared_})
+  for (const Mlps* mlps : {&experts_, &shared_}) {
     for (const auto* weights : {&mlps->fc1, &mlps->fc2, &mlps->bias1, &mlps->bias2})
       for (const ParameterPtr& weight : *weights) inputs.push_back(weight->value);
+    for (const ExpertAdaptersPtr& adapter : {mlps->adapter1, mlps->adapter2})
+      if (adapter) adapter->append_values(inputs);
+  }
   for (const ParameterPtr& other : {router_bias_, bias_, shared_gate_})
     if (other) inputs.push_back(other->value);
   const auto backward = std::make_shared<Backward>(*this, std::move(recompute_fn), std::move(kept), site, x.size(1));

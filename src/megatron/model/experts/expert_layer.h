@@ -10,6 +10,7 @@
 #include "megatron/comm/group.h"
 #include "megatron/kernels/activation.h"
 #include "megatron/kernels/dropout.h"
+#include "megatron/model/experts/expert_adapters.h"
 #include "megatron/model/experts/routing.h"
 #include "megatron/parallel/linear.h"
 #include "megatron/parallel/parameter.h"
@@ -26,8 +27,10 @@ struct RouterSite {
   comm::Group sequence = {};  ///< the ranks that share each sequence
   double loss_scale = 1;      ///< that they include
   bool training = false;      ///< copies that exceed an expert's capacity are dropped, and routers' inputs jittered
-  /// Where the jitter of this layer's input, a number of each element, is drawn (kernels::jitter_factors).
+  /// Where the jitter of this layer's input, a number of each element, is drawn (kernels::jitter_factors); and where in
+  /// the sequence rows are.
   kernels::Dropout jitter = {};
+  at::Tensor adapted_samples = {};  ///< Block::Sites::adapted_samples
 };
 
 /// What a layer's router did since it was asked last, of this rank's sequences: counted in backward passes, each
@@ -75,6 +78,11 @@ class ExpertLayer {
   ExpertLayer(const parallel::ParameterStore& parameters, const std::string& prefix, const plan::Experts& experts,
               const Options& options, comm::Group tp, comm::Group ep);
 
+  /// Finds the adapters of `layer`, its own description, by the names of plan::adapter_name(). `seed`: of what they
+  /// drop. With dropout another all-to-all forward, of a number for each row.
+  void adapt(const parallel::ParameterStore& parameters, const plan::LayerSpec& layer, const plan::Lora& lora,
+             std::uint64_t seed);
+
   /// `recompute_fn`: x again, so that it need not be kept; may be empty.
   at::Tensor forward(const at::Tensor& x, parallel::RecomputeFunction recompute_fn, const RouterSite& site,
                      parallel::Value value = parallel::Value::Needed) const;
@@ -89,6 +97,15 @@ class ExpertLayer {
     std::vector<parallel::ParameterPtr> fc1, fc2;
     std::vector<parallel::ParameterPtr> bias1 = {}, bias2 = {};  ///< empty: none; each rank of tp has bias2 whole
     bool gated = false;
+    ExpertAdaptersPtr adapter1 = {}, adapter2 = {};  ///< of fc1, of fc2; null: none
+
+    bool trains_first() const { return !fc1.front()->frozen() || adapter1; }
+    bool trains_second() const { return !fc2.front()->frozen() || adapter2; }
+    /// Contribute to the gradients of what is trained of a layer that gave rows x, of gradient dy. `ids`: of the rows.
+    void write_first(const at::Tensor& dy, const at::Tensor& x, const std::vector<std::int64_t>& offsets,
+                     const at::Tensor& ids) const;
+    void write_second(const at::Tensor& dy, const at::Tensor& x, const std::vector<std::int64_t>& offsets,
+                      const at::Tensor& ids) const;
   };
   struct Inner;
   struct Rows;
@@ -98,7 +115,9 @@ class ExpertLayer {
   Inner inner(const Rows& x, std::int64_t batch, const RouterSite& site, parallel::Value activations) const;
   void route(Inner& inner, const at::Tensor& x_rh, std::int64_t batch, const RouterSite& site) const;
   at::Tensor first(const at::Tensor& x, const Mlps& mlps, const std::vector<std::int64_t>& offsets,
-                   parallel::Value activations, at::Tensor& y) const;
+                   const at::Tensor& ids, parallel::Value activations, at::Tensor& y) const;
+  at::Tensor second(const at::Tensor& y, const Mlps& mlps, const std::vector<std::int64_t>& offsets,
+                    const at::Tensor& ids, const std::vector<parallel::ParameterPtr>& biases) const;
   Rows rows_of(const at::Tensor& part) const;
   at::Tensor summed(const at::Tensor& rows, std::int64_t batch) const;
   at::Tensor joined(const at::Tensor& own_rows, const at::Tensor& all_rows, std::int64_t batch) const;
@@ -107,6 +126,10 @@ class ExpertLayer {
   Routes routes_of(const at::Tensor& kept, const at::Tensor& experts) const;
   at::Tensor places(const at::Tensor& experts) const;
   at::Tensor of_places(const at::Tensor& numbers) const;
+  kernels::Dropout placed(const RouterSite& site, std::int64_t positions) const;
+  at::Tensor ids_of(const RouterSite& site, std::int64_t positions, const kernels::Dropout& place) const;
+  at::Tensor numbered(const at::Tensor& ids, const std::vector<std::int64_t>& offsets) const;
+  parallel::ParameterPtr trained() const;
   at::Tensor jitter(const at::Tensor& x_rh, std::int64_t batch, const RouterSite& site) const;
   std::vector<parallel::ParameterPtr> biases_of_sum() const;
   bool apart() const { return options_.slices > 0; }
@@ -115,6 +138,9 @@ class ExpertLayer {
   /// Whether the ranks of `ep` have all rows: nothing is sent.
   bool within_tp() const { return apart() && !options_.sequence_parallel && tp_.size() % ep_.size() == 0; }
   std::int64_t local_experts() const { return spec_.count * std::max(1, options_.slices) / ep_.size(); }
+  /// Ranks that split an expert, and this one's number among them.
+  int slices() const { return apart() ? options_.slices : tp_.size(); }
+  int slice() const { return apart() ? ep_.rank() % options_.slices : tp_.rank(); }
   std::int64_t first_expert() const { return ep_.rank() / std::max(1, options_.slices) * local_experts(); }
 
   plan::Experts spec_;

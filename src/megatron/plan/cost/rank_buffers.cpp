@@ -225,7 +225,8 @@ std::vector<std::string> sharding_warnings(const ResolvedRun& run) {
       continue;
     }
     // Of adapters, which are few, either is fine.
-    const auto weights = model_parameters(run.shape, run.grid.size(Axis::Tp), 0, parts);
+    const auto [ep, etp] = expert_layout(run.config.parallel);
+    const auto weights = model_parameters(run.shape, run.grid.size(Axis::Tp), 0, parts, {.ep = ep, .etp = etp});
     const BufferLayout of_weights = rank_layout(run, weights);
     warn("frozen weights", of_weights, parameter_pool_of(run, weights, of_weights, parts).size, element.value);
   }

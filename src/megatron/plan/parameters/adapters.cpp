@@ -12,20 +12,20 @@ namespace {
 
 using Split = Linear::Split;
 
-/// Every part of every layer of the model that has an adapter, on each of `tp` ranks.
+/// Every part of every linear layer of so many layers that has an adapter, whole.
 template <class Visit>
-void for_each_adapter(const ModelShape& shape, std::int64_t first, std::int64_t count, int tp, const Visit& visit) {
+void for_each_adapter(const ModelShape& shape, std::int64_t first, std::int64_t count, const Visit& visit) {
   if (!shape.lora) return;
   for (std::int64_t number = first; number < first + count; ++number) {
     const LayerSpec layer = shape.layer(number);
     for (const Branch& branch : layer.branches)
       for (const Linear& linear : branch.linears(layer.hidden))
-        for (const ProjectionSlice& part : projection_slices(layer, linear, tp))
+        for (const ProjectionSlice& part : projection_slices(layer, linear, 1))
           if (shape.lora->adapts(part.name)) visit(number, layer, linear, part);
   }
 }
 
-/// PEFT's name of a layer that is one module there, by ours.
+/// PEFT's name of a layer that is one module there, by the end of ours; "": there is none that has adapters.
 std::string module_of(const Linear& linear) {
   constexpr std::pair<std::string_view, const char*> kNames[] = {
       {"self_attention.linear_q_down_proj", "q_a_proj"},
@@ -34,10 +34,10 @@ std::string module_of(const Linear& linear) {
       {"self_attention.linear_kv_down_proj", "kv_a_proj_with_mqa"},
       {"self_attention.linear_kv_up_proj", "kv_b_proj"},
       {"self_attention.linear_proj", "o_proj"},
-      {"mlp.linear_fc1", "up_proj"},
-      {"mlp.linear_fc2", "down_proj"}};
+      {".linear_fc1", "up_proj"},
+      {".linear_fc2", "down_proj"}};
   for (const auto& [ours, theirs] : kNames)
-    if (linear.name == ours) return theirs;
+    if (linear.name.ends_with(ours)) return theirs;
   return "";
 }
 
@@ -80,20 +80,20 @@ std::optional<Lora> lora_of(const config::LoraConfig& lora) {
               .targets = lora.targets};
 }
 
-std::vector<ProjectionSlice> projection_slices(const LayerSpec& layer, const Linear& linear, int tp) {
+std::vector<ProjectionSlice> projection_slices(const LayerSpec& layer, const Linear& linear, int ranks) {
   const std::int64_t outputs = linear.outputs;
-  if (linear.expert >= 0 || layer.experts() != nullptr || layer.cross_attention()) return {};
+  if (layer.cross_attention()) return {};
   switch (linear.split) {
     case Split::Groups: {
       const SelfAttention& attention = layer.attention();
-      const std::int64_t groups = std::max<std::int64_t>(attention.groups / tp, 1), size = attention.head_size,
-                         queries = attention.query_rows() / tp / groups, all = queries + 2 * size;
+      const std::int64_t groups = std::max<std::int64_t>(attention.groups / ranks, 1), size = attention.head_size,
+                         queries = attention.query_rows() / ranks / groups, all = queries + 2 * size;
       return {{"q_proj", groups, all, 0, queries},
               {"k_proj", groups, all, queries, size},
               {"v_proj", groups, all, queries + size, size}};
     }
     case Split::Halves: {
-      const std::int64_t half = outputs / 2 / tp;
+      const std::int64_t half = outputs / 2 / ranks;
       return {{"gate_proj", 1, 2 * half, 0, half}, {"up_proj", 1, 2 * half, half, half}};
     }
     case Split::Pairs:
@@ -104,7 +104,7 @@ std::vector<ProjectionSlice> projection_slices(const LayerSpec& layer, const Lin
       break;
   }
   const std::string module = module_of(linear);
-  const std::int64_t own = linear.split == Split::Outputs ? outputs / tp : outputs;
+  const std::int64_t own = linear.split == Split::Outputs ? outputs / ranks : outputs;
   if (module.empty()) return {};
   return {{module, 1, own, 0, own}};
 }
@@ -119,17 +119,24 @@ std::string magnitude_name(const LayerSpec& layer, const Linear& linear, const P
 }
 
 std::vector<ParameterSpec> adapter_parameters(const ModelShape& shape, int tp, int tp_rank,
-                                              const std::vector<StageSpec>& parts) {
+                                              const std::vector<StageSpec>& parts, const ExpertShare& experts) {
   std::vector<ParameterSpec> specs;
   for (const StageSpec& stage : parts) {
     for_each_adapter(
-        shape, stage.first_layer, stage.num_layers, 1,
+        shape, stage.first_layer, stage.num_layers,
         [&](std::int64_t number, const LayerSpec& layer, const Linear& linear, const ProjectionSlice& part) {
+          const bool of_expert = linear.expert >= 0;
+          if (of_expert && !experts.has(linear.expert, layer.experts()->count)) return;
+          const int ranks = experts.slices_of(linear, tp),
+                    slice = of_expert && experts.etp > 0 ? experts.etp_rank : tp_rank;
           const bool row = linear.split == Split::Inputs, whole = linear.split == Split::Whole;
           const std::int64_t rank = shape.lora->rank;
           const auto add = [&](std::string name, std::vector<std::int64_t> full) -> ParameterSpec& {
-            return specs.emplace_back(ParameterSpec{
-                .name = std::move(name), .shape = std::move(full), .stage = stage.stage, .depth = 1 + number});
+            return specs.emplace_back(ParameterSpec{.name = std::move(name),
+                                                    .shape = std::move(full),
+                                                    .stage = stage.stage,
+                                                    .depth = 1 + number,
+                                                    .of_expert = of_expert});
           };
           ParameterSpec& a = add(adapter_name(layer, linear, part, "A"), {rank, linear.inputs});
           a.init = Init::Uniform;
@@ -137,13 +144,13 @@ std::vector<ParameterSpec> adapter_parameters(const ModelShape& shape, int tp, i
           a.heads_partial = !row;
           if (row) {
             a.split_dim = 1;
-            a.pieces = even(linear.inputs, tp, tp_rank);
+            a.pieces = even(linear.inputs, ranks, slice);
           }
           const auto by_outputs = [&](ParameterSpec& spec) {
             spec.heads_partial = row || whole;
             if (spec.heads_partial) return;
             spec.split_dim = 0;
-            spec.pieces = rows_of(layer, linear, part, tp, tp_rank);
+            spec.pieces = rows_of(layer, linear, part, ranks, slice);
           };
           by_outputs(add(adapter_name(layer, linear, part, "B"), {part.outputs(), rank}));
           if (!shape.lora->dora) return;
@@ -157,7 +164,7 @@ std::vector<ParameterSpec> adapter_parameters(const ModelShape& shape, int tp, i
 
 std::vector<ParameterSpec> trained_parameters(const ModelShape& shape, int tp, int tp_rank,
                                               const std::vector<StageSpec>& parts, const ExpertShare& experts) {
-  return shape.lora ? adapter_parameters(shape, tp, tp_rank, parts)
+  return shape.lora ? adapter_parameters(shape, tp, tp_rank, parts, experts)
                     : model_parameters(shape, tp, tp_rank, parts, experts);
 }
 
@@ -168,9 +175,10 @@ ModelShape without_adapters(ModelShape shape) {
 
 double adapter_flops(const ModelShape& shape, std::int64_t tokens) {
   double flops = 0;
-  for_each_adapter(shape, 0, shape.num_layers, 1,
+  for_each_adapter(shape, 0, shape.num_layers,
                    [&](std::int64_t, const LayerSpec&, const Linear& linear, const ProjectionSlice& part) {
-                     flops += 2 * static_cast<double>(tokens * shape.lora->rank * (linear.inputs + part.outputs()));
+                     flops += 2 * linear.share *
+                              static_cast<double>(tokens * shape.lora->rank * (linear.inputs + part.outputs()));
                    });
   return flops;
 }
@@ -178,9 +186,9 @@ double adapter_flops(const ModelShape& shape, std::int64_t tokens) {
 double dropped_weight_flops(const ModelShape& shape, std::int64_t tokens) {
   double flops = 0;
   if (!shape.lora || !shape.lora->dora || shape.lora->dropout == 0) return flops;
-  for_each_adapter(shape, 0, shape.num_layers, 1,
+  for_each_adapter(shape, 0, shape.num_layers,
                    [&](std::int64_t, const LayerSpec&, const Linear& linear, const ProjectionSlice& part) {
-                     flops += 2 * static_cast<double>(tokens * linear.inputs * part.outputs());
+                     flops += 2 * linear.share * static_cast<double>(tokens * linear.inputs * part.outputs());
                    });
   return flops;
 }

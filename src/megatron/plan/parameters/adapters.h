@@ -23,9 +23,10 @@ struct ProjectionSlice {
   std::int64_t outputs() const { return groups * length; }
 };
 
-/// The parts of `linear` on each of `tp` ranks: queries, keys and values; gate and up; or the layer itself. Empty for
-/// layers that have no adapters: of cross attention and of experts.
-std::vector<ProjectionSlice> projection_slices(const LayerSpec& layer, const Linear& linear, int tp);
+/// The parts of `linear` on each of the `ranks` that split it (ExpertShare::slices_of()): queries, keys and values;
+/// gate and up; or the layer itself. Empty for layers that have no adapters: of cross attention, routers, and what
+/// weighs shared experts.
+std::vector<ProjectionSlice> projection_slices(const LayerSpec& layer, const Linear& linear, int ranks);
 
 /// What `part` of the layer `linear` calls its matrices:
 /// "decoder.layers.0.self_attention.linear_qkv.q_proj.lora_A.weight".
@@ -41,10 +42,11 @@ std::optional<Lora> lora_of(const config::LoraConfig& lora);
 /// drawn evenly from -1/sqrt(inputs) to 1/sqrt(inputs), as torch.nn.Linear draws a weight and PEFT an A; B is zero. Of
 /// column-parallel layers B is split as the layer and A is whole; of row-parallel ones A is split and B is whole; of
 /// layers that every rank has whole (those that make latents) both are. What is whole gets a part of its gradient on
-/// each rank (ParameterSpec::heads_partial). A magnitude is held as the rows of B are, and is no parameter that decays;
-/// it is zero until the weights are there whose norms it begins as (train/resume/magnitudes.h).
+/// each rank (ParameterSpec::heads_partial). Each expert has adapters of its own, split as it is
+/// (ParameterSpec::of_expert). A magnitude is held as the rows of B are, and is no parameter that decays; it is zero
+/// until the weights are there whose norms it begins as (train/resume/magnitudes.h).
 std::vector<ParameterSpec> adapter_parameters(const ModelShape& shape, int tp, int tp_rank,
-                                              const std::vector<StageSpec>& parts);
+                                              const std::vector<StageSpec>& parts, const ExpertShare& experts = {});
 
 /// What one rank trains: the adapters, where the model has some, else all of model_parameters().
 std::vector<ParameterSpec> trained_parameters(const ModelShape& shape, int tp, int tp_rank,

@@ -52,7 +52,7 @@ struct ParameterSpec {
   bool sequence_partial = false;
   /// Replicated over the tensor-parallel group and applied by each of its ranks to heads of its own: the gradient is a
   /// partial sum whether or not parallel.sp is on. Norms of queries and keys; routers, whose gradient comes through
-  /// each rank's features of the experts.
+  /// each rank's features of the experts. Of an expert's adapters: over the ranks that split it.
   bool heads_partial = false;
   /// Of one expert: other ranks of the expert-parallel group have others, and slices are those of as many ranks as
   /// split experts (RankRoles, Weights::Experts).
@@ -201,6 +201,8 @@ struct ExpertShare {
   int ep = 1, rank = 0;
   int etp = 0, etp_rank = 0;  ///< ranks that split each expert, and this one; 0: the tensor-parallel ones
 
+  /// Ranks that split `linear`, where `tp` split what is of no expert.
+  int slices_of(const Linear& linear, int tp) const { return linear.expert >= 0 && etp > 0 ? etp : tp; }
   bool has(std::int64_t expert, std::int64_t count) const { return expert < 0 || expert / (count / ep) == rank; }
 };
 
