@@ -1,5 +1,6 @@
 """Encoders against transformers: tiny models at random. Folders come back bit by bit; the loss of masked tokens, its
-gradients, and the logits of fine-tuned models are transformers'. Needs torch, transformers, safetensors."""
+gradients, and the logits of fine-tuned models are transformers'. Needs torch, transformers, peft,
+safetensors."""
 import array
 import json
 import pathlib
@@ -14,7 +15,7 @@ from peers import peers
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "testing"))
 from program import run, text_of_sentences  # noqa: E402
 
-torch, transformers, safetensors, MISSING = peers("torch", "transformers", "safetensors.torch")
+torch, transformers, peft, safetensors, MISSING = peers("torch", "transformers", "peft", "safetensors.torch")
 if not MISSING:
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
@@ -156,6 +157,40 @@ class Encoders(unittest.TestCase):
     def test_masked_tokens_of_a_roberta(self):
         torch.manual_seed(5)
         self.check_masked("roberta", transformers.RobertaForMaskedLM(self.roberta()))
+
+    def test_adapters_of_a_roberta(self):
+        """The loss with PEFT's adapters, and their gradients, which a step of plain descent subtracts."""
+        for dora in (False, True):
+            with self.subTest(dora=dora):
+                torch.manual_seed(6)
+                folder = self.save("adapted", transformers.RobertaForMaskedLM(self.roberta()))
+                model = peft.get_peft_model(
+                    transformers.RobertaForMaskedLM.from_pretrained(folder),
+                    peft.LoraConfig(r=4, lora_alpha=12, init_lora_weights=False, use_dora=dora, target_modules=[
+                        "query", "key", "value", "intermediate.dense", "output.dense"]))
+                theirs, out, back = (self.path / f"adapter-{name}-{dora}" for name in ("theirs", "run", "back"))
+                model.save_pretrained(theirs)
+                seed, ids, labels = self.masked_sample("adapted", folder)
+                loss = model.eval()(input_ids=ids, labels=labels).loss
+                loss.backward()
+                for layout in ([], ["--world-size", 2, "--tp", 2, "--sp"]):
+                    shutil.rmtree(out, ignore_errors=True)
+                    shutil.rmtree(back, ignore_errors=True)
+                    self.step(theirs, out, seed, "--lora.base", folder, "--lora.rank", 4, "--lora.alpha", 12,
+                              "--lora.dora", str(dora).lower(), *layout)
+                    steps = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+                    ours = next(step["loss"] for step in steps if "loss" in step)
+                    self.assertAlmostEqual(ours / loss.item(), 1, delta=TOLERANCE)
+                    run("checkpoint", "export", "--load", out, "--output", back, "--format", "peft")
+                    after = peft.PeftModel.from_pretrained(transformers.RobertaForMaskedLM.from_pretrained(folder),
+                                                           back, is_trainable=True)
+                    trained = {key: value for key, value in model.named_parameters() if value.requires_grad}
+                    now = {key: value for key, value in after.named_parameters() if value.requires_grad}
+                    self.assertEqual(trained.keys(), now.keys())
+                    for key, value in trained.items():
+                        self.assertGreater(value.grad.abs().max().item(), 0, key)
+                        self.assertLess((value - now[key] - value.grad).abs().max().item(),
+                                        TOLERANCE * max(1, value.grad.abs().max().item()), key)
 
     def modern(self, **more):
         return transformers.ModernBertConfig(

@@ -1,4 +1,5 @@
-"""What a T5 answers is what transformers generates. Needs torch, transformers."""
+"""What a T5 answers is what transformers generates. Needs torch, transformers, peft."""
+import copy
 import json
 import pathlib
 import sys
@@ -10,7 +11,7 @@ from peers import peers
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "testing"))
 from program import run  # noqa: E402
 
-torch, transformers, MISSING = peers("torch", "transformers")
+torch, transformers, peft, MISSING = peers("torch", "transformers", "peft")
 if not MISSING:
     transformers.logging.set_verbosity_error()
 
@@ -114,6 +115,43 @@ class T5(unittest.TestCase):
             self.expect_the_peers(
                 transformers.T5ForConditionalGeneration.from_pretrained(self.path / f"{name}-back").eval(), beams, 12,
                 name, num_beams=3)
+
+    def test_adapters_are_merged_and_come_back(self):
+        for name, made in self.models():
+            for dora in (False, True):
+                with self.subTest(name, dora=dora):
+                    self.check_adapters(name, f"{name}-{dora}", ["wi"] if name == "first" else ["wi_0", "wi_1"],
+                                        use_dora=dora)
+
+    def check_adapters(self, base, name, inner, **options):
+        def whole():
+            return transformers.T5ForConditionalGeneration.from_pretrained(self.path / base)
+
+        model = peft.get_peft_model(whole(), peft.LoraConfig(
+            task_type="SEQ_2_SEQ_LM", r=4, lora_alpha=12, init_lora_weights=False,
+            target_modules=["q", "k", "v", "o", *inner, "wo"], **options)).eval()
+        theirs, out, back = (self.path / f"{name}-{what}" for what in ("theirs", "run", "back"))
+        model.save_pretrained(theirs)
+        ids, answer = torch.arange(20)[None] + 5, torch.arange(9)[None] * 7 + 6
+
+        def logits(of):
+            with torch.no_grad():
+                return of.eval()(input_ids=ids, decoder_input_ids=answer).logits
+
+        run("checkpoint", "export", "--load", theirs, "--output", self.path / f"{name}-merged")
+        merged = transformers.T5ForConditionalGeneration.from_pretrained(self.path / f"{name}-merged").state_dict()
+        for key, value in copy.deepcopy(model).merge_and_unload().state_dict().items():
+            self.assertLess((merged[key] - value).abs().max().item(), 1e-6 * max(1, value.abs().max().item()), key)
+        # A run that begins with them, whose rate is 0.
+        (self.path / "recipe.toml").write_text("")
+        run("train", self.path / "recipe.toml", "--lora.base", self.path / base, "--load", theirs, "--lora.rank", 4,
+            "--lora.alpha", 12, "--lora.dora", str(options["use_dora"]).lower(), "--use-checkpoint-args", "--mock-data",
+            "--train.out", out, "--seq-length", 16, "--decoder-seq-length", 8, "--train-iters", 1,
+            "--global-batch-size", 1, "--micro-batch-size", 1, "--lr", 0, "--min-lr", 0, "--eval-interval", 0)
+        run("checkpoint", "export", "--load", out, "--output", back, "--format", "peft")
+        again = peft.PeftModel.from_pretrained(whole(), back)
+        self.assertEqual(peft.get_peft_model_state_dict(again).keys(), peft.get_peft_model_state_dict(model).keys())
+        self.assertTrue(torch.equal(logits(again), logits(model)))
 
     def test_a_sentencepiece_model_without_sentinels_gets_those_of_transformers(self):
         try:

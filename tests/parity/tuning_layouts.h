@@ -43,6 +43,37 @@ inline std::vector<Layout> expert_adapter_layouts(const std::string& all_linear)
   return all;
 }
 
+/// Those of a BERT, and of a T5 and its cross attention.
+inline std::vector<Layout> encoder_adapter_layouts(const std::string& all_linear) {
+  const std::string dora = all_linear + " lora.dora=true";
+  std::vector<Layout> all;
+  for (const bool t5 : {false, true}) {
+    std::vector<Layout> some;
+    some.push_back({.dp = 2, .micro_batch = 2, .with = all_linear});
+    some.push_back({.tp = 4, .micro_batch = 2, .with = dora});
+    some.push_back({.tp = 2, .dp = 2, .sp = true, .sharded = true, .with = dora});
+    some.push_back({.tp = 2, .pp = 2, .sp = true, .schedule = "zb-h1", .recompute = "selective", .with = all_linear});
+    some.push_back({.tp = 2, .pp = 2, .dp = 2, .sp = true, .recompute = "full", .sharded = true, .with = dora});
+    some.push_back({.dp = 2, .sharded = true, .full = true, .with = all_linear});
+    some.push_back({.tp = 2,
+                    .cp = 2,
+                    .micro_batch = 2,
+                    .sp = true,
+                    .with = all_linear + (t5 ? "" : " data.seq_length=24 model.max_position_embeddings=28"),
+                    .exchange = "p2p"});
+    for (Layout& layout : some) {
+      (t5 ? layout.t5 : layout.bert) = true;
+      layout.untied = t5 && layout.dp == 2;
+      layout.split = t5 && layout.pp == 2 ? 1 : 0;
+      all.push_back(layout);
+      if (!t5) all.back().original = layout.pp == 2;
+    }
+  }
+  // The decoder begins in the middle of a stage.
+  all.push_back({.pp = 2, .stages = "Ettt|tL", .t5 = true, .with = dora});
+  return all;
+}
+
 /// Adapters that are trained in place of the weights: of every part of every kind of layer.
 inline std::vector<Layout> lora_layouts() {
   const std::string all_linear = "lora.rank=3 lora.alpha=9 lora.dropout=0.1 optimizer.clip_grad=0.001",
@@ -139,6 +170,7 @@ inline std::vector<Layout> lora_layouts() {
     }
   }
   for (const Layout& layout : expert_adapter_layouts(all_linear)) all.push_back(layout);
+  for (const Layout& layout : encoder_adapter_layouts(all_linear)) all.push_back(layout);
   // Of ranks that share sequences, each of which drops what its tokens are.
   const std::string length = " data.seq_length=24 model.max_position_embeddings=28";
   for (const char* exchange : {"allgather", "p2p", "a2a"}) {

@@ -103,6 +103,23 @@ TEST_P(Lora, OfLatentsTrainsTheModelThatItsMergedWeightsAre) {
   }
 }
 
+TEST_P(Lora, OfEncodersTrainsTheModelThatItsMergedWeightsAre) {
+  for (const char* architecture : {"bert", "t5"}) {
+    config::RunConfig config = adapted_config(1, 1, "fp64");
+    config.lora.dora = GetParam();
+    config.model.architecture = architecture;
+    config.model.num_query_groups = 0;
+    if (config.model.architecture == "t5") {
+      config.model.kv_channels = 6;
+      config.model.normalization = "RMSNorm";
+      config.model.add_bias_linear = false;
+      config.model.position_embedding_type = "relative";
+      config.data.decoder_seq_length = 8;
+    }
+    expect_losses_of_merged_weights(config);
+  }
+}
+
 config::RunConfig with_experts(config::RunConfig config) {
   config.model.add_bias_linear = false;
   config.model.num_experts = 4;

@@ -161,7 +161,8 @@ class RowSteps {
   }
   void attend_across(const plan::CrossAttention& /*attention*/, const BranchModules& branch) {
     const at::Tensor& states = encoder_output_->states;
-    take(encoder_output_->attend(x_, states.defined() ? branch.in.back().forward(states) : at::Tensor()));
+    take(encoder_output_->attend(
+        x_, states.defined() ? branch.in.back().forward(states, {}, sites_.adapted_samples) : at::Tensor()));
   }
   void expand(const plan::Mlp& mlp, const BranchModules& branch) {
     const ColumnParallelLinear& fc1 = branch.in.front();

@@ -67,6 +67,9 @@ struct TransformerStage::Impl {
   /// The embedding of the microbatch, before its dropout and after it.
   at::Tensor looked_up(const Batch& batch) const;
   at::Tensor embed(const Batch& batch, const Pass& pass) const;
+  /// Embeddings, as a stream begins with them: those that are not trained begin no graph, in which layers could go back
+  /// to their adapters.
+  at::Tensor beginning(at::Tensor x, const Pass& pass) const;
   /// The same of what a T5's decoder reads.
   at::Tensor embed_decoder(const Batch& batch, const Pass& pass) const;
   /// What follows the norm behind the last layer of a stack: of a T5 after dropout.
@@ -327,6 +330,11 @@ at::Tensor TransformerStage::Impl::embed_decoder(const Batch& batch, const Pass&
   return dropout(x, stream_site(pass, "decoder embedding", x));
 }
 
+at::Tensor TransformerStage::Impl::beginning(at::Tensor x, const Pass& pass) const {
+  const bool begins = pass.training && options.shape.lora && c10::GradMode::is_enabled();
+  return begins ? parallel::GraphLeaf(x).take() : x;
+}
+
 at::Tensor TransformerStage::Impl::end_of_stack(const at::Tensor& y, const Pass& pass, const char* name) const {
   return options.shape.inner_dropout ? dropout(y, stream_site(pass, name, y)) : y;
 }
@@ -413,10 +421,7 @@ at::Tensor TransformerStage::Impl::hidden(at::Tensor x, const Batch& batch, Pass
   if (x.defined() == part.embedding)
     throw std::logic_error("a stage takes the output of the one before it, and only the first finds its own input");
   modules.check_positions(batch.host ? batch.host->position_ids_bs : batch.position_ids_bs, batch.tokens_bs.size(1));
-  if (part.embedding) x = embed(batch, pass);
-  // Embeddings that are not trained begin no graph, in which layers could go back to their adapters.
-  if (part.embedding && pass.training && options.shape.lora && c10::GradMode::is_enabled())
-    x = parallel::GraphLeaf(x).take();
+  if (part.embedding) x = beginning(embed(batch, pass), pass);
   const std::int64_t cut = options.shape.encoder_layers - part.first_layer;  // where a T5's decoder begins
   at::Tensor states;
   if (options.shape.encoder_decoder() && cut < 0) {
@@ -428,7 +433,7 @@ at::Tensor TransformerStage::Impl::hidden(at::Tensor x, const Batch& batch, Pass
   for (const plan::LayerGroup& group : batch.partial_recomputation ? partial_groups : groups) {
     if (options.shape.encoder_decoder() && group.first == cut) {
       states = std::exchange(x, {});
-      x = embed_decoder(batch, pass);
+      x = beginning(embed_decoder(batch, pass), pass);
     }
     if (options.shape.position_buckets > 0 && (group.first == cut || group.first == 0))
       pass.distances = distances(x, group.first);

@@ -35,11 +35,6 @@ void check_lora(const config::RunConfig& config, Rules& rules) {
   rules.require(!lora.targets.empty(), "lora.targets must name the layers that get adapters.", "none",
                 "--lora.targets all-linear (the default)");
   const config::ModelConfig& model = config.model;
-  const config::ModelTraits& traits = config::model_traits(model.architecture);
-  rules.require(traits.causal && !traits.encoder_decoder,
-                concat("lora.rank is for model.architecture ", config::names_with(&config::ModelTraits::causal, " or "),
-                       ": adapters are of one causal stack."),
-                model.architecture, kOff);
   rules.require(model.head == "tokens", "lora.rank needs model.head tokens: the head of a task would stay as drawn.",
                 model.head, kOff);
   rules.require(!model.use_mup, "lora.rank excludes model.use_mup, whose rates are for weights.", "use_mup true", kOff);

@@ -84,6 +84,16 @@ plan::Lora read_lora(const fs::path& folder) {
   return lora;
 }
 
+/// The folder's family, or one that holds the model.
+const HfFamily& family_of_folder(const FolderConfig& config) {
+  return config.family != nullptr ? *config.family : family_of(config.model);
+}
+
+/// Our names made of theirs.
+Mapping written_mapping(const FolderConfig& config) {
+  return family_of_folder(config).written_table(shape_of(config.model), [](const std::string&) { return true; });
+}
+
 /// The matrices of a folder under our names.
 class PeftMatrices final : public checkpoint::WeightSource {
  public:
@@ -159,21 +169,38 @@ class PeftMatrices final : public checkpoint::WeightSource {
   std::map<std::string, Entry> entries_;
 };
 
-/// The shortest names by which PEFT finds the modules and no others.
-json target_modules(const std::vector<PeftPart>& all, const std::vector<PeftPart>& adapted) {
+/// The shortest names by which PEFT finds the adapted modules and no others of the model's, `all`.
+json target_modules(const std::set<std::string>& all, const std::vector<PeftPart>& adapted) {
   const auto ends = [](const std::string& module, int parts) {
     std::size_t at = module.size();
     for (int i = 0; i < parts && at != std::string::npos && at > 0; ++i) at = module.rfind('.', at - 1);
     return at == std::string::npos ? module : module.substr(at + 1);
   };
-  for (const int parts : {1, 2}) {
-    std::set<std::string> names;
-    for (const PeftPart& part : adapted) names.insert(ends(part.module, parts));
+  std::set<std::string> modules, names;
+  for (const PeftPart& part : adapted) modules.insert(part.module);
+  for (int parts = 1; names != modules; ++parts) {
+    names.clear();
+    for (const std::string& module : modules) names.insert(ends(module, parts));
     const auto count =
-        std::ranges::count_if(all, [&](const PeftPart& part) { return names.contains(ends(part.module, parts)); });
-    if (parts == 2 || count == std::ssize(adapted)) return names;
+        std::ranges::count_if(all, [&](const std::string& module) { return names.contains(ends(module, parts)); });
+    if (count == std::ssize(modules)) break;
   }
-  return {};
+  return names;
+}
+
+/// Modules with a matrix: those that PEFT could adapt, and embeddings.
+std::set<std::string> modules_of(const FolderConfig& config) {
+  std::set<std::string> modules;
+  for (const auto& [tensor, shape] : source_shapes(written_mapping(config)))
+    if (shape.size() == 2) modules.insert(tensor.substr(0, tensor.rfind(".weight")));
+  return modules;
+}
+
+/// What PEFT calls a model's task, after which its class is chosen; null: none of its classes.
+json task_type(const config::ModelConfig& model) {
+  const config::ModelTraits& traits = config::model_traits(model.architecture);
+  if (traits.encoder_decoder) return "SEQ_2_SEQ_LM";
+  return traits.causal ? json("CAUSAL_LM") : json();
 }
 
 void write_peft(const checkpoint::WeightSource& weights, const FolderConfig& config, const fs::path& folder,
@@ -185,10 +212,13 @@ void write_peft(const checkpoint::WeightSource& weights, const FolderConfig& con
   AtomicFolder::check(folder);
   const checkpoint::WeightSource& matrices = *adapted->adapter().matrices;
   const plan::Lora& lora = adapted->adapter().lora;
-  const std::vector<PeftPart> all = peft_parts(config);
   std::vector<PeftPart> written;
-  for (const PeftPart& part : all) {
+  for (const PeftPart& part : peft_parts(config)) {
     if (matrices.shape(part.a) == nullptr) continue;
+    if (family_of_folder(config).fused != nullptr && part.a.find(".local_experts.") != std::string::npos)
+      throw ConfigError(rule_got_fix(
+          "PEFT has one adapter for all experts of a layer of such a model: adapters of each cannot be written.",
+          part.module, "--format huggingface, which merges them"));
     if (!part.rows.empty())
       throw ConfigError(rule_got_fix(concat("PEFT has one adapter for all of ", part.module,
                                             ", which are several here: such adapters cannot be "
@@ -221,7 +251,7 @@ void write_peft(const checkpoint::WeightSource& weights, const FolderConfig& con
   }
   file.commit();
   const json object = {{"peft_type", "LORA"},
-                       {"task_type", "CAUSAL_LM"},
+                       {"task_type", task_type(config.model)},
                        {"base_model_name_or_path", adapted->base_folder()},
                        {"r", lora.rank},
                        {"lora_alpha", lora.alpha},
@@ -233,7 +263,7 @@ void write_peft(const checkpoint::WeightSource& weights, const FolderConfig& con
                        {"init_lora_weights", true},
                        {"inference_mode", true},
                        {"modules_to_save", nullptr},
-                       {"target_modules", target_modules(all, written)}};
+                       {"target_modules", target_modules(modules_of(config), written)}};
   write_file(output.temporary_path() / kConfig, object.dump(2) + "\n");
   output.commit();
 }
@@ -242,8 +272,7 @@ void write_peft(const checkpoint::WeightSource& weights, const FolderConfig& con
 
 std::vector<PeftPart> peft_parts(const FolderConfig& config) {
   const plan::ModelShape shape = shape_of(config.model);
-  const HfFamily& family = config.family != nullptr ? *config.family : family_of(config.model);
-  const Mapping mapping = family.written_table(shape, [](const std::string&) { return true; });
+  const Mapping mapping = written_mapping(config);
   const auto theirs = source_shapes(mapping);
   std::vector<PeftPart> parts;
   for (std::int64_t number = 0; number < shape.num_layers; ++number) {

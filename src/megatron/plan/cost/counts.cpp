@@ -73,9 +73,11 @@ double training_flops(const ModelShape& shape, std::int64_t sequences, std::int6
   double others = 0;
   for (std::int64_t l = 0; l < shape.num_layers; ++l) {
     const LayerSpec layer = shape.layer(l);
-    const LayerFlops flops = layer_flops(layer, tokens_of(layer, sequences, seq_length, decoder_length));
-    matrices += flops.matrices;
-    others += flops.attention;
+    const LayerTokens tokens = tokens_of(layer, sequences, seq_length, decoder_length);
+    const LayerFlops flops = layer_flops(layer, tokens);
+    const AdapterFlops adapters = adapter_flops(shape, l, sequences * tokens.length, sequences * tokens.encoder_length);
+    matrices += flops.matrices + adapters.weights;
+    others += flops.attention + adapters.own;
   }
   for (std::int64_t k = 0; k < shape.mtp_depths; ++k) {
     const LayerFlops flops = depth_flops(shape.prediction_depth(k), {.sequences = sequences, .length = seq_length});
@@ -83,10 +85,7 @@ double training_flops(const ModelShape& shape, std::int64_t sequences, std::int6
     others += flops.attention;
   }
   // Of weights that are not trained the gradient is not computed.
-  if (shape.lora)
-    return 2 * (matrices + dropped_weight_flops(shape, sequences * seq_length)) +
-           3 * (others + adapter_flops(shape, sequences * seq_length));
-  return 3 * (matrices + others);
+  return (shape.lora ? 2 : 3) * matrices + 3 * others;
 }
 
 double paper_activation_bytes(double s, double b, double h, double a, double t, bool sequence_parallel,

@@ -33,7 +33,8 @@ std::string module_of(const Linear& linear) {
       {"self_attention.linear_q_proj", "q_proj"},
       {"self_attention.linear_kv_down_proj", "kv_a_proj_with_mqa"},
       {"self_attention.linear_kv_up_proj", "kv_b_proj"},
-      {"self_attention.linear_proj", "o_proj"},
+      {".linear_proj", "o_proj"},
+      {"cross_attention.linear_q", "q_proj"},
       {".linear_fc1", "up_proj"},
       {".linear_fc2", "down_proj"}};
   for (const auto& [ours, theirs] : kNames)
@@ -82,7 +83,6 @@ std::optional<Lora> lora_of(const config::LoraConfig& lora) {
 
 std::vector<ProjectionSlice> projection_slices(const LayerSpec& layer, const Linear& linear, int ranks) {
   const std::int64_t outputs = linear.outputs;
-  if (layer.cross_attention()) return {};
   switch (linear.split) {
     case Split::Groups: {
       const SelfAttention& attention = layer.attention();
@@ -96,8 +96,10 @@ std::vector<ProjectionSlice> projection_slices(const LayerSpec& layer, const Lin
       const std::int64_t half = outputs / 2 / ranks;
       return {{"gate_proj", 1, 2 * half, 0, half}, {"up_proj", 1, 2 * half, half, half}};
     }
-    case Split::Pairs:
-      return {};
+    case Split::Pairs: {
+      const std::int64_t size = linear.head_size, heads = outputs / 2 / size / ranks;
+      return {{"k_proj", heads, 2 * size, 0, size}, {"v_proj", heads, 2 * size, size, size}};
+    }
     case Split::Outputs:
     case Split::Inputs:
     case Split::Whole:
@@ -173,23 +175,17 @@ ModelShape without_adapters(ModelShape shape) {
   return shape;
 }
 
-double adapter_flops(const ModelShape& shape, std::int64_t tokens) {
-  double flops = 0;
-  for_each_adapter(shape, 0, shape.num_layers,
-                   [&](std::int64_t, const LayerSpec&, const Linear& linear, const ProjectionSlice& part) {
-                     flops += 2 * linear.share *
-                              static_cast<double>(tokens * shape.lora->rank * (linear.inputs + part.outputs()));
-                   });
-  return flops;
-}
-
-double dropped_weight_flops(const ModelShape& shape, std::int64_t tokens) {
-  double flops = 0;
-  if (!shape.lora || !shape.lora->dora || shape.lora->dropout == 0) return flops;
-  for_each_adapter(shape, 0, shape.num_layers,
-                   [&](std::int64_t, const LayerSpec&, const Linear& linear, const ProjectionSlice& part) {
-                     flops += 2 * linear.share * static_cast<double>(tokens * linear.inputs * part.outputs());
-                   });
+AdapterFlops adapter_flops(const ModelShape& shape, std::int64_t layer, std::int64_t tokens,
+                           std::int64_t encoder_tokens) {
+  AdapterFlops flops;
+  if (!shape.lora) return flops;
+  const bool twice = shape.lora->dora && shape.lora->dropout > 0;
+  for_each_adapter(
+      shape, layer, 1, [&](std::int64_t, const LayerSpec&, const Linear& linear, const ProjectionSlice& part) {
+        const double rows = linear.share * static_cast<double>(linear.reads_encoder ? encoder_tokens : tokens);
+        flops.own += 2 * rows * static_cast<double>(shape.lora->rank * (linear.inputs + part.outputs()));
+        if (twice) flops.weights += 2 * rows * static_cast<double>(linear.inputs * part.outputs());
+      });
   return flops;
 }
 

@@ -24,8 +24,8 @@ struct ProjectionSlice {
 };
 
 /// The parts of `linear` on each of the `ranks` that split it (ExpertShare::slices_of()): queries, keys and values;
-/// gate and up; or the layer itself. Empty for layers that have no adapters: of cross attention, routers, and what
-/// weighs shared experts.
+/// gate and up; or the layer itself. Empty for layers that have no adapters: routers, and what weighs shared
+/// experts.
 std::vector<ProjectionSlice> projection_slices(const LayerSpec& layer, const Linear& linear, int ranks);
 
 /// What `part` of the layer `linear` calls its matrices:
@@ -55,12 +55,15 @@ std::vector<ParameterSpec> trained_parameters(const ModelShape& shape, int tp, i
 /// The model without its adapters: the weights that they belong to.
 ModelShape without_adapters(ModelShape shape);
 
-/// Floating-point operations of the adapters' products in a forward pass over so many tokens. Norms of rows, one
-/// product of A and B per microbatch, are not counted.
-double adapter_flops(const ModelShape& shape, std::int64_t tokens);
-
-/// Those of the weights with what dropout leaves of their inputs, besides their products with the inputs themselves:
-/// with lora.dora and lora.dropout both are part of an output. Else 0.
-double dropped_weight_flops(const ModelShape& shape, std::int64_t tokens);
+/// Floating-point operations in a layer's forward pass.
+struct AdapterFlops {
+  double own = 0;  ///< of the adapters' products; norms of rows, one product of A and B per microbatch, are not counted
+  /// Of the weights with what dropout leaves of their inputs, besides their products with the inputs themselves: with
+  /// lora.dora and lora.dropout both are part of an output. Else 0.
+  double weights = 0;
+};
+/// Of layer number `layer` over so many tokens, of which cross attention reads `encoder_tokens` (0: there is none).
+AdapterFlops adapter_flops(const ModelShape& shape, std::int64_t layer, std::int64_t tokens,
+                           std::int64_t encoder_tokens);
 
 }  // namespace megatron::plan
