@@ -28,23 +28,49 @@ parallel::ParameterPtr bias_of(const parallel::ParameterStore& p, const std::str
   return has_bias ? p.get(prefix + "bias") : nullptr;
 }
 
-/// The adapters of those parts of a linear layer that have one; null: none has.
-parallel::AdapterPtr adapter_of(const parallel::ParameterStore& p, const plan::LayerSpec& layer,
+/// The adapters of those parts of a linear layer that have one; null: none has. `find`: a parameter by its name, null
+/// where a part that `lora` may adapt has none.
+template <class Find>
+parallel::AdapterPtr adapter_of(const Find& find, const plan::Lora& lora, const plan::LayerSpec& layer,
                                 const plan::Linear& linear, const Block::Options& options, const comm::Group& tp) {
-  if (!options.lora) return nullptr;
   std::vector<parallel::Adapter::Part> parts;
   for (const plan::ProjectionSlice& part : plan::projection_slices(layer, linear, tp.size())) {
-    if (!options.lora->adapts(part.name)) continue;
-    const auto matrix = [&](const char* which) { return p.get(plan::adapter_name(layer, linear, part, which)); };
-    parts.push_back({part, matrix("A"), matrix("B"),
+    if (!lora.adapts(part.name)) continue;
+    const parallel::ParameterPtr a = find(plan::adapter_name(layer, linear, part, "A"));
+    if (!a) continue;
+    parts.push_back({part, a, find(plan::adapter_name(layer, linear, part, "B")),
                      stream_key(options.seed, concat("dropout/", layer.prefix, linear.name, ".", part.name)),
-                     options.lora->dora ? p.get(plan::magnitude_name(layer, linear, part)) : nullptr});
+                     lora.dora ? find(plan::magnitude_name(layer, linear, part)) : nullptr});
   }
   if (parts.empty()) return nullptr;
   const bool row = linear.split == plan::Linear::Split::Inputs;
-  return std::make_shared<const parallel::Adapter>(std::move(parts), options.lora->scale(), options.lora->dropout,
-                                                   linear.inputs, row ? linear.inputs / tp.size() * tp.rank() : 0,
-                                                   options.sequence);
+  return std::make_shared<const parallel::Adapter>(std::move(parts), lora.scale(), lora.dropout, linear.inputs,
+                                                   row ? linear.inputs / tp.size() * tp.rank() : 0, options.sequence);
+}
+
+/// Those among the parameters, which are trained.
+parallel::AdapterPtr adapter_of(const parallel::ParameterStore& p, const plan::LayerSpec& layer,
+                                const plan::Linear& linear, const Block::Options& options, const comm::Group& tp) {
+  if (!options.lora) return nullptr;
+  return adapter_of([&](const std::string& name) { return p.get(name); }, *options.lora, layer, linear, options, tp);
+}
+
+/// Those that are kept beside `weight` for the sequences that ask for them; null: none is of this layer.
+parallel::KeptAdaptersPtr kept_of(const parallel::ParameterPtr& weight, const plan::LayerSpec& layer,
+                                  const plan::Linear& linear, const Block::Options& options, const comm::Group& tp) {
+  if (!options.kept) return nullptr;
+  std::vector<parallel::AdapterPtr> adapters;
+  for (const StageAdapters::One& one : options.kept->all) {
+    const auto find = [&](const std::string& name) {
+      const auto found = one.matrices.find(name);
+      return found == one.matrices.end() ? nullptr : found->second;
+    };
+    adapters.push_back(adapter_of(find, one.lora, layer, linear, options, tp));
+  }
+  if (std::ranges::none_of(adapters, [](const auto& adapter) { return adapter != nullptr; })) return nullptr;
+  const bool row = linear.split == plan::Linear::Split::Inputs;
+  return std::make_shared<const parallel::KeptAdapters>(std::move(adapters), options.kept->choice, weight,
+                                                        row ? tp : comm::Group());
 }
 
 /// Of a linear layer in 8 bits; null: it computes in the model's type.
@@ -117,6 +143,7 @@ BranchModules branch_of(const parallel::ParameterStore& parameters, const plan::
                        .in = {},
                        .out = row(parameters, layer.prefix, linears.back(), tp, split)};
   branch.out.adapt(adapter_of(parameters, layer, linears.back(), options, tp));
+  branch.out.keep(kept_of(branch.out.weight(), layer, linears.back(), options, tp));
   branch.out.compute_in(fp8_of(layer, linears.back(), options));
   const auto* const attention = std::get_if<plan::SelfAttention>(&spec.inner);
   const bool latents = attention != nullptr && attention->latents;  // which sees to what ranks exchange for it
@@ -124,6 +151,7 @@ BranchModules branch_of(const parallel::ParameterStore& parameters, const plan::
     branch.in.push_back(
         column(parameters, layer.prefix, linears[i], latents ? comm::Group() : tp, latents ? false : split));
     branch.in.back().adapt(adapter_of(parameters, layer, linears[i], options, tp));
+    branch.in.back().keep(kept_of(branch.in.back().weight(), layer, linears[i], options, tp));
     branch.in.back().compute_in(fp8_of(layer, linears[i], options));
     for (const std::string& name : linears[i].head_norms) branch.head_norms.push_back(norm(name));
   }

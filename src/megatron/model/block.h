@@ -1,6 +1,7 @@
 #pragma once
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -12,6 +13,7 @@
 #include "megatron/kernels/dropout.h"
 #include "megatron/model/experts/expert_layer.h"
 #include "megatron/model/operators.h"
+#include "megatron/parallel/kept_adapters.h"
 #include "megatron/parallel/linear.h"
 #include "megatron/parallel/parameter.h"
 #include "megatron/plan/layer.h"
@@ -23,6 +25,18 @@ class Fp8Scaling;  // fp8.h
 }
 
 namespace megatron::model {
+
+/// Low-rank adapters that a stage keeps beside its weights, where nothing is trained, and which of them each sequence
+/// of a batch has.
+struct StageAdapters {
+  /// One of them: its matrices on this rank, by the names of plan::adapter_parameters().
+  struct One {
+    plan::Lora lora;
+    std::map<std::string, parallel::ParameterPtr> matrices;
+  };
+  std::vector<One> all;  ///< number i + 1 of parallel::AdapterChoice at i
+  std::shared_ptr<parallel::AdapterChoice> choice = std::make_shared<parallel::AdapterChoice>();
+};
 
 /// What latent attention (latent_attention.h) is made of, of s rows of b sequences and n heads of this rank.
 struct LatentInput {
@@ -85,6 +99,7 @@ class Block {
     comm::Group experts = {};                        ///< the ranks that share a layer's experts
     int expert_slices = 0;                           ///< ExpertLayer::Options::slices
     std::optional<plan::Lora> lora = {};             ///< adapters of its linear layers, among the parameters
+    std::shared_ptr<const StageAdapters> kept = {};  ///< TransformerOptions::kept
     std::uint64_t seed = 0;                          ///< of their dropout
     plan::SequenceShare sequence = {};               ///< the tokens of each sequence that the stream has
     std::shared_ptr<parallel::Fp8Scaling> fp8 = {};  ///< of linear layers that compute in 8 bits; null: none does

@@ -58,6 +58,7 @@ StageModules::StageModules(const TransformerOptions& options, const plan::StageS
                              .experts = options.experts,
                              .expert_slices = options.expert_slices,
                              .lora = shape.lora,
+                             .kept = options.kept,
                              .seed = options.seed,
                              .sequence = options.sequence.share(),
                              .fp8 = options.fp8};

@@ -23,6 +23,8 @@ class Fp8Scaling;  // fp8.h
 // s sequence, b microbatch, h hidden, n heads, d head size, f feed-forward, v vocabulary.
 namespace megatron::model {
 
+struct StageAdapters;  // block.h
+
 /// What a model computes on: one microbatch. A stage with embedding reads the tokens, the last one labels and mask,
 /// each the rest; every stage may be given all. Of ranks that share sequences (TransformerOptions::sequence) s is what
 /// a rank has of them (train::sequence_part): then position_ids_bs say where in the sequence.
@@ -96,6 +98,8 @@ struct TransformerOptions {
   int expert_slices = 0;     ///< of these, neighbours that have a slice each of the same ones (ExpertLayer); 0: none
   SharedSequence sequence = {};
   std::uint64_t seed = 1234;  ///< of dropout
+  /// Adapters beside the weights of a model that only computes forward (block.h); null: there are none.
+  std::shared_ptr<const StageAdapters> kept = {};
   /// Of linear layers that compute in 8 bits (plan::fp8_layers), which pass after pass writes; null: none does.
   std::shared_ptr<parallel::Fp8Scaling> fp8 = {};
 };

@@ -1,9 +1,11 @@
 #include "megatron/parallel/adapter.h"
 
+#include <algorithm>
 #include <cstdint>
 
 #include "megatron/kernels/matmul.h"
 #include "megatron/kernels/normalization.h"
+#include "megatron/kernels/quantized/blocks.h"
 #include "megatron/parallel/backward.h"
 #include "megatron/parallel/magnitude.h"
 #include "megatron/parallel/sequence_rows.h"
@@ -31,6 +33,12 @@ at::Tensor factor_of(const Adapter::Part& part, const at::Tensor& norms) {
   return magnitude_factor(part.magnitude->arrived().detach(), norms);
 }
 
+/// The values of a weight, also of one that is held in blocks.
+at::Tensor values_of(const Parameter& weight) {
+  const kernels::QuantizedMatrix* const blocks = weight.packed.quantized();
+  return blocks == nullptr ? weight.arrived() : blocks->widened(at::kFloat);
+}
+
 /// x times a factor per output, rounded once.
 at::Tensor scaled_outputs(const at::Tensor& x, const at::Tensor& factor) { return x.mul(factor).to(x.scalar_type()); }
 
@@ -39,10 +47,17 @@ at::Tensor scaled_outputs(const at::Tensor& x, const at::Tensor& factor) { retur
 Adapter::Pass Adapter::pass(const Parameter& weight, const at::Tensor& samples, const comm::Group& inputs) const {
   Pass pass{.samples = samples};
   if (!has_magnitudes()) return pass;
+  const at::Tensor values = values_of(weight);
   for (const Part& part : parts_)
-    pass.norms.push_back(
-        adapted_norms(weight.arrived(), part.outputs, part.a->arrived(), part.b->arrived(), scale_, inputs));
+    pass.norms.push_back(adapted_norms(values, part.outputs, part.a->arrived(), part.b->arrived(), scale_, inputs));
   return pass;
+}
+
+std::int64_t Adapter::most_few_rows() const {
+  std::int64_t most = kernels::most_few_rows(parts_.front().a->value);
+  for (const Part& part : parts_)
+    for (const ParameterPtr& matrix : {part.a, part.b}) most = std::min(most, kernels::most_few_rows(matrix->value));
+  return most;
 }
 
 at::Tensor Adapter::dropped(const Part& part, const at::Tensor& x, const Pass& pass) const {

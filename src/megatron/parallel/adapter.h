@@ -57,6 +57,9 @@ class Adapter {
         share_(share) {}
 
   bool has_magnitudes() const { return parts_.front().magnitude != nullptr; }
+  /// The most rows of which add_to(), without dropout, gives each the same bits whatever the others are
+  /// (kernels::most_few_rows); 0: it never does.
+  std::int64_t most_few_rows() const;
   /// `weight`: the layer's, here as below. `inputs`: the ranks that have its other columns; collective over it where
   /// there are magnitudes.
   Pass pass(const Parameter& weight, const at::Tensor& samples, const comm::Group& inputs) const;

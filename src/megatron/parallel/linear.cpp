@@ -198,10 +198,11 @@ class LinearBackward {
 };
 
 /// The adapters in a new pass. `inputs`: the ranks that have the weight's other columns.
-Adaptation adaptation_of(const AdapterPtr& adapter, const ParameterPtr& weight, const at::Tensor& samples,
-                         const comm::Group& inputs) {
-  if (!adapter) return {};
-  return {adapter, adapter->pass(*weight, samples, inputs)};
+Adaptation adaptation_of(const AdapterPtr& adapter, const KeptAdaptersPtr& kept, const ParameterPtr& weight,
+                         const at::Tensor& samples, const comm::Group& inputs) {
+  const KeptAdaptersPtr chosen = kept && kept->chosen() ? kept : nullptr;
+  if (!adapter) return {.kept = chosen};
+  return {adapter, adapter->pass(*weight, samples, inputs), chosen};
 }
 
 /// y = x W^T (+ b, added to what adapters make of it, and to the sum over ranks).
@@ -209,9 +210,10 @@ at::Tensor product(const at::Tensor& x, const Products& products, const Paramete
                    const Adaptation& adaptation, const Links& links) {
   const at::Tensor b = bias ? bias->arrived() : at::Tensor(), whole = links.gather_x.all_gather(x);
   const bool later = links.sum_y.size() > 1 || links.scatter_y.size() > 1 ||
-                     (adaptation.adapter && adaptation.adapter->has_magnitudes());
+                     (adaptation.adapter && adaptation.adapter->has_magnitudes()) || adaptation.kept;
   auto y = products.output(whole, later ? at::Tensor() : b);
   if (adaptation.adapter) adaptation.adapter->add_to(y, whole, *products.weight, adaptation.pass);
+  if (adaptation.kept) adaptation.kept->add_to(y, whole);
   links.sum_y.all_reduce(y);
   y = links.scatter_y.reduce_scatter(y);
   return later && bias ? y.add_(b) : y;
@@ -263,7 +265,7 @@ at::Tensor ColumnParallelLinear::forward(const at::Tensor& x, RecomputeFunction 
   Links links;
   (options_.sequence_parallel ? links.gather_x : links.sum_dx) = tp_;
   const ParameterPtr bias = options_.skip_bias_add ? nullptr : bias_;
-  const Adaptation adaptation = adaptation_of(adapter_, weight_, samples, comm::Group());
+  const Adaptation adaptation = adaptation_of(adapter_, kept_, weight_, samples, comm::Group());
   const Products products{weight_, fp8_};
   auto y = without_autograd([&] { return product(x, products, bias, adaptation, links); });
   y = with_linear_backward(x, y, products, bias, adaptation, links, kept_or(x, std::move(recompute_fn)));
@@ -274,7 +276,7 @@ Activated ColumnParallelLinear::forward(const at::Tensor& x, const InnerActivati
                                         RecomputeFunction recompute_fn, const at::Tensor& samples) const {
   Links links;
   (options_.sequence_parallel ? links.gather_x : links.sum_dx) = tp_;
-  const Adaptation adaptation = adaptation_of(adapter_, weight_, samples, comm::Group());
+  const Adaptation adaptation = adaptation_of(adapter_, kept_, weight_, samples, comm::Group());
   const Products products{weight_, fp8_};
   const auto out = without_autograd([&]() -> kernels::ActivatedOutput {
     if (adapter_ || fp8_) {
@@ -282,6 +284,11 @@ Activated ColumnParallelLinear::forward(const at::Tensor& x, const InnerActivati
       return {u, activate(u, inner)};
     }
     const at::Tensor bias = bias_ ? bias_->arrived() : at::Tensor();
+    if (adaptation.kept) {  // sums and roundings are those of the product below for few rows
+      const at::Tensor u = product(x, products, nullptr, adaptation, links);
+      return {u, inner.gated ? kernels::bias_gated_activation(u, bias, inner.form)
+                             : kernels::bias_activation(u, bias, inner.form)};
+    }
     auto both = kernels::linear_activation(links.gather_x.all_gather(x), weight_->arrived(), bias, inner.form,
                                            inner.gated, &weight_->packed);
     both.y = dropped(both.y, inner.dropout);
@@ -303,7 +310,7 @@ at::Tensor RowParallelLinear::forward(const at::Tensor& x, RecomputeFunction rec
   Links links;
   (options_.sequence_parallel ? links.scatter_y : links.sum_y) = tp_;
   const ParameterPtr bias = options_.skip_bias_add ? nullptr : bias_;
-  const Adaptation adaptation = adaptation_of(adapter_, weight_, samples, tp_);
+  const Adaptation adaptation = adaptation_of(adapter_, kept_, weight_, samples, tp_);
   const Products products{weight_, fp8_};
   const auto y = row_product(part, products, bias, adaptation, links, value);
   return with_linear_backward(part, y, products, bias, adaptation, links, kept_or(part, std::move(recompute_fn)));
@@ -314,7 +321,7 @@ at::Tensor RowParallelLinear::forward(const Activated& x, const InnerActivation&
   Links links;
   (options_.sequence_parallel ? links.scatter_y : links.sum_y) = tp_;
   const ParameterPtr bias = options_.skip_bias_add ? nullptr : bias_;
-  const Adaptation adaptation = adaptation_of(adapter_, weight_, samples, tp_);
+  const Adaptation adaptation = adaptation_of(adapter_, kept_, weight_, samples, tp_);
   const Products products{weight_, fp8_};
   const auto y = row_product(x.y, products, bias, adaptation, links, value);
   return with_linear_backward(x.u, y, products, bias, adaptation, links, activated_input(x, inner, again));

@@ -10,6 +10,7 @@
 #include "megatron/kernels/activation.h"
 #include "megatron/kernels/dropout.h"
 #include "megatron/parallel/adapter.h"
+#include "megatron/parallel/kept_adapters.h"
 #include "megatron/parallel/parameter.h"
 
 // Linear layers whose matrix is split over a tensor-parallel group (Shoeybi et al. 2019, section 3), t = tp.size(),
@@ -58,6 +59,7 @@ struct ActivatedAgain {
 struct Adaptation {
   AdapterPtr adapter = {};  ///< null: none
   Adapter::Pass pass = {};
+  KeptAdaptersPtr kept = {};  ///< those that sequences of the batch chose, where nothing is trained; null: none
 };
 
 /// y = x W^T + b with W split by output rows.
@@ -87,6 +89,10 @@ class ColumnParallelLinear {
   Activated forward(const at::Tensor& x, const InnerActivation& inner, RecomputeFunction recompute_fn,
                     const at::Tensor& samples = {}) const;
   void adapt(AdapterPtr adapter) { adapter_ = std::move(adapter); }
+  /// From now on each sequence of a batch has the one of these that it chose; null: none has. Of a model that only
+  /// computes forward: they get no gradients, and none go through them.
+  void keep(KeptAdaptersPtr adapters) { kept_ = std::move(adapters); }
+  const KeptAdaptersPtr& kept() const { return kept_; }  ///< may be null
   /// From now on the products with the weight are those of `fp8`; null: in the weight's type. Not with adapters.
   void compute_in(Fp8ProductsPtr fp8) { fp8_ = std::move(fp8); }
   const ParameterPtr& weight() const { return weight_; }
@@ -95,6 +101,7 @@ class ColumnParallelLinear {
  private:
   ParameterPtr weight_, bias_;
   AdapterPtr adapter_;
+  KeptAdaptersPtr kept_;
   Fp8ProductsPtr fp8_;
   comm::Group tp_;
   Options options_;
@@ -129,13 +136,16 @@ class RowParallelLinear {
   at::Tensor forward(const Activated& x, const InnerActivation& inner, const ActivatedAgain& again,
                      Value value = Value::Needed, const at::Tensor& samples = {}) const;
   void adapt(AdapterPtr adapter) { adapter_ = std::move(adapter); }
-  void compute_in(Fp8ProductsPtr fp8) { fp8_ = std::move(fp8); }  ///< as of ColumnParallelLinear
+  void keep(KeptAdaptersPtr adapters) { kept_ = std::move(adapters); }  ///< as of ColumnParallelLinear
+  const KeptAdaptersPtr& kept() const { return kept_; }                 ///< may be null
+  void compute_in(Fp8ProductsPtr fp8) { fp8_ = std::move(fp8); }        ///< as of ColumnParallelLinear
   const ParameterPtr& weight() const { return weight_; }
   const ParameterPtr& bias() const { return bias_; }
 
  private:
   ParameterPtr weight_, bias_;
   AdapterPtr adapter_;
+  KeptAdaptersPtr kept_;
   Fp8ProductsPtr fp8_;
   comm::Group tp_;
   Options options_;

@@ -225,12 +225,14 @@ Attend CachedGpt::Impl::attention_in_blocks(std::span<PagedCache* const> caches,
 }
 
 Normed CachedGpt::Impl::run(const at::Tensor& in, std::int64_t s, std::span<PagedCache* const> caches) const {
-  std::vector<std::int64_t> lengths;
+  std::vector<std::int64_t> lengths, adapters;
   for (const PagedCache* cache : caches) {
     if (cache->length + s > cache->capacity())
       throw std::logic_error(concat("blocks of ", cache->capacity(), " tokens cannot take ", cache->length, " + ", s));
     lengths.push_back(cache->length);
+    adapters.push_back(cache->adapter);
   }
+  const parallel::AdapterChoice::Batch batch(options.kept ? options.kept->choice.get() : nullptr, adapters);
   const auto position_sb = counted_positions(s, std::ssize(caches), in.device())
                                .add(at::tensor(lengths, at::kLong).to(in.device()).unsqueeze(0));
   modules.check_positions(position_sb, s);
@@ -349,6 +351,7 @@ at::Tensor CachedGpt::step(const at::Tensor& in, std::span<PagedCache* const> ca
 }
 
 std::unique_ptr<TokenGraph> CachedGpt::token_graph(KvCache& cache) const {
+  if (impl_->options.kept) return nullptr;
   return plainly([&] { return TokenGraph::of(impl_->options, impl_->modules, impl_->ends, cache); });
 }
 

@@ -39,6 +39,7 @@ struct PagedCache {
   const KvPool* pool = nullptr;
   std::vector<std::int64_t> blocks;  ///< of the pool, in the order of its tokens
   std::int64_t length = 0;           ///< tokens whose keys and values are there
+  std::int64_t adapter = 0;          ///< of TransformerOptions::kept, by its number; 0: none
 
   std::int64_t capacity() const;
 };
@@ -47,7 +48,8 @@ class TokenGraph;  // token_graph.h
 
 /// A stage of a GPT, or the whole model as the one stage, decoding from the tokens it has seen: no dropout, no
 /// gradients, keys and values kept in a cache that is the caller's. Results do not depend on the stages nor on how the
-/// tokens come (all at once, one by one), up to summation order.
+/// tokens come (all at once, one by one), up to summation order. Of the adapters that TransformerOptions::kept has a
+/// sequence in a pool has its own, and what is in a KvCache the usual one of the choice.
 class CachedGpt {
  public:
   /// `parameters`: at least those of `part`, a tied output's by the embedding's name. Throws std::logic_error for
@@ -86,7 +88,7 @@ class CachedGpt {
 
   /// What gives `cache`, which must outlive it and stay as it is, one token after the other in a graph; null where this
   /// is not the whole model on one rank, on a device with kernels for that, or has what they do not compute
-  /// (token_graph.h).
+  /// (token_graph.h), adapters among it.
   std::unique_ptr<TokenGraph> token_graph(KvCache& cache) const;
 
   const TransformerOptions& options() const;

@@ -71,10 +71,15 @@ class TokenSteps {
     return buffer;
   }
   at::Tensor rows(std::int64_t features) const { return at::empty({stream_.size(0), features}, stream_.options()); }
-  void multiply(const at::Tensor& y, const at::Tensor& x, const parallel::ParameterPtr& weight) const {
+  /// y = x W^T without a bias, and what adapters make of it.
+  template <class Linear>
+  void multiply(const at::Tensor& y, const at::Tensor& x, const Linear& linear) const {
+    const parallel::ParameterPtr& weight = linear.weight();
     if (const kernels::QuantizedMatrix* const blocks = weight->packed.quantized())
-      return kernels::few_rows_linear(y, x, *blocks, wide_);
-    kernels::few_rows_linear(y, x, weight->arrived(), wide_);
+      kernels::few_rows_linear(y, x, *blocks, wide_);
+    else
+      kernels::few_rows_linear(y, x, weight->arrived(), wide_);
+    if (linear.kept() && linear.kept()->chosen()) linear.kept()->add_to(y.unsqueeze(0), x.unsqueeze(0));
   }
   /// Of the projection to queries, keys and values.
   void add_bias(const BranchModules& branch) const {
@@ -155,7 +160,7 @@ void TokenSteps::normalize(const Norm& norm) {
 }
 
 void TokenSteps::project(const parallel::ColumnParallelLinear& linear) {
-  multiply(sized(buffers_[index_].projected, outputs(linear.weight())), normed_, linear.weight());
+  multiply(sized(buffers_[index_].projected, outputs(linear.weight())), normed_, linear);
 }
 
 void TokenSteps::normalize_heads(const BranchModules& branch) {
@@ -197,7 +202,7 @@ void TokenSteps::expand(const plan::Mlp& mlp, const BranchModules& branch) {
 }
 
 void TokenSteps::leave(const BranchModules& branch, std::size_t index, const Norm* next) {
-  multiply(branch_, buffers_[index_].inside, branch.out.weight());
+  multiply(branch_, buffers_[index_].inside, branch.out);
   tp_.all_reduce(branch_);
   const at::Tensor& bias = arrived_or_none(branch.out.bias(), none_);
   if (branch.out_norm) {
