@@ -43,6 +43,25 @@ TEST(BlockPool, GivesPrefixesUpFromTheirEndsTheOneReleasedLongestAgoFirst) {
   EXPECT_THROW(BlockPool(4, 4, 6), std::logic_error);
 }
 
+// What a model with an adapter makes of tokens is not what it makes of them with another.
+TEST(BlockPool, TextsOfOtherAdaptersHavePrefixesOfTheirOwn) {
+  BlockPool pool(6, 2, 2);
+  auto* const base = pool.add(nullptr, Ids{1, 1}, pool.take(1));
+  EXPECT_EQ(pool.find(Ids{1, 1}, 1), nullptr);
+  auto* const adapted = pool.add(nullptr, Ids{1, 1}, pool.take(1), 1);
+  auto* const longer = pool.add(adapted, Ids{2, 2}, pool.take(1), 1);
+  EXPECT_EQ(pool.find(Ids{1, 1, 2, 2}), base);
+  EXPECT_EQ(pool.find(Ids{1, 1, 2, 2}, 1), longer);
+  EXPECT_EQ(pool.find(Ids{1, 1, 2, 2}, 2), nullptr);
+  EXPECT_THAT(base->blocks(), ElementsAre(0));
+  EXPECT_THAT(longer->blocks(), ElementsAre(1, 2));
+  pool.release(base);
+  pool.release(longer);
+  EXPECT_EQ(pool.kept(), 3);
+  EXPECT_EQ(pool.take(6).size(), 6);
+  EXPECT_EQ(pool.find(Ids{1, 1}, 1), nullptr);
+}
+
 /// What a text has.
 struct Holder {
   BlockPool::Prefix* prefix = nullptr;

@@ -66,7 +66,8 @@ class FakeModel : public SlotModel {
     return row;
   }
 
-  void begin(std::int64_t slot, std::span<const std::int64_t> of_slot, std::int64_t length) override {
+  void begin(std::int64_t slot, std::span<const std::int64_t> of_slot, std::int64_t length,
+             std::int64_t /*adapter*/) override {
     ASSERT_FALSE(slots.contains(slot));
     shared += length;
     slots[slot] = {{of_slot.begin(), of_slot.end()}, length};

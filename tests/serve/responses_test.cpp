@@ -57,7 +57,7 @@ TEST(Responses, HaveTheFormsOfOpenAi) {
   piece = {.index = 0, .text = "", .first = false, .finish = Finish::Stop, .logprobs = nullptr};
   EXPECT_EQ(json::parse(chunk_json(chat, piece))["choices"][0]["delta"], json::object());
   EXPECT_EQ(json::parse(usage_chunk_json(text, {.prompt = 1}))["choices"], json::array());
-  EXPECT_EQ(json::parse(models_json("m", 7, 512))["data"][0]["id"], "m");
+  EXPECT_EQ(json::parse(models_json({{.name = "m"}}, {.created = 7, .context = 512}))["data"][0]["id"], "m");
 }
 
 TEST(Responses, HaveCallsInTheFormOfOpenAi) {

@@ -49,6 +49,7 @@ code { background: var(--soft); white-space: pre-wrap; }
 <section id="talk" aria-label="Conversation" aria-live="polite" aria-busy="false"></section>
 </main>
 <aside aria-label="Settings">
+  <section id="choice" hidden><label for="models">Model</label><select id="models"></select></section>
   <label for="mode">Mode</label>
   <select id="mode"><option value="chat">Chat</option><option value="text">Continue a text</option></select>
   <label for="system">System message</label><input id="system" type="text">
@@ -84,9 +85,17 @@ const headers = () => {
 const find_model = async () => {
   const response = await fetch("v1/models", {headers: headers()});
   if (!response.ok) return say("The server wants a bearer token.");
-  model = (await response.json()).data[0].id;
-  $("model").textContent = document.title = model;
+  const {data} = await response.json();
+  $("models").replaceChildren(...data.map(({id}) => new Option(id)));
+  $("choice").hidden = data.length < 2;
+  choose_model();
   find_run();
+};
+
+// The base, or one of its adapters.
+const choose_model = () => {
+  model = $("models").value;
+  $("model").textContent = document.title = model;
 };
 
 const find_run = async () => {
@@ -263,6 +272,7 @@ $("clear").addEventListener("click", () => {
   say("Ready.");
 });
 $("token").addEventListener("change", find_model);
+$("models").addEventListener("change", choose_model);
 $("run").addEventListener("toggle", show_run);
 find_model();
 </script>

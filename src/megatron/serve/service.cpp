@@ -134,7 +134,8 @@ void Service::route(const HttpRequest& request, const std::shared_ptr<Reply>& re
   // What throws does so before the 200 is counted.
   const Picture* const shown = picture_at(request.path);
   const std::string picture = shown != nullptr ? shown->draw() : "";
-  if (request.path.starts_with(kModelPath)) check_model(request.path.substr(std::string(kModelPath).size()));
+  const std::int64_t adapter =
+      request.path.starts_with(kModelPath) ? adapter_of(request.path.substr(std::string(kModelPath).size())) : 0;
   metrics_.add("megatron_requests_total", 1, {{"path", family_of(request.path)}, {"status", "200"}});
   if (request.path == "/")
     return reply->send({.type = "text/html; charset=utf-8", .body = std::string(page()), .headers = page_headers()});
@@ -148,16 +149,26 @@ void Service::route(const HttpRequest& request, const std::shared_ptr<Reply>& re
     return reply->send({.body = nlohmann::ordered_json{{"pictures", names}}.dump()});
   }
   if (shown != nullptr) return reply->send({.type = "image/svg+xml", .body = picture});
-  if (request.path == "/v1/models")
-    return reply->send({.body = models_json(options_.model, options_.created, options_.context)});
-  reply->send({.body = model_json(options_.model, options_.created, options_.context)});
+  const ModelsHead head{.created = options_.created, .context = options_.context};
+  if (request.path != "/v1/models") return reply->send({.body = model_json(served(adapter), head)});
+  std::vector<ServedModel> models;
+  for (std::int64_t i = 0; i <= std::ssize(options_.adapters); ++i) models.push_back(served(i));
+  reply->send({.body = models_json(models, head)});
 }
 
-void Service::check_model(const std::string& asked) const {
-  if (!asked.empty() && asked != options_.model)
-    throw ApiError(
-        404, concat("the model '", asked.substr(0, 200), "' does not exist; this server has '", options_.model, "'"),
-        "model", "model_not_found");
+ServedModel Service::served(std::int64_t adapter) const {
+  if (adapter == 0) return {.name = options_.model};
+  return {.name = options_.adapters.at(static_cast<std::size_t>(adapter - 1)), .parent = options_.model};
+}
+
+std::int64_t Service::adapter_of(const std::string& asked) const {
+  if (asked.empty() || asked == options_.model) return 0;
+  const auto found = std::ranges::find(options_.adapters, asked);
+  if (found != options_.adapters.end()) return found - options_.adapters.begin() + 1;
+  std::string names = concat("'", options_.model, "'");
+  for (const std::string& name : options_.adapters) names += concat(", '", name, "'");
+  throw ApiError(404, concat("the model '", asked.substr(0, 200), "' does not exist; this server has ", names), "model",
+                 "model_not_found");
 }
 
 std::string Service::text_of_vector(const std::string& text) const {
@@ -244,7 +255,7 @@ Thinking Service::thinking_of(const Request& request) const {
 }
 
 void Service::embed(const EmbeddingRequest& request, const std::shared_ptr<Reply>& reply, const std::string& client) {
-  check_model(request.model);
+  adapter_of(request.model);  // an encoder has none: throws for another model's name
   const auto response = std::make_shared<EmbeddingResponse>(options_.model, request.base64, reply, metrics_, queue_);
   std::vector<TextTask> tasks;
   TextTask task;
@@ -264,7 +275,7 @@ void Service::embed(const EmbeddingRequest& request, const std::shared_ptr<Reply
 }
 
 void Service::answer(Request request, const std::shared_ptr<Reply>& reply, const std::string& client) {
-  check_model(request.model);
+  const std::int64_t adapter = adapter_of(request.model);
   if (request.chat) request.prompts = {chat_prompt(request)};
   for (const auto& [token, bias] : request.sampling.logit_bias)
     if (token >= options_.vocab) throw ApiError(400, concat("the model has no token ", token), "logit_bias");
@@ -282,7 +293,7 @@ void Service::answer(Request request, const std::shared_ptr<Reply>& reply, const
                                    .created = std::chrono::duration_cast<std::chrono::seconds>(
                                                   std::chrono::system_clock::now().time_since_epoch())
                                                   .count(),
-                                   .model = options_.model,
+                                   .model = served(adapter).name,
                                    .chat = request.chat,
                                    .tools = tools.has_value()},
                           .stream = request.stream,
@@ -295,6 +306,7 @@ void Service::answer(Request request, const std::shared_ptr<Reply>& reply, const
                           .call_key = stream_key(start_ + number, "calls")},
       tokenizer_, reply, metrics_);
   TextTask task{.prompt = {},
+                .adapter = adapter,
                 .ends = request.ignore_eos && !mask ? std::vector<std::int64_t>() : options_.ends,
                 .sampling = request.sampling,
                 .seed = request.sampling.seed.value_or(stream_key(start_ + number, "seed")),

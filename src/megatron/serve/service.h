@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "megatron/serve/api/request.h"
+#include "megatron/serve/api/responses.h"
 #include "megatron/serve/grammar/token_trie.h"
 #include "megatron/serve/http/server.h"
 #include "megatron/serve/metrics.h"
@@ -28,12 +29,13 @@ struct Picture {
 
 /// What is served, and to whom.
 struct ServiceOptions {
-  std::string model = {};                ///< its name
-  std::int64_t context = 0;              ///< tokens of prompt and answer together
-  std::int64_t max_tokens = 0;           ///< of one answer; 0: what the context leaves
-  std::int64_t vocab = 0;                ///< ids that the model knows
-  std::vector<std::int64_t> ends = {};   ///< tokens that end a text
-  std::vector<std::string> tokens = {};  ///< bearer tokens; empty: everybody may ask
+  std::string model = {};                  ///< its name
+  std::vector<std::string> adapters = {};  ///< names of those beside it; number i + 1 of TextTask::adapter at i
+  std::int64_t context = 0;                ///< tokens of prompt and answer together
+  std::int64_t max_tokens = 0;             ///< of one answer; 0: what the context leaves
+  std::int64_t vocab = 0;                  ///< ids that the model knows
+  std::vector<std::int64_t> ends = {};     ///< tokens that end a text
+  std::vector<std::string> tokens = {};    ///< bearer tokens; empty: everybody may ask
   double request_timeout_s = 600;
   std::int64_t created = 0;  ///< seconds since 1970
   bool embeddings = false;   ///< the model makes vectors of texts, and writes none
@@ -65,7 +67,10 @@ class Service {
   /// `special`: with what the tokenizer's template sets before a text, of embeddings around it.
   PromptTokens tokens_of(const Prompt& prompt, const std::string& name, bool special) const;
   std::int64_t new_tokens(const Request& request, std::int64_t prompt_tokens) const;
-  void check_model(const std::string& asked) const;
+  /// The adapter whose name is `asked` (TextTask::adapter): 0 for the model's own and "". Throws ApiError 404 for
+  /// others.
+  std::int64_t adapter_of(const std::string& asked) const;
+  ServedModel served(std::int64_t adapter) const;
   /// The prompt of a chat. Throws ApiError 400 where its template has no way to write tools or calls.
   std::string chat_prompt(const Request& request) const;
   /// What makes a mask for each text of a request that is kept within a schema or calls; null where it is not.

@@ -56,6 +56,7 @@ struct PromptTokens {
 /// A text to write.
 struct TextTask {
   std::vector<std::int64_t> prompt = {};  ///< at least one token
+  std::int64_t adapter = 0;               ///< of the model's, by its number from 1 on; 0: none
   std::int64_t max_tokens = 0;            ///< prompt and these fit into the context
   std::vector<std::int64_t> ends = {};    ///< tokens that end it
   Sampling sampling = {};

@@ -43,8 +43,8 @@ void BlockPool::drop_oldest() {
   siblings.erase(siblings.find(*oldest->key_));
 }
 
-BlockPool::Prefix* BlockPool::find(std::span<const std::int64_t> tokens) {
-  Prefix* found = &root_;
+BlockPool::Prefix* BlockPool::find(std::span<const std::int64_t> tokens, std::int64_t adapter) {
+  Prefix* found = &roots_[adapter];
   const auto unit = static_cast<std::size_t>(unit_tokens());
   for (; tokens.size() >= unit; tokens = tokens.subspan(unit)) {
     const auto first = tokens.first(unit);
@@ -52,16 +52,16 @@ BlockPool::Prefix* BlockPool::find(std::span<const std::int64_t> tokens) {
     if (child == found->children_.end()) break;
     found = child->second.get();
   }
-  return found == &root_ ? nullptr : found;
+  return found->parent_ == nullptr ? nullptr : found;
 }
 
 void BlockPool::hold(Prefix* prefix) {
-  for (; prefix != nullptr && prefix != &root_; prefix = prefix->parent_)
+  for (; prefix != nullptr && prefix->parent_ != nullptr; prefix = prefix->parent_)
     if (prefix->holders_++ == 0) kept_.erase(prefix->released_);
 }
 
 void BlockPool::release(Prefix* prefix) {
-  for (; prefix != nullptr && prefix != &root_; prefix = prefix->parent_) {
+  for (; prefix != nullptr && prefix->parent_ != nullptr; prefix = prefix->parent_) {
     if (--prefix->holders_ > 0) continue;
     prefix->released_ = ++clock_;
     kept_.emplace(prefix->released_, prefix);
@@ -69,8 +69,8 @@ void BlockPool::release(Prefix* prefix) {
 }
 
 BlockPool::Prefix* BlockPool::add(Prefix* held, std::span<const std::int64_t> unit,
-                                  std::span<const std::int64_t> blocks) {
-  Prefix* const parent = held == nullptr ? &root_ : held;
+                                  std::span<const std::int64_t> blocks, std::int64_t adapter) {
+  Prefix* const parent = held == nullptr ? &roots_[adapter] : held;
   const auto [place, added] = parent->children_.try_emplace(std::vector<std::int64_t>(unit.begin(), unit.end()));
   if (!added) return nullptr;
   place->second = std::make_unique<Prefix>();

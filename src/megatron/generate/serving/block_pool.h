@@ -10,8 +10,9 @@ namespace megatron::generate {
 /// Who has which block of a pool of keys and values: a text alone, or all texts whose prompts begin alike. Numbers
 /// only: the memory is the model's (SlotModel).
 ///
-/// Prefixes are a tree: each is its parent and one unit of tokens more, whose blocks nobody writes again. A prefix that
-/// no text holds is kept until its blocks are needed; the one released longest ago goes first, and before its parent.
+/// Prefixes are trees, one of each adapter: each is its parent and one unit of tokens more, whose blocks nobody writes
+/// again. A prefix that no text holds is kept until its blocks are needed; the one released longest ago goes first, and
+/// before its parent.
 class BlockPool {
  public:
   class Prefix {
@@ -47,21 +48,23 @@ class BlockPool {
   std::vector<std::int64_t> take(std::int64_t count);
   void give_back(std::span<const std::int64_t> blocks);
 
-  /// The longest prefix that `tokens` begin with; null: none.
-  Prefix* find(std::span<const std::int64_t> tokens);
+  /// The longest prefix that `tokens` begin with; null: none. `adapter`: the one that the text was asked for with, 0
+  /// none; texts of others have prefixes of their own, as their keys and values differ.
+  Prefix* find(std::span<const std::int64_t> tokens, std::int64_t adapter = 0);
   /// A text begins and ends to use a prefix, which may be null.
   void hold(Prefix* prefix);
   void release(Prefix* prefix);
   /// Makes a text's blocks of the unit that follows `held`, which it holds or which is null, a prefix that it holds in
-  /// its place. Null where there is one of these tokens already: the blocks stay the text's.
-  Prefix* add(Prefix* held, std::span<const std::int64_t> unit, std::span<const std::int64_t> blocks);
+  /// its place. Null where there is one of these tokens already: the blocks stay the text's. `adapter` as of find().
+  Prefix* add(Prefix* held, std::span<const std::int64_t> unit, std::span<const std::int64_t> blocks,
+              std::int64_t adapter = 0);
 
  private:
   void drop_oldest();
 
   std::int64_t size_, block_tokens_, unit_blocks_;
   std::vector<std::int64_t> free_;
-  Prefix root_;
+  std::map<std::int64_t, Prefix> roots_;   ///< by adapter
   std::map<std::uint64_t, Prefix*> kept_;  ///< by when they were released
   std::uint64_t clock_ = 0;
 };

@@ -160,7 +160,7 @@ std::int64_t Engine::first_blocks(const TextTask& task, std::int64_t written) co
 
 BlockPool::Prefix* Engine::prefix_of(const TextTask& task) {
   if (!options_.keep_prefixes || task.prompt_logprobs || task.prompt.empty()) return nullptr;
-  return pool_.find(std::span(task.prompt).first(task.prompt.size() - 1));
+  return pool_.find(std::span(task.prompt).first(task.prompt.size() - 1), task.adapter);
 }
 
 bool Engine::fits(const TextTask& task) {
@@ -209,7 +209,7 @@ void Engine::begin(Text& text) {
   share(text);  // more than when it was seated, where a text before it was read in between
   text.begun = true;
   text.read = text.prefix == nullptr ? 0 : text.prefix->units() * pool_.unit_tokens();
-  model_.begin(text.slot, text.blocks, text.read);
+  model_.begin(text.slot, text.blocks, text.read, text.task.adapter);
   metrics_.add("megatron_cached_tokens_total", static_cast<double>(text.read));
   if (text.written.empty()) text.task.listener->on_cached(text.read);
 }
@@ -223,7 +223,8 @@ void Engine::offer(Text& text) {
     if (first + pool_.unit_tokens() > text.read) return;
     BlockPool::Prefix* const longer = pool_.add(
         text.prefix, prompt.subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(pool_.unit_tokens())),
-        blocks.subspan(static_cast<std::size_t>(first_block), static_cast<std::size_t>(pool_.unit_blocks())));
+        blocks.subspan(static_cast<std::size_t>(first_block), static_cast<std::size_t>(pool_.unit_blocks())),
+        text.task.adapter);
     if (longer == nullptr) return;  // another text has read the same meanwhile
     text.prefix = longer;
   }

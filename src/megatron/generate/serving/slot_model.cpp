@@ -11,7 +11,7 @@
 namespace megatron::generate {
 namespace {
 
-constexpr std::int64_t kHeader = 4;
+constexpr std::int64_t kHeader = 5;
 
 // Ranks on several machines have planned with the memory of their own.
 std::int64_t least_of_ranks(const comm::Group& world, std::int64_t blocks) {
@@ -23,7 +23,8 @@ std::int64_t least_of_ranks(const comm::Group& world, std::int64_t blocks) {
 void RankSlots::tell(const Command& command) const {
   if (world_.size() == 1) return;
   const auto count = static_cast<std::int64_t>(command.values.size());
-  const std::vector<std::int64_t> header = {static_cast<std::int64_t>(command.call), command.a, command.b, count};
+  const std::vector<std::int64_t> header = {static_cast<std::int64_t>(command.call), command.a, command.b, command.c,
+                                            count};
   world_.broadcast(at::tensor(header, at::kLong).to(device_), 0);
   if (count > 0) world_.broadcast(at::tensor(command.values, at::kLong).to(device_), 0);
 }
@@ -38,8 +39,8 @@ RankSlots::Command RankSlots::hear() const {
     return std::vector<std::int64_t>(data, data + count);
   };
   const auto header = received(kHeader);
-  Command command{static_cast<Call>(header[0]), header[1], header[2], {}};
-  if (header[3] > 0) command.values = received(header[3]);
+  Command command{static_cast<Call>(header[0]), header[1], header[2], header[3], {}};
+  if (header[4] > 0) command.values = received(header[4]);
   return command;
 }
 
@@ -51,8 +52,9 @@ at::Tensor RankSlots::run(const Command& command) {
   };
   switch (command.call) {
     case Call::Begin:
-      caches_.insert_or_assign(command.a,
-                               model::PagedCache{.pool = &pool_, .blocks = command.values, .length = command.b});
+      caches_.insert_or_assign(
+          command.a,
+          model::PagedCache{.pool = &pool_, .blocks = command.values, .length = command.b, .adapter = command.c});
       return {};
     case Call::Extend: {
       auto& blocks = caches_.at(command.a).blocks;
@@ -95,27 +97,28 @@ RankSlots::RankSlots(const StagedModel& model, comm::Group world, at::Device dev
 
 std::int64_t RankSlots::block_tokens() const { return plan::kCacheBlockTokens; }
 
-void RankSlots::begin(std::int64_t slot, std::span<const std::int64_t> blocks, std::int64_t length) {
-  lead({Call::Begin, slot, length, {blocks.begin(), blocks.end()}});
+void RankSlots::begin(std::int64_t slot, std::span<const std::int64_t> blocks, std::int64_t length,
+                      std::int64_t adapter) {
+  lead({Call::Begin, slot, length, adapter, {blocks.begin(), blocks.end()}});
 }
 
 void RankSlots::extend(std::int64_t slot, std::span<const std::int64_t> blocks) {
-  lead({Call::Extend, slot, 0, {blocks.begin(), blocks.end()}});
+  lead({Call::Extend, slot, 0, 0, {blocks.begin(), blocks.end()}});
 }
 
 at::Tensor RankSlots::read(std::int64_t slot, std::span<const std::int64_t> tokens, bool all) {
-  return lead({Call::Read, slot, all ? 1 : 0, {tokens.begin(), tokens.end()}});
+  return lead({Call::Read, slot, all ? 1 : 0, 0, {tokens.begin(), tokens.end()}});
 }
 
 at::Tensor RankSlots::write(std::span<const std::int64_t> slots, std::span<const std::int64_t> tokens) {
-  Command command{Call::Write, 0, 0, {slots.begin(), slots.end()}};
+  Command command{Call::Write, 0, 0, 0, {slots.begin(), slots.end()}};
   command.values.insert(command.values.end(), tokens.begin(), tokens.end());
   return lead(command);
 }
 
-void RankSlots::free(std::int64_t slot) { lead({Call::Free, slot, 0, {}}); }
-void RankSlots::idle() { lead({Call::Idle, 0, 0, {}}); }
-void RankSlots::stop() { lead({Call::Stop, 0, 0, {}}); }
+void RankSlots::free(std::int64_t slot) { lead({Call::Free, slot, 0, 0, {}}); }
+void RankSlots::idle() { lead({Call::Idle, 0, 0, 0, {}}); }
+void RankSlots::stop() { lead({Call::Stop, 0, 0, 0, {}}); }
 
 void RankSlots::follow() {
   while (true) {

@@ -21,8 +21,10 @@ class SlotModel {
   virtual std::int64_t blocks() const = 0;
   virtual std::int64_t block_tokens() const = 0;
   std::int64_t tokens() const { return blocks() * block_tokens(); }  ///< of all blocks: no text can be longer
-  /// Gives a free slot these blocks, in the order of its tokens, of which they have the first `length`.
-  virtual void begin(std::int64_t slot, std::span<const std::int64_t> blocks, std::int64_t length) = 0;
+  /// Gives a free slot these blocks, in the order of its tokens, of which they have the first `length`. `adapter`: that
+  /// of the slot's text (PagedCache), 0: none.
+  virtual void begin(std::int64_t slot, std::span<const std::int64_t> blocks, std::int64_t length,
+                     std::int64_t adapter) = 0;
   /// Gives a slot blocks that follow those it has.
   virtual void extend(std::int64_t slot, std::span<const std::int64_t> blocks) = 0;
   /// Reads tokens that follow what the slot has -> logits [1, vocab] after the last; `all`: [tokens, vocab] after each.
@@ -44,7 +46,8 @@ class RankSlots : public SlotModel {
 
   std::int64_t blocks() const override { return blocks_; }
   std::int64_t block_tokens() const override;
-  void begin(std::int64_t slot, std::span<const std::int64_t> blocks, std::int64_t length) override;
+  void begin(std::int64_t slot, std::span<const std::int64_t> blocks, std::int64_t length,
+             std::int64_t adapter) override;
   void extend(std::int64_t slot, std::span<const std::int64_t> blocks) override;
   at::Tensor read(std::int64_t slot, std::span<const std::int64_t> tokens, bool all) override;
   at::Tensor write(std::span<const std::int64_t> slots, std::span<const std::int64_t> tokens) override;
@@ -60,7 +63,7 @@ class RankSlots : public SlotModel {
   /// What a rank is to do.
   struct Command {
     Call call;
-    std::int64_t a = 0, b = 0;
+    std::int64_t a = 0, b = 0, c = 0;
     std::vector<std::int64_t> values;
   };
   void tell(const Command& command) const;

@@ -132,9 +132,14 @@ Ordered of_chat(const text::Tokenizer& tokenizer, const std::vector<ScoredToken>
   return {{"content", content}, {"refusal", nullptr}};
 }
 
-Ordered described(const std::string& model, std::int64_t created, std::int64_t context) {
-  return {
-      {"id", model}, {"object", "model"}, {"created", created}, {"owned_by", "megatron"}, {"max_model_len", context}};
+Ordered described(const ServedModel& model, const ModelsHead& head) {
+  Ordered fields = {{"id", model.name},
+                    {"object", "model"},
+                    {"created", head.created},
+                    {"owned_by", "megatron"},
+                    {"max_model_len", head.context}};
+  if (!model.parent.empty()) fields["parent"] = model.parent;
+  return fields;
 }
 
 }  // namespace
@@ -196,13 +201,13 @@ std::string embeddings_json(const std::string& model, const std::vector<std::vec
                  {"usage", {{"prompt_tokens", prompt_tokens}, {"total_tokens", prompt_tokens}}}});
 }
 
-std::string models_json(const std::string& model, std::int64_t created, std::int64_t context) {
-  return dumped({{"object", "list"}, {"data", Ordered::array({described(model, created, context)})}});
+std::string models_json(const std::vector<ServedModel>& models, const ModelsHead& head) {
+  Ordered data = Ordered::array();
+  for (const ServedModel& model : models) data.push_back(described(model, head));
+  return dumped({{"object", "list"}, {"data", data}});
 }
 
-std::string model_json(const std::string& model, std::int64_t created, std::int64_t context) {
-  return dumped(described(model, created, context));
-}
+std::string model_json(const ServedModel& model, const ModelsHead& head) { return dumped(described(model, head)); }
 
 std::string event(std::string_view data) {
   std::string text;

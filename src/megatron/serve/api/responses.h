@@ -78,9 +78,18 @@ std::string usage_chunk_json(const ResponseHead& head, const Usage& usage);
 std::string embeddings_json(const std::string& model, const std::vector<std::vector<float>>& embeddings, bool base64,
                             std::int64_t prompt_tokens);
 
+/// What /v1/models says of the models of a server, which have that in common.
+struct ModelsHead {
+  std::int64_t created = 0, context = 0;
+};
+/// A model that requests may name.
+struct ServedModel {
+  std::string name = {};
+  std::string parent = {};  ///< of an adapter the name of its base; "": it is the base
+};
 /// {"object": "list", "data": [{"id", "object": "model", …}]}
-std::string models_json(const std::string& model, std::int64_t created, std::int64_t context);
-std::string model_json(const std::string& model, std::int64_t created, std::int64_t context);
+std::string models_json(const std::vector<ServedModel>& models, const ModelsHead& head);
+std::string model_json(const ServedModel& model, const ModelsHead& head);
 
 /// Server-sent events (text/event-stream): "data: …", a line of it each, and an empty line.
 std::string event(std::string_view data);
