@@ -14,6 +14,7 @@
 #include "megatron/generate/score.h"
 #include "megatron/kernels/runtime.h"
 #include "megatron/model/decoding/score.h"
+#include "megatron/run/kept_adapters.h"
 #include "megatron/run/memory_check.h"
 #include "megatron/run/ranks.h"
 #include "megatron/train/resume/agreement.h"
@@ -83,6 +84,12 @@ std::int64_t tokens_of(const EvalWork& work) {
 
 }  // namespace
 
+run::TrainedModel opened(const EvalFlags& flags) {
+  run::TrainedModel model = run::open_trained_model(flags, "eval");
+  run::keep_adapter(model, flags.adapter, "eval");
+  return model;
+}
+
 void print_report(nlohmann::ordered_json fields, const EvalFlags& flags, const plan::ResolvedRun& run,
                   std::int64_t tokens, double seconds) {
   fields["dtype"] = run.config.train.dtype;
@@ -98,7 +105,7 @@ void check_eval_memory(const EvalFlags& flags, const run::TrainedModel& model, s
   tokens = std::max<std::int64_t>(1, tokens);
   samples = std::clamp<std::int64_t>(flags.batch_size, 1, std::max<std::int64_t>(1, samples));
   run::check_memory(run, comm::place_from(comm::process_environment()), model.holding(),
-                    {.bytes = plan::forward_bytes(run, samples, tokens),
+                    {.bytes = plan::forward_bytes(run, samples, tokens) + model.kept_bytes,
                      .what = concat("a layer of ", samples, " times ", tokens, " tokens"),
                      .fix = flags.batch_size > 1 ? "a smaller --batch-size" : "a machine with more memory"});
 }

@@ -83,6 +83,9 @@ void check_task_flags(const TaskFlags& flags, const std::string& task) {
                       {"--max-query-length", flags.max_query_length, 0, 0, " span options "},
                       {"--n-best", flags.n_best, 0, 0, " span "},
                       {"--max-answer-length", flags.max_answer_length, 0, 0, " span "}});
+  if (!flags.adapter.empty())
+    throw ConfigError(rule_got_fix(concat("eval ", task, ": --adapter is for what scores texts."), flags.adapter,
+                                   "leave --adapter out"));
   if (!flags.output.empty()) AtomicFolder::check(flags.output);
 }
 

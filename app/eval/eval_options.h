@@ -11,7 +11,7 @@ namespace megatron::app {
 
 /// The options of all jobs of `megatron eval` that compute with a model.
 struct EvalFlags : run::ModelFlags {
-  std::string data;
+  std::string adapter, data;
   std::int64_t limit = 0, batch_size = 0;
   std::string progress = "auto";
   bool json = false;
@@ -20,6 +20,7 @@ struct EvalFlags : run::ModelFlags {
 
   void visit(auto& v) {
     run::ModelFlags::visit(v);
+    run::visit_adapter(v, adapter);
     v("dp", dp, "Data-parallel size: ranks that share the windows or examples; 0: world_size / (tp x pp), or 1.");
     v("data", data, "File to score.", config::Required(), config::Common());
     v("limit", limit, "Only the first N windows or examples; 0: all.", config::Common());

@@ -23,7 +23,7 @@ EvalWork work_of(run::TrainedModel model, const tasks::EvalTexts& texts, const c
 int eval_lambada(const Args& args) {
   const LambadaFlags flags = eval_lambada_flags(args);
   const auto format = tasks::lambada_format_of(flags.format);
-  run::TrainedModel model = run::open_trained_model(flags, "eval");
+  run::TrainedModel model = opened(flags);
   tasks::EvalTexts texts(model.tokenizer.encoder(), longest_window(model));
   for (const auto& passage : tasks::read_lambada(flags.data, format, flags.limit))
     texts.add(passage.context, passage.last_word);
@@ -64,7 +64,7 @@ std::int64_t right_answers(const std::vector<tasks::ChoiceQuestion>& questions,
 
 int eval_choice(const Args& args) {
   const EvalFlags flags = eval_choice_flags(args);
-  run::TrainedModel model = run::open_trained_model(flags, "eval");
+  run::TrainedModel model = opened(flags);
   const auto questions = tasks::read_choices(flags.data, flags.limit);
   tasks::EvalTexts texts(model.tokenizer.encoder(), longest_window(model));
   std::vector<tasks::AnswerScore> answers;

@@ -21,6 +21,9 @@ int eval_choice(const Args& args);
 /// `task`: of tasks::task_kind_of(), or "squad", whose version the file tells.
 int eval_task(const std::string& task, const Args& args);
 
+/// What the flags name, with the adapter that is kept. Throws as run::open_trained_model() and run::keep_adapter().
+run::TrainedModel opened(const EvalFlags& flags);
+
 /// Tokens that a window may have: the last is only a label.
 inline std::int64_t longest_window(const run::TrainedModel& model) { return model.run.shape.max_positions + 1; }
 

@@ -79,8 +79,7 @@ void choose_windows(TextFlags& flags, const run::TrainedModel& model, bool paper
 }
 
 TextTask prepare(TextFlags flags, bool paper) {
-  TextTask task{
-      .flags = {}, .work = {.model = run::open_trained_model(flags, "eval"), .ids = {}, .windows = {}}, .text = {}};
+  TextTask task{.flags = {}, .work = {.model = opened(flags), .ids = {}, .windows = {}}, .text = {}};
   EvalWork& work = task.work;
   choose_windows(flags, work.model, paper);
   if (const auto pair = pair_of(flags.data)) {

@@ -26,6 +26,7 @@
 #include "megatron/generate/speculate.h"
 #include "megatron/interchange/weights.h"
 #include "megatron/kernels/runtime.h"
+#include "megatron/run/kept_adapters.h"
 #include "megatron/run/memory_check.h"
 #include "megatron/run/ranks.h"
 #include "megatron/run/trained_model.h"
@@ -142,6 +143,7 @@ int answer_of_pair(const GenerateFlags& flags) {
 Request prepare(GenerateFlags flags) {
   const auto texts = flags.chat ? chats_of(flags, prompts_of(flags)) : prompts_of(flags);
   run::TrainedModel model = run::open_trained_model(flags, "generate");
+  run::keep_adapter(model, flags.adapter, "generate");
   check_speculation(flags, model.run.shape);
   generate::GenerateOptions options{.max_new_tokens = flags.max_new_tokens,
                                     .sampling = sampling_of(flags, 1),
@@ -166,7 +168,8 @@ Request prepare(GenerateFlags flags) {
       flags.speculative_method == kMultiToken ? generate::largest_text_bytes : generate::largest_group_bytes;
   run::check_memory(
       model.run, comm::place_from(comm::process_environment()), model.holding(),
-      {.bytes = largest_bytes(prompts, options, model.run.shape, element_bytes, model.run.config.parallel.tp),
+      {.bytes = largest_bytes(prompts, options, model.run.shape, element_bytes, model.run.config.parallel.tp) +
+                model.kept_bytes,
        .what = "keys and values of what is written",
        .fix = "fewer --max-new-tokens, or a shorter prompt"});
   return {std::move(flags), std::move(model), std::move(prompts), std::move(openings), options};

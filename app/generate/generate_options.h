@@ -18,7 +18,7 @@ inline constexpr const char *kNoSpeculation = "none", *kMultiToken = "mtp";
 /// The options of `megatron generate`.
 struct GenerateFlags : run::ModelFlags {
   std::vector<std::string> prompt;
-  std::string prompt_file;
+  std::string prompt_file, adapter;
   bool add_special_tokens = true;
   bool chat = false;
   std::string system;
@@ -38,6 +38,7 @@ struct GenerateFlags : run::ModelFlags {
 
   void visit(auto& v) {
     run::ModelFlags::visit(v);
+    run::visit_adapter(v, adapter);
     v("prompt", prompt, "Prompts to continue, each by itself.", config::Common());
     v("prompt_file", prompt_file, "File with one prompt per line.", config::Common());
     v("add_special_tokens", add_special_tokens,

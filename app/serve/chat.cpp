@@ -24,6 +24,7 @@
 #include "megatron/generate/serving/engine.h"
 #include "megatron/kernels/runtime.h"
 #include "megatron/plan/cost/kv_cache.h"
+#include "megatron/run/kept_adapters.h"
 #include "megatron/run/ranks.h"
 #include "megatron/run/trained_model.h"
 #include "megatron/serve/answer_text.h"
@@ -213,7 +214,8 @@ void Conversation::answer(const std::string& line) {
   auto tokens = prompt();
   if (!tokens) return leave_out(line);
   before_.reset();
-  serve::TextTask task{.prompt = *std::move(tokens), .ends = model_.ends, .seed = flags_.seed};
+  serve::TextTask task{
+      .prompt = *std::move(tokens), .adapter = model_.usual_adapter, .ends = model_.ends, .seed = flags_.seed};
   task.max_tokens = std::min(flags_.max_new_tokens, context_ - std::ssize(task.prompt));
   if (task.max_tokens < 1) {
     write_line(stderr, concat("the conversation fills the context of ", context_, " tokens: /clear or /undo"));
@@ -267,7 +269,8 @@ plan::CachePool conversation_pool(const plan::ResolvedRun& run) {
 
 int run_chat(const Args& args) {
   ChatFlags flags = chat_flags(args);
-  const run::TrainedModel model = run::open_trained_model(flags, "chat");
+  run::TrainedModel model = run::open_trained_model(flags, "chat");
+  run::keep_adapter(model, flags.adapter, "chat");
   const text::ChatTemplate chat = chat_template_of(flags);
   const plan::CachePool cache = conversation_pool(model.run);
   kernels::install_caching_allocator();

@@ -10,7 +10,7 @@ namespace megatron::app {
 
 /// The options of `megatron chat`.
 struct ChatFlags : run::ModelFlags {
-  std::string system;
+  std::string adapter, system;
   std::int64_t max_new_tokens = 512;
   double temperature = 1, top_p = 1, min_p = 0, repetition_penalty = 1;
   int top_k = 0;
@@ -18,6 +18,7 @@ struct ChatFlags : run::ModelFlags {
 
   void visit(auto& v) {
     run::ModelFlags::visit(v);
+    run::visit_adapter(v, adapter);
     v("system", system, "The system message.", config::Common());
     v("max_new_tokens", max_new_tokens, "Maximum number of tokens of an answer; a full context ends it sooner.",
       config::Common());

@@ -30,6 +30,7 @@
 #include "megatron/interchange/hugging_face/pooling.h"
 #include "megatron/kernels/runtime.h"
 #include "megatron/plan/cost/kv_cache.h"
+#include "megatron/run/kept_adapters.h"
 #include "megatron/run/memory_check.h"
 #include "megatron/run/ranks.h"
 #include "megatron/run/stop.h"
@@ -71,6 +72,7 @@ std::optional<text::ChatTemplate> chat_of(const ServeFlags& flags) {
 struct Plan {
   ServeFlags flags;
   run::TrainedModel model;
+  std::vector<std::string> adapters = {};  ///< their names
   std::vector<std::string> tokens = {};
   std::optional<text::ChatTemplate> chat = {};
   std::int64_t positions = 0;  ///< of the longest text that --max-context allows: by them longrope chooses its factors
@@ -125,12 +127,29 @@ void plan_cache(Plan& plan) {
   context_in(plan, plan.cache.tokens());  // throws where a text of --max-context does not fit
   const std::int64_t logits = plan.flags.max_texts * generate::logits_bytes_of(run.shape);
   run::check_memory(run, comm::place_from(comm::process_environment()), plan.model.holding(),
-                    {.bytes = plan.cache.bytes + logits,
+                    {.bytes = plan.cache.bytes + logits + plan.model.kept_bytes,
                      .what = "keys and values of the texts under way",
                      .fix = concat("--cache-tokens ", std::max<std::int64_t>(1, plan.cache.tokens() / 4))});
 }
 
+/// Has the model keep what --adapters names.
+void plan_adapters(Plan& plan) {
+  std::vector<std::string> folders;
+  for (const NamedAdapter& adapter : adapters_of(plan.flags)) {
+    if (adapter.name == name_of(plan.flags))
+      throw ConfigError(rule_got_fix("serve: the model and each adapter must have a name of its own.",
+                                     concat("'", adapter.name, "' twice"),
+                                     concat("--model-name ", adapter.name, "-base")));
+    plan.adapters.push_back(adapter.name);
+    folders.push_back(adapter.folder);
+  }
+  run::keep_adapters(plan.model, folders, "serve");
+}
+
 Plan planned_encoder(const ServeFlags& flags, std::vector<std::string> tokens) {
+  if (!flags.adapters.empty())
+    throw ConfigError(
+        rule_got_fix("serve: --adapters is for a model that writes texts.", "an encoder", "leave --adapters out"));
   if (flags.pp > 1)
     throw ConfigError(rule_got_fix("serve: an encoder is one stage.", concat("--pp ", flags.pp), "--pp 1"));
   const std::filesystem::path beside = interchange::companion_folder(flags.load);
@@ -150,6 +169,7 @@ Plan planned(const ServeFlags& flags) {
   auto tokens = tokens_of(flags);
   if (interchange::is_encoder(flags.load)) return planned_encoder(flags, std::move(tokens));
   Plan plan{.flags = flags, .model = run::open_trained_model(flags, "serve"), .tokens = std::move(tokens)};
+  plan_adapters(plan);
   plan.chat = chat_of(flags);
   plan.context = plan.model.run.shape.max_positions;
   if (flags.max_context > 0) plan.context = std::min(plan.context, flags.max_context);
@@ -181,6 +201,7 @@ serve::ServiceOptions service_options(const Plan& plan, std::int64_t context) {
   limits.choices = std::min(limits.choices, plan.flags.max_queue / 2);
   return {
       .model = name_of(plan.flags),
+      .adapters = plan.adapters,
       .context = context,
       .max_tokens = plan.flags.max_tokens,
       .vocab = plan.model.run.shape.vocab,

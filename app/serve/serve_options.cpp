@@ -1,5 +1,7 @@
 #include "app/serve/serve_options.h"
 
+#include <algorithm>
+
 #include "app/flags.h"
 #include "megatron/base/error.h"
 #include "megatron/base/machine/environment.h"
@@ -22,6 +24,22 @@ std::string token_of_environment() {
   const auto variables = process_environment();
   const auto found = variables.find(kTokenVariable);
   return found == variables.end() ? "" : found->second;
+}
+
+std::vector<NamedAdapter> adapters_of(const ServeFlags& flags) {
+  std::vector<NamedAdapter> adapters;
+  for (const std::string& word : flags.adapters) {
+    const std::size_t sign = word.find('=');
+    if (sign == std::string::npos || sign == 0 || sign + 1 == word.size())
+      throw ConfigError(rule_got_fix("serve: --adapters takes NAME=FOLDER, for each adapter.", word,
+                                     "--adapters my-adapter=runs/lora"));
+    const std::string name = word.substr(0, sign);
+    if (std::ranges::find(adapters, name, &NamedAdapter::name) != adapters.end() || name == flags.model_name)
+      throw ConfigError(rule_got_fix("serve: the model and each adapter must have a name of its own.",
+                                     concat("'", name, "' twice"), concat("--adapters ", name, "-2=FOLDER")));
+    adapters.push_back({name, word.substr(sign + 1)});
+  }
+  return adapters;
 }
 
 ServeFlags serve_flags(const Args& args) {
@@ -49,6 +67,7 @@ ServeFlags serve_flags(const Args& args) {
        concat(flags.request_timeout_s), "--request-timeout-s 600");
   need(flags.drain_s >= 0 && flags.drain_s <= 1e6, "--drain-s must be 0 or above.", concat(flags.drain_s),
        "--drain-s 30");
+  adapters_of(flags);
   if (!flags.cache_memory.empty()) bytes_of("--cache-memory", flags.cache_memory);
   const bool alone = flags.host == "localhost" || flags.host == "::1" || flags.host.starts_with("127.");
   need(!flags.token_file.empty() || alone || flags.without_token || !token_of_environment().empty(),

@@ -1,6 +1,7 @@
 #pragma once
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "app/jobs.h"
 #include "megatron/config/options.h"
@@ -15,6 +16,7 @@ struct ServeFlags : run::ModelFlags {
   std::string token_file;
   bool without_token = false;
   std::string model_name;
+  std::vector<std::string> adapters;
   std::int64_t max_texts = 16, cache_tokens = 0, max_context = 0, max_tokens = 0, prefill_tokens = 256;
   std::string cache_memory;
   bool prefix_cache = true;
@@ -29,6 +31,10 @@ struct ServeFlags : run::ModelFlags {
       "File with bearer tokens, one per line; without it MEGATRON_SERVE_TOKEN of the environment.", config::Common());
     v("without_token", without_token, "Let other machines ask without a token.");
     v("model_name", model_name, "Name of the model in requests; empty: the folder's.", config::Common());
+    v("adapters", adapters,
+      "Low-rank adapters of the model, NAME=FOLDER each (a run's with lora.rank, or PEFT's), which are not merged: a "
+      "request has the one that its `model` names.",
+      "lora-modules", config::Common());
     v("max_texts", max_texts, "Maximum number of texts that are written at once.", config::Common());
     v("cache_memory", cache_memory,
       "Memory for the keys and values of all texts on all ranks together, as 2GB, in blocks of 64 tokens; empty: "
@@ -49,6 +55,13 @@ struct ServeFlags : run::ModelFlags {
     v("drain_s", drain_s, "Seconds that texts under way may take once a stop was asked for.");
   }
 };
+
+/// An adapter as --adapters has it.
+struct NamedAdapter {
+  std::string name, folder;
+};
+/// Those of --adapters. Throws ConfigError for what is not NAME=FOLDER, and a name that comes twice.
+std::vector<NamedAdapter> adapters_of(const ServeFlags& flags);
 
 /// The token that the environment names where no file does; "": none.
 std::string token_of_environment();

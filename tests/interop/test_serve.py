@@ -35,13 +35,19 @@ class OpenAi(unittest.TestCase):
         cls.addClassCleanup(place.close)
         place.train("run", "--train-iters", 6, "--seq-length", 512)
         (place.path / "run/chat_template.jinja").write_text(TOOL_TEMPLATE)
-        server = Server(place.path / "run", "--max-texts", 4, env={"MEGATRON_SERVE_TOKEN": "key"})
+        place.train("lora", "--train-iters", 1, "--seq-length", 512, "--lora.rank", 2, "--lora.base",
+                    place.path / "run")
+        server = Server(place.path / "run", "--max-texts", 4, "--adapters", f"lora={place.path / 'lora'}",
+                        env={"MEGATRON_SERVE_TOKEN": "key"})
         cls.addClassCleanup(server.close)
         cls.url = f"http://{server.host}:{server.port}/v1"
         cls.client = openai.OpenAI(base_url=cls.url, api_key="key", max_retries=0)
 
     def test_lists_models_completes_and_refuses(self):
-        self.assertEqual([model.id for model in self.client.models.list()], ["run"])
+        self.assertEqual([model.id for model in self.client.models.list()], ["run", "lora"])
+        self.assertEqual(self.client.models.retrieve("lora").parent, "run")
+        chosen = self.client.completions.create(model="lora", prompt="the cat", max_tokens=4)
+        self.assertEqual(chosen.model, "lora")
         self.assertEqual(self.client.models.retrieve("run").id, "run")
         asked = {"model": "run", "prompt": "the cat", "max_tokens": 20, "temperature": 0, "logprobs": 3}
         whole = self.client.completions.create(**asked)

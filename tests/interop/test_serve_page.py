@@ -106,7 +106,7 @@ IMAGES = """new Promise((done) => {
 @unittest.skipUnless(CHROMIUM, "chromium is not installed")
 class Page(unittest.TestCase):
     def setUp(self):
-        place = RunFolder()
+        self.place = place = RunFolder()
         self.addCleanup(place.close)
         place.train("run", "--train-iters", 6, "--seq-length", 128, "--world-size", 2, "--pp", 2)
         (place.path / "run/chat_template.jinja").write_text(TEMPLATE)
@@ -118,6 +118,27 @@ class Page(unittest.TestCase):
     def settings(self, **values):
         for name, value in values.items():
             self.browser.value(f"document.getElementById('{name}').value = {json.dumps(value)}")
+
+    def test_asks_the_adapter_that_is_chosen(self):
+        self.assertTrue(self.browser.value(READY))
+        self.assertTrue(self.browser.value("document.getElementById('choice').hidden"))
+        lora = self.place.path / "lora"
+        self.place.train("lora", "--train-iters", 4, "--seq-length", 128, "--lr", 0.05, "--lora.rank", 4,
+                         "--lora.base", self.place.path / "run")
+        server = Server(self.place.path / "run", "--adapters", f"lora={lora}")
+        self.addCleanup(server.close)
+        self.browser.call("Page.navigate", url=f"http://{server.host}:{server.port}/")
+        self.assertTrue(self.browser.value(READY))
+        self.settings(temperature="0", max_tokens="12", top_p="1", mode="text", models="lora")
+        self.browser.value("document.getElementById('models').dispatchEvent(new Event('change'))")
+        self.browser.value(ASK % json.dumps("my friend"))
+        request = {"temperature": 0, "max_tokens": 12, "prompt": "my friend", "top_p": 1}
+        texts = {name: server.post("/v1/completions", {"model": name, **request})["choices"][0]["text"]
+                 for name in ("run", "lora")}
+        self.assertNotEqual(texts["run"], texts["lora"])
+        shown = self.browser.value("document.getElementById('talk').textContent")
+        self.assertIn(texts["lora"].strip(), shown)
+        self.assertNotIn(texts["run"].strip(), shown)
 
     def test_talks_streams_and_shows_tokens(self):
         browser = self.browser

@@ -164,6 +164,27 @@ class Adapters(Tuned):
                                   "k_proj", "down_proj")
         self.check_losses(got, want)
 
+    def test_kept_beside_their_base_have_pefts_loss(self):
+        size = self.ids.shape[1]
+        words = ["eval", "loss", "--tokenizer", self.place.tokenizer, "--data",
+                 self.place.path / "alike_text_document", "--window", size, "--limit-tokens", size, "--json"]
+        for options in ({}, {"use_dora": True}, {"use_rslora": True}):
+            model = self.adapted(**options)
+            with torch.no_grad():
+                want = torch.nn.functional.cross_entropy(model(self.ids[:, :-1]).logits[0], self.ids[0, 1:]).item()
+            for layout in ([], ["--tp", 2], ["--pp", 2]):
+                with self.subTest(options=options, layout=layout):
+                    got = json.loads(run(*words, "--load", self.base, "--adapter", self.place.path / "adapter",
+                                         *layout))
+                    self.assertAlmostEqual(got["loss"], want, delta=1e-5)
+                    self.assertEqual(got["scored_tokens"], size - 1)
+        self.assertNotAlmostEqual(json.loads(run(*words, "--load", self.base))["loss"], want, delta=1e-2)
+        other = self.place.path / "other"
+        transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES | {"intermediate_size": 96})).save_pretrained(
+            other)
+        message = run(*words, "--load", other, "--adapter", self.place.path / "adapter", code=2)
+        self.assertIn("must be of the model in", message)
+
     def test_dora_begins_as_the_model_that_it_adapts(self):
         with torch.no_grad():
             want = torch.nn.functional.cross_entropy(self.model()(self.ids[:, :-1]).logits[0], self.ids[0, 1:]).item()

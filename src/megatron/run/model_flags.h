@@ -54,6 +54,13 @@ struct ModelFlags {
   }
 };
 
+/// The option --adapter of jobs whose texts all have the same: kept_adapters.h.
+void visit_adapter(auto& v, std::string& adapter) {
+  v("adapter", adapter,
+    "Folder of low-rank adapters of the model (a run's with lora.rank, or PEFT's), which are not merged into its "
+    "weights; empty: none.");
+}
+
 inline constexpr int kMaxRanks = 1 << 15;
 
 /// Throws ConfigError, which begins with `job`, for numbers of ranks that no job can have.

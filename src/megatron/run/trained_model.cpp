@@ -22,6 +22,7 @@
 #include "megatron/plan/mend.h"
 #include "megatron/plan/parameters/blocks.h"
 #include "megatron/recipe/resolve.h"
+#include "megatron/run/kept_adapters.h"
 #include "megatron/run/memory_check.h"
 #include "megatron/run/ranks.h"
 #include "megatron/train/engine.h"
@@ -273,6 +274,7 @@ comm::Facts model_facts(const TrainedModel& model, const config::Fields& flags) 
   comm::Facts facts = train::option_facts(flags);
   facts.push_back({"tokenizer", model.tokenizer.fingerprint()});
   facts.push_back({"model in " + model.folder, train::model_digest(model.folder)});
+  for (const std::string& folder : model.kept) facts.push_back({"adapters in " + folder, train::model_digest(folder)});
   return facts;
 }
 
@@ -308,6 +310,7 @@ RankModel load_rank(const TrainedModel& model, const comm::Group& world, at::Dev
   options.experts = context.experts();
   if (plan::roles_of(run).split_otherwise()) options.expert_slices = context.expert_slices().size();
   options.rope_positions = std::min(positions, run.shape.max_positions);
+  options.kept = load_kept(model, parts.at(0), context);
   return {std::move(context), parts.at(0), std::move(parameters), options};
 }
 

@@ -30,6 +30,9 @@ struct TrainedModel {
   std::vector<std::int64_t> ends;          ///< tokens that end a text
   std::optional<GgufType> in_blocks = {};  ///< what matrices are held as (interchange::kBlockTypes)
   bool without_heads = false;              ///< what follows an encoder's last norm may be missing
+  std::vector<std::string> kept = {};      ///< folders of adapters beside the weights (kept_adapters.h)
+  std::int64_t usual_adapter = 0;          ///< the one, by its number, of texts of which nothing else is said
+  std::int64_t kept_bytes = 0;             ///< that they take on all ranks together
 
   plan::Holding holding() const { return {plan::Holding::What::Weights, in_blocks}; }
 };

@@ -84,6 +84,10 @@ inline constexpr const char* kInputs = "inputs";
 std::unique_ptr<checkpoint::WeightSource> open_adapted(const std::filesystem::path& folder,
                                                        const std::string& base_folder);
 
+/// The adapters in `folder` for who keeps them beside the weights in `base_folder` (decision 145). Throws ConfigError
+/// for what open_adapted() refuses. Of the weights reads the samples alone by which a run knows them again.
+OpenedAdapter open_kept(const std::filesystem::path& folder, const std::string& base_folder);
+
 /// A part of our layers as PEFT has it.
 struct PeftPart {
   plan::ProjectionSlice part;

@@ -1,0 +1,141 @@
+#include "megatron/run/kept_adapters.h"
+
+#include <c10/core/ScalarType.h>
+
+#include <filesystem>
+#include <set>
+#include <utility>
+#include <variant>
+
+#include "megatron/base/error.h"
+#include "megatron/base/machine/out_of_memory.h"
+#include "megatron/base/text/printable.h"
+#include "megatron/checkpoint/weights.h"
+#include "megatron/interchange/adapters/adapters.h"
+#include "megatron/interchange/weights.h"
+#include "megatron/plan/parameters/adapters.h"
+#include "megatron/plan/parameters/buffer_layout.h"
+#include "megatron/run/memory_check.h"
+#include "megatron/run/ranks.h"
+#include "megatron/train/engine.h"
+
+namespace megatron::run {
+namespace {
+
+/// Those matrices of adapters that `source` has, of a rank's layers.
+std::vector<plan::ParameterSpec> specs_of(const checkpoint::WeightSource& source, const plan::ModelShape& shape, int tp,
+                                          int tp_rank, const plan::StageSpec& part) {
+  std::vector<plan::ParameterSpec> specs = plan::adapter_parameters(shape, tp, tp_rank, {part});
+  std::erase_if(specs, [&](const plan::ParameterSpec& spec) { return source.shape(spec.name) == nullptr; });
+  for (plan::ParameterSpec& spec : specs) spec.init = plan::Init::Zero;  // they are read
+  return specs;
+}
+
+/// The model with adapters on every part: which there are the source says.
+plan::ModelShape adapted_shape(plan::ModelShape shape, plan::Lora lora) {
+  lora.targets = {"all-linear"};
+  shape.lora = std::move(lora);
+  return shape;
+}
+
+/// Whether decoding multiplies by the layer's weight otherwise than by its rows: of what latents make keys and values
+/// it takes the halves apart (latent_attention.h).
+bool is_taken_apart(const plan::Linear& linear) { return linear.name.ends_with("linear_kv_up_proj"); }
+
+/// Names of the matrices that layers may keep. Experts, whose rows come sorted by expert, keep none.
+std::set<std::string> kept_names(const plan::ModelShape& shape) {
+  std::set<std::string> names;
+  for (std::int64_t number = 0; number < shape.num_layers; ++number) {
+    const plan::LayerSpec layer = shape.layer(number);
+    for (const plan::Branch& branch : layer.branches) {
+      if (std::holds_alternative<plan::Experts>(branch.inner)) continue;
+      for (const plan::Linear& linear : branch.linears(layer.hidden)) {
+        if (is_taken_apart(linear)) continue;
+        for (const plan::ProjectionSlice& part : plan::projection_slices(layer, linear, 1))
+          names.insert({plan::adapter_name(layer, linear, part, "A"), plan::adapter_name(layer, linear, part, "B"),
+                        plan::magnitude_name(layer, linear, part)});
+      }
+    }
+  }
+  return names;
+}
+
+std::string merging_of(const std::string& folder) {
+  return concat("merge them: megatron checkpoint export --load ", folder, " --output TO, and --load TO");
+}
+
+void check_folder(const TrainedModel& model, const std::string& folder, const char* job) {
+  std::error_code unknown;
+  if (!std::filesystem::exists(folder, unknown) || !interchange::holds_adapter(folder))
+    throw ConfigError(rule_got_fix(concat(job, ": adapters must be in a folder of a run with lora.rank, or PEFT's."),
+                                   concat("none in ", folder), "the folder with adapter_config.json, or the run's"));
+  if (interchange::holds_adapter(model.folder))
+    throw ConfigError(rule_got_fix(concat(job, ": adapters lie beside the weights of a whole model."),
+                                   concat("--load ", model.folder, ", which holds adapters"),
+                                   "--load BASE, the model that they were trained on"));
+}
+
+}  // namespace
+
+void keep_adapters(TrainedModel& model, const std::vector<std::string>& folders, const char* job) {
+  if (folders.empty()) return;
+  const plan::ResolvedRun& run = model.run;
+  if (!run.shape.causal || run.shape.encoder_decoder())
+    throw ConfigError(rule_got_fix(concat(job, ": adapters lie beside the weights of a GPT alone."),
+                                   "another kind of model", merging_of(folders.front())));
+  const std::set<std::string> names = kept_names(run.shape);
+  const int tp = run.grid.size(plan::Axis::Tp);
+  const auto element = static_cast<std::int64_t>(c10::elementSize(train::scalar_type(run.config)));
+  for (const std::string& folder : folders) {
+    check_folder(model, folder, job);
+    const interchange::OpenedAdapter opened = interchange::open_kept(folder, model.folder);
+    for (const std::string& name : opened.matrices->tensors())
+      if (!names.contains(name))
+        throw ConfigError(
+            rule_got_fix(concat(job, ": adapters of experts and of linear_kv_up_proj cannot lie beside their weights."),
+                         concat(folder, ": \"", printable(name), "\""), merging_of(folder)));
+    const plan::ModelShape shape = adapted_shape(run.shape, opened.lora);
+    for (int rank = 0; rank < tp; ++rank)
+      for (const plan::ParameterSpec& spec :
+           specs_of(*opened.matrices, shape, tp, rank, plan::whole_model(shape.num_layers)))
+        model.kept_bytes += spec.local_size() * element * run.config.parallel.dp;
+    model.kept.push_back(folder);
+  }
+  check_memory(run, comm::place_from(comm::process_environment()), model.holding(),
+               {.bytes = model.kept_bytes, .what = "adapters", .fix = "fewer adapters"});
+}
+
+void keep_adapter(TrainedModel& model, const std::string& folder, const char* job) {
+  if (folder.empty()) return;
+  keep_adapters(model, {folder}, job);
+  model.usual_adapter = 1;
+}
+
+std::shared_ptr<const model::StageAdapters> load_kept(const TrainedModel& model, const plan::StageSpec& part,
+                                                      const parallel::ParallelContext& context) {
+  if (model.kept.empty()) return nullptr;
+  const auto kept = std::make_shared<model::StageAdapters>();
+  const config::ModelConfig config = interchange::model_config_of(model.folder);
+  const plan::ResolvedRun& run = model.run;
+  for (const std::string& folder : model.kept) {
+    const interchange::OpenedAdapter opened =
+        interchange::open_adapter(folder, config, model.folder, interchange::AdapterUse::Merging);
+    const plan::ModelShape shape = adapted_shape(run.shape, opened.lora);
+    model::StageAdapters::One& one = kept->all.emplace_back();
+    one.lora = *shape.lora;
+    auto specs = specs_of(*opened.matrices, shape, context.grid().size(plan::Axis::Tp), context.tensor().rank(), part);
+    if (specs.empty()) continue;
+    auto layout = plan::buffer_layout(specs, 0);
+    taking_memory_for("adapters", [&] {
+      const parallel::ParameterStore store(std::move(specs), std::move(layout), train::scalar_type(run.config),
+                                           context.device(), run.config.train.seed,
+                                           parallel::ParameterStore::Gradients::None);
+      checkpoint::load_weights(*opened.matrices, store, shape, /*strict=*/false);
+      for (const parallel::ParameterPtr& matrix : store.all()) one.matrices.emplace(matrix->spec.name, matrix);
+    });
+  }
+  kept->choice->set_usual(model.usual_adapter);
+  return kept;
+}
+
+}  // namespace megatron::run
