@@ -47,10 +47,11 @@ std::string digest_of_base(const fs::path& folder) {
 }
 
 /// Where adapters are to be.
-enum class Place : std::uint8_t { Merged, Beside };
+enum class Placement : std::uint8_t { Merged, Beside };
 
 /// Adapters of a run of ours are changes of certain weights: of others they make anything.
-void check_base(const fs::path& folder, const std::string& base_folder, const config::ModelConfig& base, Place place) {
+void check_base(const fs::path& folder, const std::string& base_folder, const config::ModelConfig& base,
+                Placement placement) {
   if (!format_of(folder).native) return;
   const std::string saved = digest_of_base(folder);
   if (saved.empty()) return;
@@ -59,11 +60,11 @@ void check_base(const fs::path& folder, const std::string& base_folder, const co
   model.max_position_embeddings = base.max_position_embeddings;
   if (weights_digest(base_folder, shape_of(model)) != saved)
     throw ConfigError(rule_got_fix(
-        concat("The adapters in ", folder.string(), place == Place::Merged ? " are merged into" : " lie beside",
+        concat("The adapters in ", folder.string(), placement == Placement::Merged ? " are merged into" : " lie beside",
                " the weights that they were trained on."),
         base_folder + ", which holds others",
-        place == Place::Merged ? concat("put back what ", base_folder, " held when they were trained")
-                               : "name their base as the model"));
+        placement == Placement::Merged ? concat("put back what ", base_folder, " held when they were trained")
+                                       : "name their base as the model"));
 }
 
 }  // namespace
@@ -222,9 +223,9 @@ void AdaptedWeights::read(const std::string& tensor, const checkpoint::Box& box,
 
 namespace {
 
-std::unique_ptr<AdaptedWeights> adapted(const fs::path& folder, const std::string& base_folder, Place place) {
+std::unique_ptr<AdaptedWeights> adapted(const fs::path& folder, const std::string& base_folder, Placement placement) {
   const config::ModelConfig model = model_config_of(base_folder);
-  check_base(folder, base_folder, model, place);
+  check_base(folder, base_folder, model, placement);
   return std::make_unique<AdaptedWeights>(
       open_weights(base_folder), open_adapter(folder, model, base_folder, AdapterUse::Merging), base_folder, model);
 }
@@ -239,11 +240,11 @@ std::unique_ptr<checkpoint::WeightSource> open_adapted(const fs::path& folder, c
                             : concat("\"", base_folder, "\" holds no weights of a whole model"),
         "put the model where the adapters say: lora.base of the recipe, base_model_name_or_path of "
         "adapter_config.json"));
-  return adapted(folder, base_folder, Place::Merged);
+  return adapted(folder, base_folder, Placement::Merged);
 }
 
 OpenedAdapter open_kept(const fs::path& folder, const std::string& base_folder) {
-  return adapted(folder, base_folder, Place::Beside)->adapter();
+  return adapted(folder, base_folder, Placement::Beside)->adapter();
 }
 
 }  // namespace megatron::interchange
