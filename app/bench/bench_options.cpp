@@ -93,6 +93,9 @@ BenchGenerateOptions bench_generate_options(const Args& args) {
     if (value < 1)
       throw ConfigError(
           rule_got_fix(concat("bench generate: ", flag, " must be 1 or above."), concat(value), concat(flag, " 1")));
+  if (options.profile && options.device != "cpu")
+    throw ConfigError(rule_got_fix("--profile is for --device cpu: a GPU works on while its operators return.",
+                                   options.device, "leave --profile out"));
   if (options.model.empty()) {
     run::check_model_flags(options, "bench generate");
   } else {

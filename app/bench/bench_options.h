@@ -63,7 +63,7 @@ struct BenchCheckpointOptions {
 struct BenchGenerateOptions : run::ModelFlags {
   std::string model;
   std::int64_t prompt_tokens = 16, new_tokens = 128, prefill_tokens = 1024, repeats = 3;
-  bool json = false;
+  bool profile = false, json = false;
 
   void visit(auto& v) {
     run::ModelFlags::visit(v);
@@ -73,6 +73,8 @@ struct BenchGenerateOptions : run::ModelFlags {
     v("new_tokens", new_tokens, "Tokens to generate.");
     v("prefill_tokens", prefill_tokens, "Prompt length in tokens whose prefill is measured.");
     v("repeats", repeats, "Timed rounds; the median counts.");
+    v("profile", profile,
+      "After the timed rounds read the prompt as often again, each operator timed: a table as that of bench step.");
     v("json", json, "Print one JSON object on stdout.");
   }
 };

@@ -13,6 +13,7 @@
 
 #include "app/bench/bench.h"
 #include "app/bench/bench_options.h"
+#include "app/bench/profile.h"
 #include "app/json_line.h"
 #include "app/print.h"
 #include "megatron/base/error.h"
@@ -28,6 +29,7 @@
 #include "megatron/pipeline/marks.h"
 #include "megatron/run/ranks.h"
 #include "megatron/run/trained_model.h"
+#include "megatron/train/engine.h"
 
 namespace megatron::app {
 namespace {
@@ -78,7 +80,8 @@ at::Tensor greedy(const at::Tensor& logits) {
 struct Figures {
   std::vector<double> decode_s, prefill_s;  ///< of each repeat
   double load_s = 0, weight_bytes = 0, bandwidth = 0;
-  bool graph = false;  ///< whether a token was one graph
+  bool graph = false;   ///< whether a token was one graph
+  StepProfile reading;  ///< of --profile: of a prompt that is read
 };
 
 Figures measure(const BenchGenerateOptions& options, const run::TrainedModel& trained, const comm::Group& world,
@@ -98,15 +101,16 @@ Figures measure(const BenchGenerateOptions& options, const run::TrainedModel& tr
   auto cache = model.make_cache(1, options.prompt_tokens + options.new_tokens);
   const auto graph = model.token_graph(cache);
   figures.graph = graph != nullptr;
-  for (std::int64_t i = 0; i <= options.repeats; ++i) {  // the first is not counted
+  const auto read = [&] {
     auto prompt = model.make_cache(1, options.prefill_tokens);
-    Stopwatch watch;
+    const Stopwatch watch;
     (void)model.forward(tokens.narrow(1, 0, options.prefill_tokens), prompt).flatten()[0].item<double>();
-    if (i > 0) figures.prefill_s.push_back(watch.seconds());
-
+    return watch.seconds();
+  };
+  const auto write = [&] {
     cache.length = 0;
     auto next = greedy(model.forward(tokens.narrow(1, 0, options.prompt_tokens), cache));
-    watch = Stopwatch();
+    const Stopwatch watch;
     if (graph) graph->feed({next.item<std::int64_t>()});
     for (std::int64_t k = 0; k < options.new_tokens; ++k) {
       if (!graph) {
@@ -116,7 +120,19 @@ Figures measure(const BenchGenerateOptions& options, const run::TrainedModel& tr
       graph->step();
       if (graph->chosen()[0] < 0) generate::require_finite(std::vector{std::nan("")}, options.prompt_tokens + k);
     }
-    if (i > 0) figures.decode_s.push_back(watch.seconds());
+    return watch.seconds();
+  };
+  for (std::int64_t i = 0; i <= options.repeats; ++i) {  // the first is not counted
+    const double read_s = read(), written_s = write();
+    if (i == 0) continue;
+    figures.prefill_s.push_back(read_s);
+    figures.decode_s.push_back(written_s);
+  }
+  if (options.profile) {
+    const kernels::OperatorProfile profile;
+    for (figures.reading.steps = 0; figures.reading.steps < options.repeats; ++figures.reading.steps)
+      figures.reading.step_s += read();
+    figures.reading.uses = profile.uses();
   }
   if (world.size() == 1) figures.bandwidth = device.is_cpu() ? read_bandwidth() : copy_bandwidth(device);
   return figures;
@@ -142,8 +158,17 @@ void report(const BenchGenerateOptions& options, const run::TrainedModel& traine
   fields["threads"] = options.threads_per_rank > 0 ? options.threads_per_rank
                                                    : std::max(1, usable_cores() / trained.run.grid.world_size());
   fields["instruction_set"] = kernels::instruction_set();
+  nlohmann::ordered_json rows;
+  if (options.profile) {
+    const int threads = fields["threads"];
+    rows = profile_rows(figures.reading,
+                        {.gflops = matmul_peak_gflops(train::scalar_type(trained.run.config), at::kCPU, threads),
+                         .copied_gb_s = measure_copied_gb_s(threads)});
+    if (options.json) fields["profile"] = rows;
+  }
   if (options.json) return print_json(fields);
   for (const auto& [name, value] : fields.items()) print("{:22} {}\n", name, value.dump());
+  if (options.profile) print_text("\n" + profile_table(rows, "prompt"));
 }
 
 run::TrainedModel opened(const BenchGenerateOptions& options) {

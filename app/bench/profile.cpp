@@ -1,15 +1,20 @@
 #include "app/bench/profile.h"
 
+#include <ATen/ops/empty.h>
+#include <ATen/ops/mm.h>
 #include <ATen/ops/ones.h>
+#include <ATen/ops/rand.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
 #include <string_view>
 
+#include "app/bench/timed_steps.h"
 #include "app/print.h"
 #include "megatron/base/error.h"
 #include "megatron/base/timer.h"
 #include "megatron/charts/flame_chart.h"
+#include "megatron/kernels/matmul.h"
 #include "megatron/kernels/runtime.h"
 
 namespace megatron::app {
@@ -51,7 +56,7 @@ Json profile_rows(const StepProfile& profile, const MachinePeaks& peaks) {
   return rows;
 }
 
-std::string profile_table(const Json& rows) {
+std::string profile_table(const Json& rows, const std::string& whole) {
   std::string text = formatted("{:<40} {:>7} {:>9} {:>6} {:>9} {:>8} {:>9} {:>8}\n", "operator", "calls", "ms", "share",
                                "GFLOP", "GB", "bound ms", "of bound");
   double ms = 0, bound_ms = 0, gflop = 0, gb = 0;
@@ -65,7 +70,7 @@ std::string profile_table(const Json& rows) {
     gflop += row["gflop"].get<double>();
     gb += row["gb"].get<double>();
   }
-  return text + formatted("{:<40} {:>7} {:>9.2f} {:>5.1f}% {:>9.2f} {:>8.3f} {:>9.2f} {:>7.0f}%\n", "step", "", ms,
+  return text + formatted("{:<40} {:>7} {:>9.2f} {:>5.1f}% {:>9.2f} {:>8.3f} {:>9.2f} {:>7.0f}%\n", whole, "", ms,
                           100.0, gflop, gb, bound_ms, ms > 0 ? 100 * bound_ms / ms : 0.0);
 }
 
@@ -94,6 +99,36 @@ std::string profile_flame(const std::string& title, const Json& rows) {
   }
   step.text = said(step.value);
   return charts::draw_flame(title, step);
+}
+
+double matmul_peak_gflops(at::ScalarType dtype, at::Device device, int threads) {
+  kernels::configure_thread(threads);
+  // A GPU ends a small product before the host has seen it begin, and draws less power for equal numbers.
+  const bool gpu = !device.is_cpu();
+  const std::int64_t size = gpu ? 8192 : 2048;
+  const int at_once = gpu ? 16 : 1, runs = gpu ? 6 : 24;
+  const auto options = at::TensorOptions().dtype(dtype).device(device);
+  const auto numbers = [&] {
+    return gpu ? at::rand({size, size}, options).sub_(0.5) : at::ones({size, size}, options);
+  };
+  const auto a = numbers(), b = numbers();
+  auto c = at::empty({size, size}, options);
+  finish(c);
+  kernels::PackedWeight packed;
+  double best_s = 1e9;
+  for (int run = 0; run < runs; ++run) {
+    const Stopwatch watch;
+    for (int i = 0; i < at_once; ++i) {
+      if (run % 2 == 0)
+        at::mm_out(c, a, b);
+      else
+        c = kernels::linear(a, b, &packed);
+    }
+    finish(c);
+    best_s = std::min(best_s, watch.seconds() / at_once);
+  }
+  const auto n = static_cast<double>(size);
+  return 2e-9 * n * n * n / best_s;
 }
 
 double measure_copied_gb_s(int threads) {

@@ -1,7 +1,5 @@
 #include <ATen/ops/empty.h>
-#include <ATen/ops/mm.h>
 #include <ATen/ops/ones.h>
-#include <ATen/ops/rand.h>
 #include <ATen/ops/zeros.h>
 #include <sys/resource.h>
 #include <unistd.h>
@@ -39,13 +37,6 @@
 #include "megatron/train/log/run_log.h"
 
 namespace megatron::app {
-namespace {
-
-// Waits until the device has done what it was given.
-void finish(const at::Tensor& written) { (void)written.flatten()[0].item<double>(); }
-
-}  // namespace
-
 TimedSteps timed_steps(train::Engine& engine, const plan::ResolvedRun& run, std::int64_t warmup, std::int64_t steps,
                        const std::function<void(std::int64_t)>& after) {
   TimedSteps timed;
@@ -102,38 +93,6 @@ std::int64_t page_faults() {
   rusage usage{};
   getrusage(RUSAGE_SELF, &usage);
   return usage.ru_minflt;
-}
-
-// The best rate of a square matrix product, libtorch's or our own, on all cores that the ranks use, or on one GPU, in
-// 1e9 operations per second.
-double matmul_peak_gflops(at::ScalarType dtype, at::Device device, int threads) {
-  kernels::configure_thread(threads);
-  // A GPU ends a small product before the host has seen it begin, and draws less power for equal numbers.
-  const bool gpu = !device.is_cpu();
-  const std::int64_t size = gpu ? 8192 : 2048;
-  const int at_once = gpu ? 16 : 1, runs = gpu ? 6 : 24;
-  const auto options = at::TensorOptions().dtype(dtype).device(device);
-  const auto numbers = [&] {
-    return gpu ? at::rand({size, size}, options).sub_(0.5) : at::ones({size, size}, options);
-  };
-  const auto a = numbers(), b = numbers();
-  auto c = at::empty({size, size}, options);
-  finish(c);
-  kernels::PackedWeight packed;
-  double best_s = 1e9;
-  for (int run = 0; run < runs; ++run) {
-    const Stopwatch watch;
-    for (int i = 0; i < at_once; ++i) {
-      if (run % 2 == 0)
-        at::mm_out(c, a, b);
-      else
-        c = kernels::linear(a, b, &packed);
-    }
-    finish(c);
-    best_s = std::min(best_s, watch.seconds() / at_once);
-  }
-  const auto n = static_cast<double>(size);
-  return 2e-9 * n * n * n / best_s;
 }
 
 struct Measured {
@@ -341,7 +300,7 @@ int bench_step(const Args& args) {
     print_json(json);
   else
     print_table(json);
-  if (options.profile && !options.json) print_text("\n" + profile_table(rows));
+  if (options.profile && !options.json) print_text("\n" + profile_table(rows, "step"));
   return code;
 }
 

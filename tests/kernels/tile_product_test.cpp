@@ -155,6 +155,22 @@ TEST_F(TileProductTest, OfManyRowsPacksTheWeightWhileItIsRead) {
   });
 }
 
+// A copy that products of fewer rows made saves those of many the packing, with the same bits.
+TEST_F(TileProductTest, OfManyRowsReadsACopyThatIsThere) {
+  on_each([] {
+    const at::Tensor x = bf16({kRowsPackedWhileRead, 64}), w = bf16({40, 64});
+    PackedWeight packed;
+    const at::Tensor without = kernels::linear(x, w, &packed);
+    (void)kernels::linear(bf16({33, 64}), w, &packed);
+    EXPECT_TRUE(kernels::linear(x, w, &packed).equal(without));
+    auto* values = w.mutable_data_ptr<c10::BFloat16>();
+    for (std::int64_t i = 0; i < w.numel(); ++i) values[i] = values[i] * 2;
+    EXPECT_TRUE(kernels::linear(x, w, &packed).equal(without)) << "nothing can know of this";
+    written_to(w);
+    EXPECT_TRUE(kernels::linear(x, w, &packed).equal(without * 2));
+  });
+}
+
 TEST_F(TileProductTest, PackedWeightsFollowWhatIsWrittenToTheWeight) {
   const at::Tensor buffer = at::randn({40 * 64 + 5}).to(at::kBFloat16), x = bf16({33, 64}), dy = bf16({33, 40});
   const at::Tensor w = buffer.narrow(0, 5, 40 * 64).view({40, 64}).detach();

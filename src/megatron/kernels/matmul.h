@@ -16,8 +16,8 @@ namespace megatron::kernels {
 
 struct QuantizedMatrix;  // quantized/blocks.h
 
-/// Rows of a product from which on AMX's tiles and AVX512_BF16's dot products pack the weight while they read it, and
-/// keep no copy of it (decision 38).
+/// Rows of a product from which on AMX's tiles and AVX512_BF16's dot products make no copy of a weight, but pack it
+/// while they read it (decision 38). A copy that is there, products of fewer rows having wanted one, is read.
 inline constexpr std::int64_t kRowsPackedWhileRead = 256;
 
 /// Copies of a weight, for products of fewer rows, in the order in which these units read it: made when a product first
@@ -29,6 +29,8 @@ class PackedWeight {
  public:
   const at::Tensor& for_output(const at::Tensor& w);  ///< w^T as the right operand
   const at::Tensor& for_input_gradient(const at::Tensor& w);
+  /// The copy for linear() where it is there and w was not written to since; else undefined.
+  at::Tensor kept_for_output(const at::Tensor& w) const;
 
   /// Lets go of the copies.
   void release() { output_ = input_ = Copy(); }
@@ -46,6 +48,7 @@ class PackedWeight {
     const void* data = nullptr;
     bool split = false;
   };
+  static bool holds(const Copy& copy, const at::Tensor& operand);
   static const at::Tensor& update(Copy& copy, const at::Tensor& operand);
   Copy output_, input_;
   std::shared_ptr<const QuantizedMatrix> quantized_;

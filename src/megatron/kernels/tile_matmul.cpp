@@ -167,15 +167,25 @@ void tile_matmul(const at::Tensor& c, const at::Tensor& a_any, const at::Tensor&
   });
 }
 
+namespace {
+// What is written to an inference tensor is not counted.
+std::uint32_t version_of(const at::Tensor& x) {
+  return x.is_inference() ? 0 : x.unsafeGetTensorImpl()->version_counter().current_version();
+}
+}  // namespace
+
+bool PackedWeight::holds(const Copy& copy, const at::Tensor& operand) {
+  return !operand.is_inference() && copy.words.defined() && copy.version == version_of(operand) &&
+         copy.data == operand.const_data_ptr() && copy.split == split(operand);
+}
 const at::Tensor& PackedWeight::update(Copy& copy, const at::Tensor& operand) {
-  const bool counted = !operand.is_inference();  // what is written to an inference tensor is not counted
-  const std::uint32_t version = counted ? operand.unsafeGetTensorImpl()->version_counter().current_version() : 0;
-  const void* data = operand.const_data_ptr();
-  if (counted && copy.words.defined() && copy.version == version && copy.data == data && copy.split == split(operand))
-    return copy.words;
+  if (holds(copy, operand)) return copy.words;
   copy.words.reset();  // before the new one is allocated
-  copy = {pack_for_tiles(operand), version, data, split(operand)};
+  copy = {pack_for_tiles(operand), version_of(operand), operand.const_data_ptr(), split(operand)};
   return copy.words;
+}
+at::Tensor PackedWeight::kept_for_output(const at::Tensor& w) const {
+  return holds(output_, w) ? output_.words : at::Tensor();
 }
 const at::Tensor& PackedWeight::for_output(const at::Tensor& w) { return update(output_, w.t()); }
 const at::Tensor& PackedWeight::for_input_gradient(const at::Tensor& w) { return update(input_, w); }

@@ -1,4 +1,4 @@
-"""The table of `megatron bench step --profile`: what it counts is the step."""
+"""The tables of `megatron bench step --profile` and `bench generate --profile`: what they count is what was computed."""
 import json
 import pathlib
 import sys
@@ -49,6 +49,21 @@ class Profile(unittest.TestCase):
             for name in (*rows, "step", "of bound"):
                 self.assertIn(name, table)
         self.assertIn("--profile --svg", run("bench", "step", "--svg", "x.svg", code=2))
+
+    def test_the_operators_of_a_prompt_too(self):
+        with tempfile.TemporaryDirectory(prefix="megatron-profile-") as folder:
+            recipe = pathlib.Path(folder) / "small.toml"
+            recipe.write_text(MODEL + "[data]\nseq_length = 64\n")
+            words = ["bench", "generate", "--model", recipe, "--prefill-tokens", 64, "--prompt-tokens", 2,
+                     "--new-tokens", 2, "--repeats", 2, "--profile"]
+            rows = {row["operator"]: row for row in json.loads(run(*words, "--json"))["profile"]}
+            self.assertEqual(rows["linear 192 x 64"]["calls"], 2)
+            self.assertAlmostEqual(rows["linear 192 x 64"]["gflop"], 2 * 2e-9 * 64 * 192 * 64)
+            self.assertAlmostEqual(sum(row["share"] for row in rows.values()), 1, places=6)
+            table = run(*words)
+            for name in (*rows, "prompt", "of bound"):
+                self.assertIn(name, table)
+            self.assertIn("--device cpu", run(*words, "--device", "cuda", code=2))
 
 
 class Memory(unittest.TestCase):

@@ -95,12 +95,13 @@ float softmax_row(float* s, std::size_t count, KeyRange seen, float scale, const
       return 1.0f;
     }
   }
-  const F shift = hn::Set(d, -max), factor = hn::Set(d, scale);
+  using RowExp = typename Row::RowExp;
+  const F shift = hn::Set(d, -max * RowExp::kFactor), factor = hn::Set(d, scale * RowExp::kFactor);
   F sum = hn::Zero(d), other_sum = hn::Zero(d);
   put_zeros(row, 0, from);
   for (std::size_t j = from; j < to; j += kPairOfVectors) {
-    const F first = exp_up_to_88(hn::MulAdd(hn::LoadU(d, s + j), factor, shift));
-    const F second = exp_up_to_88(hn::MulAdd(hn::LoadU(d, s + j + kLanes), factor, shift));
+    const F first = RowExp::power(hn::MulAdd(hn::LoadU(d, s + j), factor, shift));
+    const F second = RowExp::power(hn::MulAdd(hn::LoadU(d, s + j + kLanes), factor, shift));
     sum = hn::Add(sum, first);
     other_sum = hn::Add(other_sum, second);
     if (dropout == nullptr) {
@@ -192,13 +193,14 @@ HWY_INLINE void row_gradient(float* s, float* ds, std::size_t count, KeyRange se
     set(s, unseen.begin, unseen.end, -std::numeric_limits<float>::infinity());
     set(ds, unseen.begin, unseen.end, 0.0f);  // nothing was computed there, it may be NaN
   }
-  const F factor = hn::Set(d, scale), shift = hn::Set(d, -of.logsumexp);
+  using RowExp = typename Row::RowExp;
+  const F factor = hn::Set(d, scale * RowExp::kFactor), shift = hn::Set(d, -of.logsumexp * RowExp::kFactor);
   const F minus = hn::Set(d, of.delta);
   for (std::size_t j = from; j < to; j += kPairOfVectors) {
     F p[2], g[2], kept[2];
     for (std::size_t i = 0; i < 2; ++i) {
       const std::size_t at = j + i * kLanes;
-      p[i] = kept[i] = exp_up_to_88(hn::MulAdd(hn::LoadU(d, s + at), factor, shift));
+      p[i] = kept[i] = RowExp::power(hn::MulAdd(hn::LoadU(d, s + at), factor, shift));
       g[i] = hn::LoadU(d, ds + at);
       if (of.dropout != nullptr) {
         kept[i] = of.dropout->apply(p[i], at);

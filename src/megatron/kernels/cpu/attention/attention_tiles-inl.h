@@ -40,6 +40,7 @@ inline LeftPanel rows_from(const Words* row) {
 /// A row of them as FloatRow: rounds to nearest, by the instruction where the machine has what Tiles stands for.
 template <class Tiles>
 struct WordRow {
+  using RowExp = ExpTo16Bits;
   Words* at;
   HWY_INLINE void put(std::size_t j, F first, F second) const {
 #if HWY_TARGET <= HWY_AVX3

@@ -20,6 +20,13 @@ using Ints = hn::RebindToSigned<Floats>;
 using F = hn::Vec<Floats>;
 constexpr std::size_t kLanes = HWY_MAX_BYTES >= 64 ? 16 : 8;  // of float, with AVX512 and AVX2
 
+#if HWY_TARGET <= HWY_AVX3
+/// What t has beyond the next whole number below it, in [0, 1]; 0 of infinities.
+HWY_INLINE F fraction(F t) { return F{_mm512_reduce_ps(t.raw, 1)}; }
+/// p 2^n, n the next whole number below t.
+HWY_INLINE F times_power(F p, F t) { return F{_mm512_scalef_ps(p.raw, t.raw)}; }
+#endif
+
 /// e^x to 2e-7, x <= 88. Below -87.3, where the result is denormal, it or 0; exactly 0 below -104. NaN stays NaN.
 HWY_INLINE F exp_up_to_88(F x) {
   const Floats d;
@@ -37,7 +44,7 @@ HWY_INLINE F exp_up_to_88(F x) {
   p = hn::MulAdd(p, f, hn::Set(d, 6.9314724207e-1f));
   p = hn::MulAdd(p, f, hn::Set(d, 1.0f));
 #if HWY_TARGET <= HWY_AVX3
-  return F{_mm512_scalef_ps(p.raw, n.raw)};
+  return times_power(p, n);
 #else
   const Ints i;
   const F power = hn::BitCast(d, hn::Add(hn::ShiftLeft<23>(hn::BitCast(i, shifted)), hn::Set(i, 0x3f800000)));
@@ -51,6 +58,16 @@ HWY_INLINE F exp(F x) { return exp_up_to_88(hn::Min(hn::Set(Floats(), 88.0f), x)
 /// 2^t to 3e-7, |t| <= 125; of NaN anything.
 HWY_INLINE F exp2(F t) {
   const Floats d;
+#if HWY_TARGET <= HWY_AVX3
+  const F f = fraction(t);
+  F p = hn::Set(d, 1.877576695e-3f);  // least error relative to 2^f
+  p = hn::MulAdd(p, f, hn::Set(d, 8.989339694e-3f));
+  p = hn::MulAdd(p, f, hn::Set(d, 5.582631752e-2f));
+  p = hn::MulAdd(p, f, hn::Set(d, 2.401536107e-1f));
+  p = hn::MulAdd(p, f, hn::Set(d, 6.931530833e-1f));
+  p = hn::MulAdd(p, f, hn::Set(d, 9.999999404e-1f));
+  return times_power(p, t);
+#else
   const F shifter = hn::Set(d, 12582912.0f), shifted = hn::Add(t, shifter);  // rounds to n, see exp_up_to_88
   const F f = hn::Sub(t, hn::Sub(shifted, shifter));
   F p = hn::Set(d, 1.32764714e-3f);  // least error relative to 2^f
@@ -61,7 +78,33 @@ HWY_INLINE F exp2(F t) {
   p = hn::MulAdd(p, f, hn::Set(d, 1.000000072f));
   const Ints i;
   return hn::BitCast(d, hn::Add(hn::BitCast(i, p), hn::ShiftLeft<23>(hn::BitCast(i, shifted))));
+#endif
 }
+
+/// e^x as power(kFactor x), x <= 88, which lets a factor of x take kFactor in.
+struct Exp {
+  static constexpr float kFactor = 1.0f;
+  static HWY_INLINE F power(F x) { return exp_up_to_88(x); }
+};
+/// The same for what is rounded to 16 bits: to 3e-6 besides the rounding of kFactor x, with two thirds of the
+/// operations where the processor takes numbers apart itself.
+#if HWY_TARGET <= HWY_AVX3
+struct ExpTo16Bits {
+  static constexpr float kFactor = 1.44269504f;  // 1 / ln 2
+  static HWY_INLINE F power(F t) {
+    const Floats d;
+    const F f = fraction(t);
+    F p = hn::Set(d, 1.353416778e-2f);  // least error relative to 2^f
+    p = hn::MulAdd(p, f, hn::Set(d, 5.201146007e-2f));
+    p = hn::MulAdd(p, f, hn::Set(d, 2.414427549e-1f));
+    p = hn::MulAdd(p, f, hn::Set(d, 6.930038333e-1f));
+    p = hn::MulAdd(p, f, hn::Set(d, 1.000002623f));
+    return times_power(p, t);
+  }
+};
+#else
+using ExpTo16Bits = Exp;
+#endif
 
 /// 1 / x to 3e-7, 2^-125 <= |x| <= 2^125: a division takes as long as ten other operations. Guesses of other processors
 /// than x86 are too far off for one step.

@@ -110,6 +110,7 @@ inline void read_transposed(ElementType type, const std::byte* from, std::ptrdif
 
 /// A row that is written two vectors at a time: float32 numbers.
 struct FloatRow {
+  using RowExp = Exp;  ///< what its numbers are made by
   float* at;
   HWY_INLINE void put(std::size_t j, F first, F second) const {
     hn::StoreU(first, Floats(), at + j);
