@@ -131,6 +131,20 @@ TEST(SharedGradients, LeavesWholeGradientsAloneWithoutSequenceParallelism) {
   });
 }
 
+TEST(SharedGradients, OfAnExpertAreSummedOverTheRanksThatSplitIt) {
+  comm::run_ranks(4, [](const comm::Group& world) {
+    const std::vector<plan::ParameterSpec> specs = {
+        {.name = "router", .shape = {4, 2}, .heads_partial = true},
+        {.name = "adapter", .shape = {4, 2}, .heads_partial = true, .of_expert = true}};
+    const parallel::ParameterStore parameters(specs, plan::buffer_layout(specs, 0), at::kDouble, at::kCPU, 7);
+    for (const auto& parameter : parameters.all()) parameter->grad.fill_(1 << world.rank());
+    const comm::Group slices = world.split({{0, 1}, {2, 3}});
+    sum_all({parameters, whole(parameters), {.sequence = {}, .copies = {}, .heads = world, .experts = slices}, {}});
+    EXPECT_TRUE((parameters.get("router")->grad == 15).all().item<bool>());
+    EXPECT_TRUE((parameters.get("adapter")->grad == (world.rank() < 2 ? 3 : 12)).all().item<bool>());
+  });
+}
+
 TEST(SharedGradients, TheNormOfTwoByTwoRanksWithATiedCopyIsThatOfOneRank) {
   const auto dense = store(-1, 1, 0);
   double squares = 0, largest = 0;

@@ -42,10 +42,10 @@ comm::Group copies_group(const parallel::ParameterStore& parameters, const comm:
 class SharedGradients {
  public:
   struct Groups {
-    comm::Group sequence;  ///< the tensor-parallel group with sequence parallelism, else the group of one
-    comm::Group copies;    ///< copies_group()
-    comm::Group heads;     ///< the tensor-parallel group
-    comm::Group experts;   ///< the ranks that split an expert
+    comm::Group sequence;      ///< the tensor-parallel group with sequence parallelism, else the group of one
+    comm::Group copies;        ///< copies_group()
+    comm::Group heads;         ///< the tensor-parallel group
+    comm::Group experts = {};  ///< the ranks that split an expert
   };
   /// `owned`: see GradientReducer. Every rank of a group names its parameters in the same order.
   SharedGradients(const parallel::ParameterStore& parameters, const std::vector<plan::Shard>& owned, Groups groups,

@@ -180,12 +180,17 @@ AdapterFlops adapter_flops(const ModelShape& shape, std::int64_t layer, std::int
   AdapterFlops flops;
   if (!shape.lora) return flops;
   const bool twice = shape.lora->dora && shape.lora->dropout > 0;
-  for_each_adapter(
-      shape, layer, 1, [&](std::int64_t, const LayerSpec&, const Linear& linear, const ProjectionSlice& part) {
-        const double rows = linear.share * static_cast<double>(linear.reads_encoder ? encoder_tokens : tokens);
+  const LayerSpec spec = shape.layer(layer);
+  for (const Branch& branch : spec.branches)
+    for (const Linear& linear : branch.kinds(spec.hidden)) {
+      const double rows = linear.share * static_cast<double>(linear.alike) *
+                          static_cast<double>(linear.reads_encoder ? encoder_tokens : tokens);
+      for (const ProjectionSlice& part : projection_slices(spec, linear, 1)) {
+        if (!shape.lora->adapts(part.name)) continue;
         flops.own += 2 * rows * static_cast<double>(shape.lora->rank * (linear.inputs + part.outputs()));
         if (twice) flops.weights += 2 * rows * static_cast<double>(linear.inputs * part.outputs());
-      });
+      }
+    }
   return flops;
 }
 
