@@ -1,4 +1,4 @@
-"""The tables of `megatron bench step --profile` and `bench generate --profile`: what they count is what was computed."""
+"""The tables of `megatron bench step --profile` and `bench generate --profile` count what was computed."""
 import json
 import pathlib
 import sys
