@@ -3,7 +3,8 @@
 
 Usage: kernel_registers.py BUILD. The build writes it as it compiles (cmake/ptxas_log.sh); what it was when it was
 looked at is tests/kernels/registers.txt, which a test compares. Where kernels have changed on purpose:
-scripts/kernel_registers.py build > tests/kernels/registers.txt. Exit code 2 where the plugin was not built."""
+scripts/kernel_registers.py build > tests/kernels/registers.txt. Exit code 2 where the plugin was not built, 1 where it
+was and nothing is known of it."""
 import collections
 import pathlib
 import re
@@ -45,6 +46,8 @@ def main():
     plugin = re.search(r"CUDA plugin: (.*)", (build / "configure.log").read_text())
     compiler = plugin and re.match(r"\S+nvcc (\S+),", plugin[1])
     table = registers_of(build)
+    if not table and (build / "libmegatron_cuda.so").exists():
+        sys.exit(f"{build} has the plugin, but nothing of what ptxas said: cmake/ptxas_log.sh keeps it")
     if not compiler or not table:
         print("CUDA plugin:", plugin[1] if plugin and not compiler else f"not built ({build} has no kernels)",
               file=sys.stderr)

@@ -43,7 +43,17 @@ TEST(EpilogueShape, TellsApartWhatHasAnAlgorithmOfItsOwn) {
   with([](auto& s) { s.rows = 8; });
   with([](auto& s) { s.f = 8; });
   with([](auto& s) { s.other = 8; });
-  EXPECT_EQ(shapes.size(), 8u);
+  with([](auto& s) { s.alignment = 256; });
+  EXPECT_EQ(shapes.size(), 9u);
+}
+
+TEST(EpilogueShape, HasTheAlignmentOfAPointer) {
+  alignas(512) static const char bytes[512] = {};
+  EXPECT_EQ(alignment_of(bytes), 256);
+  EXPECT_EQ(alignment_of(bytes + 256), 256);
+  EXPECT_EQ(alignment_of(bytes + 128), 128);
+  EXPECT_EQ(alignment_of(bytes + 48), 16);
+  EXPECT_EQ(alignment_of(nullptr), 256) << "where there is none, none is asked for";
 }
 
 }  // namespace

@@ -40,7 +40,8 @@ TEST(GroupedChoice, IsOneCallWhereAtenHasAKernelThatReadsTheWeightsWhereTheyLie)
   EXPECT_TRUE(without([](auto& c) { c.bfloat16 = false; }));
   EXPECT_TRUE(without([](auto& c) { c.aligned = false; }));
   EXPECT_TRUE(without([](auto& c) { c.used = 1; })) << "one product is one launch too";
-  EXPECT_TRUE(without([](auto& c) { c.groups = 1025; }));
+  EXPECT_FALSE(without([](auto& c) { c.groups = 1023; }));
+  EXPECT_TRUE(without([](auto& c) { c.groups = 1024; })) << "ATen throws";
   EXPECT_TRUE(without([](auto& c) { c.distance = 0; }));
   EXPECT_TRUE(without([](auto& c) { c.distance = 16 * 24 - 8; })) << "they overlap";
   EXPECT_TRUE(without([](auto& c) { c.distance += 4; }));

@@ -79,7 +79,7 @@ struct ActivatedOutput {
   at::Tensor u, y;
 };
 /// u = x W^T + bias, which the backward pass needs, and y = f(u): bias_activation(linear(x, w), bias), gated
-/// bias_gated_activation, but that u is rounded once. `bias` may be undefined.
+/// bias_gated_activation, but that u is rounded once, on a GPU maybe behind f. `bias` may be undefined.
 ActivatedOutput linear_activation(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias, Activation form,
                                   bool gated, PackedWeight* packed = nullptr);
 /// The way back through z = y W^T and y = f(u): the gradient of u, as `u` of the result, from dz. With `again` also y,

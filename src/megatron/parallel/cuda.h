@@ -3,9 +3,9 @@
 
 namespace megatron::parallel {
 
-/// Loads the CUDA plugin (comm/cuda_plugin.h) takes its operators (kernels/operators.h), and
-/// has ranges drawn (base/ranges.h) where a profiler listens. Once, before ranks start;
-/// later calls cost nothing. Throws ConfigError as comm::load_cuda_plugin(), and where the plugin is of another source.
+/// Loads the CUDA plugin (comm/cuda_plugin.h), takes its operators (kernels/operators.h), and has ranges drawn
+/// (base/ranges.h) where a profiler listens. Once, before ranks start; later calls cost nothing. Throws ConfigError as
+/// comm::load_cuda_plugin(), and where the plugin is of another source.
 void load_cuda();
 /// The same with the library at `path`, whether or not there is a GPU.
 void load_cuda_from(const std::string& path);

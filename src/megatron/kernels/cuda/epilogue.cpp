@@ -6,12 +6,15 @@
 #include <cublasLt.h>
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <stdexcept>
 #include <type_traits>
 
+#include "megatron/base/error.h"
 #include "megatron/kernels/cuda/epilogue_choice.h"
 #include "megatron/kernels/cuda/launch.h"
 #include "megatron/kernels/phases/operators/elementwise.h"
@@ -106,13 +109,13 @@ class Product {
     return result.algo;
   }
 
-  bool run(const cublasLtMatmulAlgo_t& algorithm, const at::Tensor& w, const at::Tensor& x, const at::Tensor& y) const {
+  cublasStatus_t run(const cublasLtMatmulAlgo_t& algorithm, const at::Tensor& w, const at::Tensor& x,
+                     const at::Tensor& y) const {
     const float one = 1, zero = 0;
     return library().cublasLtMatmul(at::cuda::getCurrentCUDABlasLtHandle(), product_.get(), &one, w.const_data_ptr(),
                                     w_.get(), x.const_data_ptr(), x_.get(), &zero, y.const_data_ptr(), y_.get(),
                                     y.data_ptr(), y_.get(), &algorithm, at::cuda::getCUDABlasLtWorkspace(),
-                                    at::cuda::getCUDABlasLtWorkspaceSize(),
-                                    at::cuda::getCurrentCUDAStream().stream()) == CUBLAS_STATUS_SUCCESS;
+                                    at::cuda::getCUDABlasLtWorkspaceSize(), at::cuda::getCurrentCUDAStream().stream());
   }
 
  private:
@@ -132,6 +135,7 @@ class Algorithms {
   std::optional<cublasLtMatmulAlgo_t> of(const EpilogueShape& shape, const Product& product) {
     const std::scoped_lock lock(mutex_);
     const auto found = known_.find(shape);
+    if (found == known_.end() && known_.size() >= kMostShapes) known_.clear();  // prompts of ever other lengths
     return found != known_.end() ? found->second : known_.emplace(shape, product.algorithm()).first->second;
   }
   void forget(const EpilogueShape& shape) {
@@ -140,6 +144,7 @@ class Algorithms {
   }
 
  private:
+  static constexpr std::size_t kMostShapes = 4096;
   std::mutex mutex_;
   std::map<EpilogueShape, std::optional<cublasLtMatmulAlgo_t>> known_;
 };
@@ -151,7 +156,10 @@ bool compute(const EpilogueShape& shape, const at::Tensor& w, const at::Tensor& 
   const Product product(shape, w, bias.defined() ? bias.const_data_ptr() : nullptr, u);
   const auto algorithm = algorithms.of(shape, product);
   if (!algorithm) return false;
-  if (product.run(*algorithm, w, x, y)) return true;
+  const cublasStatus_t status = product.run(*algorithm, w, x, y);
+  if (status == CUBLAS_STATUS_SUCCESS) return true;
+  if (status != CUBLAS_STATUS_NOT_SUPPORTED && status != CUBLAS_STATUS_INVALID_VALUE)
+    throw std::runtime_error(concat("cuBLASLt could not compute a product: status ", static_cast<int>(status)));
   algorithms.forget(shape);
   return false;
 }
@@ -160,8 +168,10 @@ bool in_line(const at::Tensor& x) {
   return x.is_contiguous() && reinterpret_cast<std::uintptr_t>(x.const_data_ptr()) % 16 == 0;
 }
 
-bool computes(const at::Tensor& x, const at::Tensor& w, Activation form, bool gated, std::int64_t f) {
-  return library().there() &&
+/// `inner`: features of w that x's meet.
+bool computes(const at::Tensor& x, const at::Tensor& w, Activation form, bool gated, std::int64_t f,
+              std::int64_t inner) {
+  return library().there() && x.numel() > 0 && x.size(-1) == inner &&
          epilogue_computes({.capability = at::cuda::getCurrentDeviceProperties()->major,
                             .sixteen_bits = x.scalar_type() == w.scalar_type() &&
                                             (x.scalar_type() == at::kBFloat16 || x.scalar_type() == at::kHalf),
@@ -172,14 +182,17 @@ bool computes(const at::Tensor& x, const at::Tensor& w, Activation form, bool ga
                             .other = x.size(-1)});
 }
 
-EpilogueShape shape_of(const at::Tensor& x, std::int64_t f, bool backward, bool bias) {
+EpilogueShape shape_of(const at::Tensor& x, std::int64_t f, bool backward, const at::Tensor& bias,
+                       const at::Tensor& u) {
   return {.device = x.device().index(),
           .backward = backward,
           .bfloat16 = x.scalar_type() == at::kBFloat16,
-          .bias = bias,
+          .bias = bias.defined(),
           .rows = x.numel() / x.size(-1),
           .f = f,
-          .other = x.size(-1)};
+          .other = x.size(-1),
+          .alignment = std::min(alignment_of(u.const_data_ptr()),
+                                alignment_of(bias.defined() ? bias.const_data_ptr() : nullptr))};
 }
 
 }  // namespace
@@ -188,11 +201,11 @@ ActivatedOutput linear_activation(const at::Tensor& x, const at::Tensor& w, cons
                                   bool gated, PackedWeight* packed) {
   const std::int64_t f = w.size(0);
   const bool bias_fits = !bias.defined() || (bias.scalar_type() == x.scalar_type() && in_line(bias));
-  if (bias_fits && computes(x, w, form, gated, f)) {
+  if (bias_fits && computes(x, w, form, gated, f, w.size(1))) {
     auto sizes = x.sizes().vec();
     sizes.back() = f;
     ActivatedOutput out{at::empty(sizes, x.options()), at::empty(sizes, x.options())};
-    if (compute(shape_of(x, f, /*backward=*/false, bias.defined()), w, x, bias, out.u, out.y)) return out;
+    if (compute(shape_of(x, f, /*backward=*/false, bias, out.u), w, x, bias, out.u, out.y)) return out;
   }
   return Apart::linear_activation(x, w, bias, form, gated, packed);
 }
@@ -200,9 +213,9 @@ ActivatedOutput linear_activation(const at::Tensor& x, const at::Tensor& w, cons
 ActivatedOutput linear_activation_gradient(const at::Tensor& dz, const at::Tensor& w, const at::Tensor& u,
                                            Activation form, bool gated, bool again, PackedWeight* packed) {
   const std::int64_t f = w.size(1);
-  if (u.scalar_type() == dz.scalar_type() && in_line(u) && computes(dz, w, form, gated, f)) {
+  if (u.scalar_type() == dz.scalar_type() && in_line(u) && computes(dz, w, form, gated, f, w.size(0))) {
     ActivatedOutput out{at::empty_like(u), {}};
-    if (compute(shape_of(dz, f, /*backward=*/true, false), w, dz, {}, u, out.u)) {
+    if (compute(shape_of(dz, f, /*backward=*/true, {}, u), w, dz, {}, u, out.u)) {
       if (again) out.y = Apart::activation(u, form);
       return out;
     }

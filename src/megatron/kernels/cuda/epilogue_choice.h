@@ -23,11 +23,19 @@ constexpr bool epilogue_computes(const EpilogueCall& call) {
          call.other > 0 && call.f % kElements == 0 && call.other % kElements == 0;
 }
 
+/// What a pointer is a multiple of, as far as kernels may ask for it.
+inline std::int64_t alignment_of(const void* p) {
+  constexpr std::uintptr_t kMost = 256;
+  const auto address = reinterpret_cast<std::uintptr_t>(p) | kMost;
+  return static_cast<std::int64_t>(address & (~address + 1));
+}
+
 /// Products of one shape have one algorithm, which is asked for once.
 struct EpilogueShape {
   int device = 0;
   bool backward = false, bfloat16 = false, bias = false;
   std::int64_t rows = 0, f = 0, other = 0;
+  std::int64_t alignment = 16;  ///< of u and of the bias, which algorithms may demand more of than of matrices
   auto operator<=>(const EpilogueShape&) const = default;
 };
 

@@ -25,9 +25,9 @@ struct GroupedCall {
 };
 
 /// Whether at::_grouped_mm computes them: of bf16 on Hopper and Blackwell (elsewhere it waits for the device and
-/// computes one after the other), in units of 16 bytes, of at most 1024 groups.
+/// computes one after the other), in units of 16 bytes, of fewer than 1024 groups.
 constexpr bool grouped_at_once(const GroupedCall& call) {
-  constexpr std::int64_t kElements = 8, kMostGroups = 1024;
+  constexpr std::int64_t kElements = 8, kMostGroups = 1023;
   return (call.capability == 9 || call.capability == 10) && call.bfloat16 && call.aligned && call.used > 1 &&
          call.groups <= kMostGroups && (call.distance < 0 ? -call.distance : call.distance) >= call.n * call.k &&
          call.distance % kElements == 0 && call.n % kElements == 0 && call.k % kElements == 0;
