@@ -24,7 +24,7 @@ inline std::vector<Layout> expert_adapter_layouts(const std::string& all_linear)
     some.push_back({.dp = 2, .sharded = true, .full = true, .ep = 2});
     some.push_back({.tp = 2, .cp = 2, .micro_batch = 2, .sp = true, .ep = 2, .with = length, .exchange = "p2p"});
     some.push_back({.tp = 2, .pp = 2, .sp = true, .schedule = "zb-h1", .ep = 2, .with = whole});
-    some.push_back({.tp = 4, .sp = true, .ep = 2, .with = halves});
+    some.push_back({.tp = 4, .sp = true, .sharded = true, .ep = 2, .with = halves});
     some.push_back({.tp = 4, .sharded = true, .ep = 2, .with = whole});
     some.push_back({.tp = 4, .micro_batch = 2, .with = halves});
     some.push_back({.tp = 2, .dp = 2, .sp = true, .with = attention});

@@ -38,9 +38,12 @@ parallel::AdapterPtr adapter_of(const Find& find, const plan::Lora& lora, const 
     if (!lora.adapts(part.name)) continue;
     const parallel::ParameterPtr a = find(plan::adapter_name(layer, linear, part, "A"));
     if (!a) continue;
-    parts.push_back({part, a, find(plan::adapter_name(layer, linear, part, "B")),
-                     stream_key(options.seed, concat("dropout/", layer.prefix, linear.name, ".", part.name)),
-                     lora.dora ? find(plan::magnitude_name(layer, linear, part)) : nullptr});
+    const parallel::ParameterPtr b = find(plan::adapter_name(layer, linear, part, "B")),
+                                 m = lora.dora ? find(plan::magnitude_name(layer, linear, part)) : nullptr;
+    if (!b || (lora.dora && !m))  // of a folder that changed while it was read
+      throw std::runtime_error(concat("an adapter of ", layer.prefix, linear.name, " has an A and not the rest of it"));
+    parts.push_back(
+        {part, a, b, stream_key(options.seed, concat("dropout/", layer.prefix, linear.name, ".", part.name)), m});
   }
   if (parts.empty()) return nullptr;
   const bool row = linear.split == plan::Linear::Split::Inputs;

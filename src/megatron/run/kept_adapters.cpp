@@ -10,6 +10,7 @@
 #include "megatron/base/error.h"
 #include "megatron/base/machine/out_of_memory.h"
 #include "megatron/base/text/printable.h"
+#include "megatron/checkpoint/files/folder.h"
 #include "megatron/checkpoint/weights.h"
 #include "megatron/interchange/adapters/adapters.h"
 #include "megatron/interchange/weights.h"
@@ -66,7 +67,10 @@ std::string merging_of(const std::string& folder) {
 
 void check_folder(const TrainedModel& model, const std::string& folder, const char* job) {
   std::error_code unknown;
-  if (!std::filesystem::exists(folder, unknown) || !interchange::holds_adapter(folder))
+  const bool there = std::filesystem::exists(folder, unknown), adapts = there && interchange::holds_adapter(folder);
+  if (there && !adapts && std::filesystem::exists(std::filesystem::path(folder) / "checkpoints", unknown))
+    (void)checkpoint::read_manifest(checkpoint::find_checkpoint(folder));  // what is damaged is said
+  if (!adapts)
     throw ConfigError(rule_got_fix(concat(job, ": adapters must be in a folder of a run with lora.rank, or PEFT's."),
                                    concat("none in ", folder), "the folder with adapter_config.json, or the run's"));
   if (interchange::holds_adapter(model.folder))

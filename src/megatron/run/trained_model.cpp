@@ -280,7 +280,9 @@ comm::Facts model_facts(const TrainedModel& model, const config::Fields& flags) 
 
 RankModel load_rank(const TrainedModel& model, const comm::Group& world, at::Device device, std::int64_t positions) {
   const plan::ResolvedRun& run = model.run;
-  check_gpu_memory(run, world, device, model.holding());
+  plan::Besides besides;
+  if (!model.kept.empty()) besides = {.bytes = model.kept_bytes, .what = "adapters", .fix = "fewer adapters"};
+  check_gpu_memory(run, world, device, model.holding(), besides);
   parallel::ParallelContext context(run.grid, world, device, plan::expert_layout(run.config.parallel));
   const auto parts = plan::parts_of_rank(run.parts, run.placement, context.pipeline().rank());
   auto specs = plan::model_parameters(run.shape, context.grid().size(plan::Axis::Tp), context.tensor().rank(), parts,

@@ -116,6 +116,19 @@ class Adapters(unittest.TestCase):
                 for words in ((self.base, "--adapter", self.place.path / "lora"), (self.place.path / "lora",))]
         self.assertEqual(*said)
 
+    def test_of_experts_are_refused_and_of_the_attention_beside_them_kept(self):
+        train = ["--train-iters", 6, "--seq-length", 128, "--num-experts", 4]
+        self.place.train("experts", *train)
+        base, adapted = self.place.path / "experts", ["--lora.base", self.place.path / "experts", "--lora.rank", 4]
+        self.place.train("all", *train, *adapted)
+        error = run("serve", base, "--adapters", f"all={self.place.path / 'all'}", code=2)
+        self.assertIn("adapters of experts and of linear_kv_up_proj cannot lie beside", error)
+        self.assertIn("checkpoint export", error)
+        self.place.train("attention", *train, *adapted, "--lr", 0.05, "--lora.targets", "q_proj", "o_proj")
+        kept = self.generate("the cat", "--load", base, "--adapter", self.place.path / "attention")
+        self.assertEqual(kept, self.generate("the cat", "--load", self.place.path / "attention"))
+        self.assertNotEqual(kept, self.generate("the cat", "--load", base))
+
     def test_of_something_else_are_refused_before_anything_is_served(self):
         other = self.place.path / "other"
         self.place.train("other", "--train-iters", 2, "--seed", 9)

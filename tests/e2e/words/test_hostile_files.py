@@ -284,6 +284,21 @@ class HostileFiles(unittest.TestCase):
             self.refused(*self.place.train_words("sealed", "--train-iters", 4))
             self.refused("checkpoint", "verify", made, code=4)
 
+    def test_adapters_of_another_shape_than_their_base_are_refused_before_it_counts(self):
+        self.place.train("adapted", "--train-iters", 2, "--lora.base", self.trained, "--lora.rank", 2)
+        manifest = self.place.path / "adapted/checkpoints/iter_0000002/manifest.json"
+        recipe = json.loads(json.loads(manifest.read_text())["body"]["metadata"]["recipe"])
+        words = ["generate", "--prompt", "the", "--max-new-tokens", 1]
+        for name, value in [("num_layers", 10 ** 12), ("num_attention_heads", 0), ("mtp_num_layers", 10 ** 12)]:
+            changed, count = re.subn(rf"(?m)^{name} = .*$", f"{name} = {value}", recipe)
+            self.assertEqual(count, 1, recipe)
+            reseal(manifest, lambda body: body["metadata"].update(recipe=json.dumps(changed)))
+            beside = self.refused(*words, "--load", self.trained, "--adapter", manifest.parents[2])
+            self.assertIn("a model of its shape", beside, name)
+            self.refused(*words, "--load", manifest.parents[2])
+        manifest.write_text(manifest.read_text()[:-9])
+        self.assertIn("manifest.json", self.refused(*words, "--load", self.trained, "--adapter", manifest.parents[2]))
+
     def test_verify_calls_no_manifest_whole_that_cannot_be(self):
         made = self.copy("odd")
         manifest = made / "checkpoints/iter_0000002/manifest.json"

@@ -1,6 +1,7 @@
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
+#include <array>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -58,6 +59,14 @@ void check_base(const fs::path& folder, const std::string& base_folder, const co
   config::ModelConfig model = checkpoint::saved_recipe(folder).model;
   model.vocab_size = base.vocab_size;
   model.max_position_embeddings = base.max_position_embeddings;
+  // The recipe is a file from outside: nothing is counted by its sizes before they are the base's.
+  const auto sizes = [](const config::ModelConfig& m) {
+    return std::array{m.num_layers,  m.decoder_num_layers,  m.mtp_num_layers,
+                      m.hidden_size, m.num_attention_heads, m.num_experts};
+  };
+  if (sizes(model) != sizes(base))
+    throw ConfigError(rule_got_fix(concat("The adapters in ", folder.string(), " belong to a model of its shape."),
+                                   concat(base_folder, ", which is another model"), "name their base"));
   if (weights_digest(base_folder, shape_of(model)) != saved)
     throw ConfigError(rule_got_fix(
         concat("The adapters in ", folder.string(), placement == Placement::Merged ? " are merged into" : " lie beside",

@@ -333,7 +333,8 @@ ExpertLayer::Inner ExpertLayer::inner(const Rows& x, std::int64_t batch, const R
   Inner inner;
   route(inner, x.routed, batch, site);
   Coming rows = inner.routes->to_experts(x.routed);
-  if (site.adapted_samples.defined()) {
+  const bool adapts = experts_.adapter1 || experts_.adapter2 || shared_.adapter1 || shared_.adapter2;
+  if (adapts && site.adapted_samples.defined()) {
     const std::int64_t positions = x.routed.size(0) / batch;
     const auto of_tokens = ids_of(site, positions, placed(site, positions)).to(x.routed.device());
     const auto copies = of_tokens.unsqueeze(1).expand({-1, spec_.top_k}).contiguous();

@@ -79,7 +79,7 @@ class ExpertLayer {
               const Options& options, comm::Group tp, comm::Group ep);
 
   /// Finds the adapters of `layer`, its own description, by the names of plan::adapter_name(). `seed`: of what they
-  /// drop. With dropout another all-to-all forward, of a number for each row.
+  /// drop. With dropout, and a part of the experts adapted, another all-to-all forward, of a number for each row.
   void adapt(const parallel::ParameterStore& parameters, const plan::LayerSpec& layer, const plan::Lora& lora,
              std::uint64_t seed);
 

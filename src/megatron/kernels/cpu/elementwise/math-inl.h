@@ -86,8 +86,8 @@ struct Exp {
   static constexpr float kFactor = 1.0f;
   static HWY_INLINE F power(F x) { return exp_up_to_88(x); }
 };
-/// The same for what is rounded to 16 bits: to 3e-6 besides the rounding of kFactor x, with two thirds of the
-/// operations where the processor takes numbers apart itself.
+/// e^x for what is rounded to 16 bits: to 3e-6 besides the rounding of kFactor x, with two thirds of the operations
+/// where the processor takes numbers apart itself. Of a difference of numbers above 1e8 that rounding leaves nothing.
 #if HWY_TARGET <= HWY_AVX3
 struct ExpTo16Bits {
   static constexpr float kFactor = 1.44269504f;  // 1 / ln 2
