@@ -171,7 +171,7 @@ TEST(Run, DrawsARangeForEachOperationWhereAProfilerListens) {
   program = schedule::insert_gradient_reduction(program);
   static std::string told;
   static constexpr RangeHooks hooks{.begin = [](const char* name) { told.append("<").append(name); },
-                                    .end = [] { told += ">"; }};
+                                    .end = [] { told += '>'; }};
   testing::ToyRank mine(program.placement, 0, testing::fixed_shape());
   Link link;
   run(program, 0, mine.pointers, link, {});

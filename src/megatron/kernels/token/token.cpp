@@ -29,7 +29,10 @@ std::vector<std::optional<Shortlist>> shortlists_of(const at::Tensor& list) {
       continue;
     }
     const double *const logits = row + 2, *const ids = logits + room;
-    all.push_back(Shortlist{.tokens = {ids, ids + count}, .logits = {logits, logits + count}, .all = row[1]});
+    Shortlist& one = all.emplace_back().emplace();
+    one.tokens.assign(ids, ids + count);
+    one.logits.assign(logits, logits + count);
+    one.all = row[1];
   }
   return all;
 }
