@@ -8,7 +8,7 @@ for argument in "$@"; do
 done
 "$@" 2>"$object.stderr"
 status=$?
-said='^ptxas info *: (Compiling|Function properties|Used|[0-9]+ bytes gmem)|^ +[0-9]+ bytes stack frame'
+said='^ptxas info *: (Compiling|Compile time|Function properties|Used|[0-9]+ bytes gmem)|^ +[0-9]+ bytes stack frame'
 grep -E "$said" "$object.stderr" >"$object.ptxas"
 grep -vE "$said" "$object.stderr" >&2
 rm "$object.stderr"

@@ -15,6 +15,7 @@
 #include "megatron/serve/api/api_error.h"
 #include "tests/generate/small_model.h"
 #include "tests/testing/dense_model.h"
+#include "tests/testing/ear.h"
 
 namespace megatron::generate {
 namespace {
@@ -22,29 +23,8 @@ namespace {
 using serve::Finish;
 using serve::TextTask;
 using Ids = std::vector<std::int64_t>;
+using testing::Ear;
 using ::testing::ElementsAre;
-
-/// Hears a text, and may go away or have enough of it.
-struct Ear : serve::TextListener {
-  Ids tokens;
-  std::vector<serve::ScoredToken> prompt, scores;
-  std::string end;
-  std::size_t enough = 1000;
-  std::int64_t cached = -1;
-  bool away = false;
-
-  void on_cached(std::int64_t tokens) override { cached = tokens; }
-  void on_prompt(std::vector<serve::ScoredToken> scored) override { prompt = std::move(scored); }
-  bool on_token(const serve::ScoredToken& token) override {
-    EXPECT_EQ(end, "");
-    tokens.push_back(token.id);
-    scores.push_back(token);
-    return tokens.size() < enough;
-  }
-  void on_end(Finish finish) override { end += finish == Finish::Stop ? "stop" : "length"; }
-  void on_error(int status, const std::string&) override { end += std::to_string(status); }
-  bool gone() const override { return away; }
-};
 
 /// A "model" of 16 tokens whose logits are a function of all tokens read, which it finds in the blocks of its slots,
 /// and which complains of slots that are wrong.
@@ -498,10 +478,7 @@ std::vector<Served> served(const std::vector<Ids>& prompts, const Serving& how) 
       TextTask task{.prompt = prompt, .max_tokens = 200 - std::ssize(prompt)};
       task.logprobs = 0;
       task.seed = 3;
-      task.listener = ears.emplace_back(std::make_shared<Ear>());
-      task.arrived = serve::Clock::now();
-      task.deadline = task.arrived + std::chrono::hours(1);
-      queue.submit({task});
+      ears.push_back(testing::submitted(std::move(task), queue));
       engine.step();
     }
     while (engine.step()) continue;

@@ -1,6 +1,5 @@
 #include <gmock/gmock.h>
 
-#include <chrono>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -11,25 +10,12 @@
 #include "tests/generate/small_model.h"
 #include "tests/testing/adapters.h"
 #include "tests/testing/dense_model.h"
+#include "tests/testing/ear.h"
 
 namespace megatron::generate {
 namespace {
 
 using Ids = std::vector<std::int64_t>;
-
-struct Ear : serve::TextListener {
-  Ids tokens;
-  std::int64_t cached = -1;
-
-  void on_cached(std::int64_t count) override { cached = count; }
-  bool on_token(const serve::ScoredToken& token) override {
-    tokens.push_back(token.id);
-    return true;
-  }
-  void on_end(serve::Finish) override {}
-  void on_error(int status, const std::string& message) override { ADD_FAILURE() << status << ": " << message; }
-  bool gone() const override { return false; }
-};
 
 /// What is asked for.
 struct Asked {
@@ -71,20 +57,20 @@ std::vector<Written> written(const std::vector<Asked>& asked, const testing::Ten
     serve::Metrics metrics;
     serve::declare_metrics(metrics);
     Engine engine(slots, queue, metrics, {.slots = 4, .read_tokens = 64});
-    std::vector<std::shared_ptr<Ear>> ears;
+    std::vector<std::shared_ptr<testing::Ear>> ears;
     for (const Asked& one : asked) {
       serve::TextTask task{.prompt = one.prompt, .adapter = one.adapter, .max_tokens = 30};
       task.sampling.temperature = 1;
       task.seed = 3;
-      task.listener = ears.emplace_back(std::make_shared<Ear>());
-      task.arrived = serve::Clock::now();
-      task.deadline = task.arrived + std::chrono::hours(1);
-      queue.submit({task});
+      ears.push_back(testing::submitted(std::move(task), queue));
       engine.step();
     }
     while (engine.step()) continue;
     slots.stop();
-    for (const auto& ear : ears) texts.push_back({ear->tokens, ear->cached});
+    for (const auto& ear : ears) {
+      EXPECT_EQ(ear->end, "length");
+      texts.push_back({ear->tokens, ear->cached});
+    }
   });
   return texts;
 }

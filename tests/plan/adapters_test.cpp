@@ -68,7 +68,7 @@ config::RunConfig with_latents(std::int64_t q_rank, int tp) {
   return config;
 }
 
-// The same of DeepseekV3Attention: heads of 6 + 4 features of a query and 8 of a value.
+// The shapes that PEFT gives adapters of DeepseekV3Attention: heads of 6 + 4 features of a query and 8 of a value.
 TEST(Adapters, OfLatentsHaveTheShapesThatPeftGivesThem) {
   for (const std::int64_t q_rank : {0, 10}) {
     const ResolvedRun run = resolve(with_latents(q_rank, 1));

@@ -139,6 +139,27 @@ TEST(ExpertAdapters, TrainTheModelThatTheirMergedWeightsAre) {
   }
 }
 
+/// Steps change the adapters alone, and ranks hold what is planned of them, of their gradients and moments.
+void expect_weights_left_and_planned(const config::RunConfig& config) {
+  const plan::ResolvedRun run = plan::resolve(config);
+  const plan::MemoryPlan planned = plan::memory_plan(run, 0, 0, 0);
+  comm::run_ranks(run.grid.world_size(), [&](const comm::Group& world) {
+    kernels::configure_thread(1);
+    Engine engine(run, world, at::kCPU);
+    const auto& frozen = engine.parameters.frozen();
+    ASSERT_NE(frozen, nullptr);
+    const at::Tensor before = frozen->values().clone(), adapters = engine.parameters.values().clone();
+    for (int i = 0; i < 2; ++i) testing::take_step(run, engine, i);
+    EXPECT_TRUE(at::equal(frozen->values(), before));
+    EXPECT_FALSE(at::equal(engine.parameters.values(), adapters));
+    EXPECT_EQ(frozen->gradient_bytes(), 0);
+    EXPECT_EQ(engine.parameters.gradient_bytes(), planned.gradients);
+    EXPECT_EQ(engine.optimizer.bytes(), planned.optimizer_state);
+    EXPECT_EQ(static_cast<std::int64_t>(frozen->values().nbytes() + engine.parameters.values().nbytes()),
+              planned.parameters);
+  });
+}
+
 // The router's biases too, which are moved by hand and not by gradients.
 TEST(ExpertAdapters, LeaveTheWeightsAndHoldWhatIsPlanned) {
   for (const char* dtype : {"fp64", "bf16"})
@@ -148,21 +169,7 @@ TEST(ExpertAdapters, LeaveTheWeightsAndHoldWhatIsPlanned) {
       config.optimizer.use_distributed_optimizer = true;
       config.model.moe_router_score_function = "sigmoid";
       config.model.moe_router_enable_expert_bias = true;
-      const plan::ResolvedRun run = plan::resolve(config);
-      const plan::MemoryPlan planned = plan::memory_plan(run, 0, 0, 0);
-      comm::run_ranks(run.grid.world_size(), [&](const comm::Group& world) {
-        kernels::configure_thread(1);
-        Engine engine(run, world, at::kCPU);
-        const auto& frozen = engine.parameters.frozen();
-        const at::Tensor before = frozen->values().clone(), adapters = engine.parameters.values().clone();
-        for (int i = 0; i < 2; ++i) testing::take_step(run, engine, i);
-        EXPECT_TRUE(at::equal(frozen->values(), before));
-        EXPECT_FALSE(at::equal(engine.parameters.values(), adapters));
-        EXPECT_EQ(engine.parameters.gradient_bytes(), planned.gradients);
-        EXPECT_EQ(engine.optimizer.bytes(), planned.optimizer_state);
-        EXPECT_EQ(static_cast<std::int64_t>(frozen->values().nbytes() + engine.parameters.values().nbytes()),
-                  planned.parameters);
-      });
+      expect_weights_left_and_planned(config);
     }
 }
 
@@ -172,23 +179,7 @@ TEST_P(Lora, LeavesTheWeightsAndHoldsWhatIsPlanned) {
       config::RunConfig config = adapted_config(tp, 2, dtype);
       config.optimizer.use_distributed_optimizer = true;
       config.lora.dora = GetParam();
-      const plan::ResolvedRun run = plan::resolve(config);
-      const plan::MemoryPlan planned = plan::memory_plan(run, 0, 0, 0);
-      comm::run_ranks(run.grid.world_size(), [&](const comm::Group& world) {
-        kernels::configure_thread(1);
-        Engine engine(run, world, at::kCPU);
-        const auto& frozen = engine.parameters.frozen();
-        ASSERT_NE(frozen, nullptr);
-        const at::Tensor before = frozen->values().clone(), adapters = engine.parameters.values().clone();
-        for (int i = 0; i < 2; ++i) testing::take_step(run, engine, i);
-        EXPECT_TRUE(at::equal(frozen->values(), before));
-        EXPECT_FALSE(at::equal(engine.parameters.values(), adapters));
-        EXPECT_EQ(frozen->gradient_bytes(), 0);
-        EXPECT_EQ(engine.parameters.gradient_bytes(), planned.gradients);
-        EXPECT_EQ(engine.optimizer.bytes(), planned.optimizer_state);
-        EXPECT_EQ(static_cast<std::int64_t>(frozen->values().nbytes() + engine.parameters.values().nbytes()),
-                  planned.parameters);
-      });
+      expect_weights_left_and_planned(config);
     }
 }
 

@@ -74,7 +74,7 @@ class Batch {
   /// Which token each row of the batch gets; of one that has ended any.
   std::vector<std::int64_t> next_tokens(const Prompts& texts);
   std::vector<std::int64_t> drawn(const at::Tensor& logits, const Prompts& texts) const;
-  /// The same from what the graph has listed; from its logits where that is not enough.
+  /// What drawn() gives, from what the graph has listed; from its logits where that is not enough.
   std::vector<std::int64_t> drawn_from_lists(const Prompts& texts) const;
   /// Lets go of the rows that have ended, and has the others continue with `tokens`.
   void continue_with(const std::vector<std::int64_t>& tokens);

@@ -70,7 +70,7 @@ struct TransformerStage::Impl {
   /// Embeddings, as a stream begins with them: those that are not trained begin no graph, in which layers could go back
   /// to their adapters.
   at::Tensor beginning(at::Tensor x, const Pass& pass) const;
-  /// The same of what a T5's decoder reads.
+  /// embed() of what a T5's decoder reads.
   at::Tensor embed_decoder(const Batch& batch, const Pass& pass) const;
   /// What follows the norm behind the last layer of a stack: of a T5 after dropout.
   at::Tensor end_of_stack(const at::Tensor& y, const Pass& pass, const char* name) const;

@@ -18,7 +18,7 @@ namespace megatron::run {
 /// folder of something else, adapters of another model or of layers that keep none, a model that writes no texts, and
 /// where they do not fit into memory.
 void keep_adapters(TrainedModel& model, const std::vector<std::string>& folders, const char* job);
-/// The same of one, which every text has; nothing with "".
+/// keep_adapters() of one folder, whose adapter every text has; does nothing with "".
 void keep_adapter(TrainedModel& model, const std::string& folder, const char* job);
 
 /// This rank's slices of model.kept in the type of its weights, for the layers of `part`; null: there are none. Not
