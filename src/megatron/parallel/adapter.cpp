@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "megatron/kernels/low_rank/low_rank.h"
 #include "megatron/kernels/matmul.h"
 #include "megatron/kernels/normalization.h"
 #include "megatron/kernels/quantized/blocks.h"
@@ -53,11 +54,21 @@ Adapter::Pass Adapter::pass(const Parameter& weight, const at::Tensor& samples, 
   return pass;
 }
 
-std::int64_t Adapter::most_few_rows() const {
-  std::int64_t most = kernels::most_few_rows(parts_.front().a->value);
-  for (const Part& part : parts_)
-    for (const ParameterPtr& matrix : {part.a, part.b}) most = std::min(most, kernels::most_few_rows(matrix->value));
-  return most;
+std::shared_ptr<const kernels::LowRank> Adapter::for_few_rows(const Pass& pass) const {
+  std::vector<kernels::LowRank::Part> parts;
+  for (std::size_t i = 0; i < parts_.size(); ++i) {
+    const Part& part = parts_[i];
+    if (!kernels::takes_low_rank(part.a->value)) return nullptr;
+    const plan::ProjectionSlice& outputs = part.outputs;
+    parts.push_back({.a = part.a->arrived().detach(),
+                     .b = part.b->arrived().detach(),
+                     .factor = part.magnitude ? factor_of(part, pass.norms[i]) : at::Tensor(),
+                     .groups = outputs.groups,
+                     .group_outputs = outputs.group_outputs,
+                     .offset = outputs.offset,
+                     .length = outputs.length});
+  }
+  return std::make_shared<const kernels::LowRank>(parts, scale_);
 }
 
 at::Tensor Adapter::dropped(const Part& part, const at::Tensor& x, const Pass& pass) const {

@@ -11,6 +11,10 @@
 #include "megatron/plan/parameters/adapters.h"
 #include "megatron/plan/ranks/sequence_share.h"
 
+namespace megatron::kernels {
+class LowRank;  // low_rank/low_rank.h
+}
+
 namespace megatron::parallel {
 
 /// The low-rank adapters of one linear layer on this rank: y += scale B A drop(x) for each of its parts. They compute
@@ -57,9 +61,9 @@ class Adapter {
         share_(share) {}
 
   bool has_magnitudes() const { return parts_.front().magnitude != nullptr; }
-  /// The most rows of which add_to(), without dropout, gives each the same bits whatever the others are
-  /// (kernels::most_few_rows); 0: it never does.
-  std::int64_t most_few_rows() const;
+  /// What add_to() computes without dropout, for few rows on the CPU; of values that are not written to any more. Null
+  /// for matrices that it does not take.
+  std::shared_ptr<const kernels::LowRank> for_few_rows(const Pass& pass) const;
   /// `weight`: the layer's, here as below. `inputs`: the ranks that have its other columns; collective over it where
   /// there are magnitudes.
   Pass pass(const Parameter& weight, const at::Tensor& samples, const comm::Group& inputs) const;

@@ -11,6 +11,10 @@
 
 // Low-rank adapters that lie beside the weights of a model that only computes forward: one copy of the weights, maybe
 // in blocks, and of each sequence of a batch the adapter that it was asked for with (decision 145).
+namespace megatron::kernels {
+struct LowRankRows;  // low_rank/low_rank.h
+}
+
 namespace megatron::parallel {
 
 /// Which of a model's adapters the sequences of the batch have that is being computed: who computes a batch says it,
@@ -20,7 +24,7 @@ class AdapterChoice {
   /// Sequences of a batch that have the same adapter.
   struct Group {
     std::int64_t adapter = 0;
-    at::Tensor sequences = {};  ///< [n] int64 on the CPU, ascending; undefined: all of the batch
+    std::vector<std::int64_t> sequences = {};  ///< ascending; empty: all of the batch
   };
 
   /// From now on the adapter of every sequence of which nothing else is said.
@@ -43,6 +47,8 @@ class AdapterChoice {
 
   /// Of the batch that is being computed, those with an adapter.
   const std::vector<Group>& groups() const { return groups_; }
+  /// Of each of its so many sequences. Throws std::logic_error where more were chosen for.
+  std::vector<std::int64_t> of_each(std::int64_t sequences) const;
 
  private:
   void use(std::int64_t adapter);
@@ -66,16 +72,24 @@ class KeptAdapters {
   /// Whether a sequence of the batch has an adapter of this layer. Else add_to() does nothing.
   bool chosen() const;
   /// y [s, b, out], contiguous, which is W x without a bias, becomes what each sequence's adapter makes of it, in
-  /// place. x [s, b, in] as the layer's weight multiplies it. Where s is 1 a sequence gets the bits that it gets alone,
-  /// as far as kernels::most_few_rows() promises. Throws std::logic_error for another batch than the choice's.
+  /// place. x [s, b, in] as the layer's weight multiplies it. Where s is 1 it does as add_to_rows(). Throws
+  /// std::logic_error for another batch than the choice's.
   void add_to(const at::Tensor& y, const at::Tensor& x) const;
+  /// The same of one token of each sequence, y [b, out] and x [b, in]: on the CPU all adapters at once, so that each
+  /// sequence gets the bits that it gets alone (kernels::add_low_rank, which `scratch` is of).
+  void add_to_rows(const at::Tensor& y, const at::Tensor& x, at::Tensor& scratch) const;
+  /// W x of kernels::few_rows() x [b, in] into y [b, out], and add_to_rows(). `wide`: as of kernels::few_rows_linear().
+  void multiply_rows(const at::Tensor& y, const at::Tensor& x, const at::Tensor& wide, at::Tensor& scratch) const;
 
  private:
   struct One {
     AdapterPtr adapter;  ///< or null
     Adapter::Pass pass = {};
+    std::shared_ptr<const kernels::LowRank> few = nullptr;  ///< of few rows; null: as of many
   };
-  void add_to(const at::Tensor& y, const at::Tensor& x, const One& one) const;
+  bool takes_rows(const at::Tensor& y) const;
+  std::vector<kernels::LowRankRows> rows_of_batch() const;
+  void add_to_each(const at::Tensor& y, const at::Tensor& x) const;
 
   std::vector<One> adapters_;
   std::shared_ptr<const AdapterChoice> choice_;

@@ -73,13 +73,13 @@ class TokenSteps {
   at::Tensor rows(std::int64_t features) const { return at::empty({stream_.size(0), features}, stream_.options()); }
   /// y = x W^T without a bias, and what adapters make of it.
   template <class Linear>
-  void multiply(const at::Tensor& y, const at::Tensor& x, const Linear& linear) const {
+  void multiply(const at::Tensor& y, const at::Tensor& x, const Linear& linear) {
+    if (linear.kept() && linear.kept()->chosen()) return linear.kept()->multiply_rows(y, x, wide_, low_rank_);
     const parallel::ParameterPtr& weight = linear.weight();
     if (const kernels::QuantizedMatrix* const blocks = weight->packed.quantized())
       kernels::few_rows_linear(y, x, *blocks, wide_);
     else
       kernels::few_rows_linear(y, x, weight->arrived(), wide_);
-    if (linear.kept() && linear.kept()->chosen()) linear.kept()->add_to(y.unsqueeze(0), x.unsqueeze(0));
   }
   /// Of the projection to queries, keys and values.
   void add_bias(const BranchModules& branch) const {
@@ -95,7 +95,7 @@ class TokenSteps {
   at::Tensor given_;                     ///< [b, h]: what a branch gives, normalized
   std::vector<Buffers> buffers_;         ///< of each branch of a layer
   std::size_t index_ = 0;                ///< of the branch under way
-  at::Tensor wide_, scratch_, none_;
+  at::Tensor wide_, scratch_, low_rank_, none_;
   kernels::CacheStep cache_;
   const Block* block_ = nullptr;
   const at::Tensor *keys_ = nullptr, *values_ = nullptr;

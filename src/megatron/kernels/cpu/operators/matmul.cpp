@@ -9,6 +9,7 @@
 
 #include "megatron/kernels/cpu/isa.h"
 #include "megatron/kernels/cpu/operators.h"
+#include "megatron/kernels/cpu/operators/few_rows.h"
 #include "megatron/kernels/cpu/parallel.h"
 #include "megatron/kernels/cpu/products/epilogue.h"
 #include "megatron/kernels/cpu/products/matrix_of.h"
@@ -190,36 +191,40 @@ bool few_rows(std::int64_t rows, const at::Tensor& w, const PackedWeight* packed
 }
 
 void few_rows_linear(const at::Tensor& y, const at::Tensor& x, const at::Tensor& w, const at::Tensor& wide) {
-  constexpr std::int64_t kWeightBytes = 1 << 16;  // of one piece of work
-  const std::int64_t rows = x.size(0), depth = w.size(1), columns = w.size(0);
-  const void* x_wide = x.const_data_ptr();
-  if (is_half(x) || is_half(w)) {
-    float* const to = wide.mutable_data_ptr<float>();
-    cpu::arrange_few_rows(x_wide, *cpu::element_of(x), *cpu::element_of(w), to, static_cast<std::size_t>(rows),
-                          static_cast<std::size_t>(depth));
-    x_wide = to;
-  }
-  const std::int64_t row_bytes = std::max<std::int64_t>(depth * w.element_size(), 1);
-  const auto together = static_cast<std::int64_t>(cpu::kFewRowsStep);
-  const std::int64_t step = (kWeightBytes / row_bytes / together + 1) * together;
-  const cpu::Product whole{static_cast<std::size_t>(rows),
-                           static_cast<std::size_t>(columns),
-                           static_cast<std::size_t>(depth),
-                           {x_wide, cpu::ElementType::Float32, depth, 1},
-                           cpu::matrix(w).transposed(),
-                           cpu::mutable_matrix(y),
-                           false};
-  cpu::for_each_block(parts_of(columns, step), [&](std::int64_t i, int) {
-    const auto column = static_cast<std::size_t>(i * step);
-    cpu::Product piece = whole;
-    piece.columns = std::min(static_cast<std::size_t>(step), whole.columns - column);
-    piece.b = whole.b.at(0, column);
-    piece.c = whole.c.at(0, column);
-    cpu::few_rows_product(piece);
-  });
+  const cpu::FewRowsPieces pieces(y, x, w, wide);
+  cpu::for_each_block(pieces.count(), [&](std::int64_t i, int) { pieces(i); });
 }
 
 namespace cpu {
+
+FewRowsPieces::FewRowsPieces(const at::Tensor& y, const at::Tensor& x, const at::Tensor& w, const at::Tensor& wide)
+    : whole_{static_cast<std::size_t>(x.size(0)),
+             static_cast<std::size_t>(w.size(0)),
+             static_cast<std::size_t>(w.size(1)),
+             {x.const_data_ptr(), ElementType::Float32, w.size(1), 1},
+             matrix(w).transposed(),
+             mutable_matrix(y),
+             false} {
+  if (is_half(x) || is_half(w)) {
+    float* const to = wide.mutable_data_ptr<float>();
+    arrange_few_rows(whole_.a.data, *element_of(x), *element_of(w), to, whole_.rows, whole_.depth);
+    whole_.a.data = to;
+  }
+  constexpr std::int64_t kWeightBytes = 1 << 16;  // of one piece of work
+  const std::int64_t row_bytes = std::max<std::int64_t>(w.size(1) * w.element_size(), 1);
+  const auto together = static_cast<std::int64_t>(kFewRowsStep);
+  step_ = (kWeightBytes / row_bytes / together + 1) * together;
+  count_ = parts_of(w.size(0), step_);
+}
+
+void FewRowsPieces::operator()(std::int64_t i) const {
+  const auto column = static_cast<std::size_t>(i * step_);
+  Product piece = whole_;
+  piece.columns = std::min(static_cast<std::size_t>(step_), whole_.columns - column);
+  piece.b = whole_.b.at(0, column);
+  piece.c = whole_.c.at(0, column);
+  few_rows_product(piece);
+}
 
 at::Tensor linear(const at::Tensor& x, const at::Tensor& w, PackedWeight* packed, const at::Tensor& bias) {
   const at::Tensor rows = rows_of(x);
