@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <tuple>
 #include <utility>
@@ -313,6 +314,50 @@ TEST_P(ActivationBytes, OfMagnitudesAreThoseOfThePlan) {
       EXPECT_EQ(for_backward, planned);
       EXPECT_EQ(static_cast<double>(for_weights), planned_for_weights);
       EXPECT_GT(for_weights, 0);
+    }
+}
+
+/// Layers whose weights are frozen, of which each has adapters: latent attention, with latents of queries or without, a
+/// mixture of experts, an encoder, layers of a T5's decoder.
+TEST_P(ActivationBytes, OfAdaptersAreThoseOfThePlan) {
+  const auto [t, sp] = GetParam();
+  const plan::Latents with_queries{.q_rank = 8, .kv_rank = 8, .nope = 14, .rope = 2, .value = 16};
+  plan::Latents without_queries = with_queries;
+  without_queries.q_rank = 0;
+  const plan::Experts experts{
+      .expert = {.width = 96, .gated = true}, .count = 4, .top_k = 2, .shared_width = 64, .shared_gate = true};
+  using Change = std::function<void(plan::ModelShape&)>;
+  const auto latent = [](const plan::Latents& latents) -> Change {
+    return [latents](plan::ModelShape& shape) {
+      shape.latents = latents;
+      shape.num_groups = 4;
+      shape.head_size = 16;
+      shape.linear_bias = shape.learned_positions = false;
+      shape.attention.qk_layernorm = true;
+    };
+  };
+  const std::vector<std::tuple<const char*, Kind, Change>> kinds = {
+      {"latents", kKinds[0], latent(with_queries)},
+      {"latents without those of queries", kKinds[0], latent(without_queries)},
+      {"experts", kKinds[1], [&](plan::ModelShape& shape) { shape.experts = experts; }},
+      {"experts in bf16", kKinds[2], [&](plan::ModelShape& shape) { shape.experts = experts; }},
+      {"bert", kKinds[3], [](plan::ModelShape&) {}},
+      {"decoder of a t5", kKinds[4], [](plan::ModelShape&) {}}};
+  for (const auto& [name, kind, change] : kinds)
+    for (const std::size_t number : {0, 3, 5, 7}) {
+      const Mode& mode = kModes[number];
+      SCOPED_TRACE(concat(name, ", ", mode.name));
+      auto config = config_of(kind, mode, t, sp);
+      config.lora.rank = 4;
+      TransformerOptions options = options_of(kind, mode, sp);
+      change(options.shape);
+      options.shape.lora = plan::lora_of(config.lora);
+      const plan::StageSpec part{.first_layer = kind.t5 ? 2 : 0, .num_layers = 3, .embedding = false, .output = false};
+      const Kept kept = measure(options, kind.dtype, t, part);
+      const auto planned = static_cast<double>(plan::stage_activation_bytes(config, options.shape, part));
+      EXPECT_NEAR(static_cast<double>(kept.for_backward) / planned, 1, 0.05) << kept.for_backward << ", " << planned;
+      const double weights = planned_weight_bytes(config, options.shape, part, false);
+      EXPECT_NEAR(static_cast<double>(kept.for_weights) / weights, 1, 0.05) << kept.for_weights << ", " << weights;
     }
 }
 

@@ -1,3 +1,4 @@
+#include <ATen/ops/stack.h>
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -11,16 +12,21 @@
 #include "megatron/model/decoding/decode.h"
 #include "megatron/parallel/context.h"
 #include "tests/model/small_model.h"
+#include "tests/testing/adapters.h"
 
 // Experts that are split over another number of ranks than other weights, where all ranks have all tokens: decoding has
 // no sequence parallelism.
 namespace megatron::model {
 namespace {
 
+using megatron::testing::kept;
 using megatron::testing::make_store;
+using megatron::testing::merged;
+using megatron::testing::mixtures;
+using megatron::testing::random_adapter;
 using megatron::testing::random_batch;
 using megatron::testing::random_weights;
-using megatron::testing::small;
+using megatron::testing::WholeAdapter;
 
 struct SliceRanks {
   int tp, ep, etp;
@@ -31,27 +37,10 @@ struct SliceRanks {
 /// Whole experts and halves, each once on the ranks or in several copies.
 constexpr SliceRanks kSliceRanks[] = {{2, 2, 1}, {2, 1, 1}, {4, 4, 1}, {4, 2, 1}, {4, 2, 2}, {4, 1, 2}};
 
-/// One with biases, one with a shared expert, groups and biases of the router.
-std::vector<std::pair<std::string, TransformerOptions>> mixtures() {
-  TransformerOptions biased = small(), shared = small();
-  biased.shape.experts = plan::Experts{
-      .expert = {.width = 16, .gated = true, .bias = true}, .count = 4, .top_k = 2, .router = {.linear_bias = true}};
-  shared.shape.experts = plan::Experts{
-      .expert = {.width = 12, .gated = true},
-      .count = 8,
-      .top_k = 3,
-      .router = {.score = plan::Router::Score::Sigmoid, .groups = 2, .group_top_k = 2, .group_best = 2, .bias = true},
-      .shared_width = 8,
-      .shared_gate = true};
-  shared.shape.rms_norm = true;
-  shared.shape.linear_bias = false;
-  biased.shape.gated = shared.shape.gated = true;
-  return {{"with biases", biased}, {"with a shared expert", shared}};
-}
-
-/// Calls on_rank(model's options, its parameters, tp) on each rank of `ranks`.
+/// Calls on_rank(model's options, its parameters, tp) on each rank of `ranks`, with `adapters` beside the weights.
 template <class OnRank>
-void on_ranks(const TransformerOptions& of_one, const SliceRanks& ranks, at::ScalarType dtype, const OnRank& on_rank) {
+void on_ranks(const TransformerOptions& of_one, const SliceRanks& ranks, at::ScalarType dtype, const OnRank& on_rank,
+              const std::vector<WholeAdapter>& adapters = {}) {
   const auto weights = random_weights(of_one.shape, 4);
   comm::run_ranks(ranks.tp, [&](const comm::Group& world) {
     const plan::RankGrid grid(ranks.tp, 1, 1, 1, ranks.tp);
@@ -60,12 +49,15 @@ void on_ranks(const TransformerOptions& of_one, const SliceRanks& ranks, at::Sca
     const plan::RankRoles roles(grid, layout);
     const plan::Peers experts = roles.experts(world.rank()),
                       slices = roles.tensor(world.rank(), plan::Weights::Experts);
-    const auto store =
-        make_store(of_one.shape, ranks.tp, world.rank(), weights, dtype, 1, at::kCPU, {},
-                   {.ep = experts.size(), .rank = experts.index, .etp = slices.size(), .etp_rank = slices.index});
+    const plan::ExpertShare share{
+        .ep = experts.size(), .rank = experts.index, .etp = slices.size(), .etp_rank = slices.index};
+    const auto store = make_store(of_one.shape, ranks.tp, world.rank(), weights, dtype, 1, at::kCPU, {}, share);
     TransformerOptions options = of_one;
     options.experts = context.experts();
     options.expert_slices = slices.size();
+    if (!adapters.empty())
+      options.kept =
+          kept(of_one.shape, plan::whole_model(of_one.shape.num_layers), context.tensor(), adapters, dtype, share);
     on_rank(options, store, context.tensor());
   });
 }
@@ -116,6 +108,50 @@ TEST(ExpertSlicesOfAllTokens, GiveATokenTheBitsThatItGetsAlone) {
         }
       });
     }
+}
+
+/// Logits of sequences [b, s], each with its adapter, after a prompt of three tokens and after another one: [2, b, v].
+at::Tensor logits_of(const CachedGpt& gpt, const at::Tensor& tokens, const std::vector<std::int64_t>& adapters) {
+  const KvPool pool = gpt.make_pool(std::ssize(adapters));
+  std::vector<PagedCache> caches;
+  std::vector<PagedCache*> all;
+  std::vector<at::Tensor> after;
+  for (std::int64_t b = 0; b < std::ssize(adapters); ++b) {
+    caches.push_back({.pool = &pool, .blocks = {b}, .adapter = adapters[static_cast<std::size_t>(b)]});
+    after.push_back(gpt.forward(tokens.narrow(0, b, 1).narrow(1, 0, 3), caches.back())[0]);
+  }
+  for (PagedCache& cache : caches) all.push_back(&cache);
+  return at::stack({at::stack(after), gpt.step(tokens.select(1, 3), all)});
+}
+
+TEST(ExpertSlicesOfAllTokens, KeepAdaptersBesideTheirWeights) {
+  const std::vector<std::int64_t> chosen = {1, 0, 2, 1}, none(chosen.size());
+  const auto tokens = random_batch(10, std::ssize(chosen)).tokens_bs;
+  for (const auto& [name, options] : mixtures()) {
+    const std::vector<WholeAdapter> adapters = {
+        random_adapter(options.shape, 20, {.rank = 3, .alpha = 6, .targets = {"all-linear"}}),
+        random_adapter(options.shape, 21, {.rank = 2, .alpha = 5, .rslora = true, .targets = {"down_proj"}})};
+    const auto weights = random_weights(options.shape, 4);
+    std::vector<at::Tensor> want;
+    for (const std::int64_t which : {0, 1, 2}) {
+      const auto theirs =
+          which == 0 ? weights : merged(options.shape, weights, adapters[static_cast<std::size_t>(which - 1)]);
+      want.push_back(logits_of(CachedGpt(options, make_store(options.shape, 1, 0, theirs), {}), tokens, none));
+    }
+    for (const SliceRanks& ranks : kSliceRanks) {
+      SCOPED_TRACE(concat(name, ", ", ranks.name()));
+      on_ranks(
+          options, ranks, at::kDouble,
+          [&](const auto& of_rank, const auto& store, const comm::Group& tp) {
+            const auto got = logits_of(CachedGpt(of_rank, store, tp), tokens, chosen);
+            for (std::size_t b = 0; b < chosen.size(); ++b) {
+              const auto own = want[static_cast<std::size_t>(chosen[b])].select(1, static_cast<std::int64_t>(b));
+              EXPECT_NEAR_TENSOR(got.select(1, static_cast<std::int64_t>(b)), own, 1e-12) << b;
+            }
+          },
+          adapters);
+    }
+  }
 }
 
 // By which a GPU takes the products of all of them at once (kernels/cuda/grouped.h).

@@ -92,6 +92,24 @@ inline std::vector<std::pair<std::string, model::TransformerOptions>> variants(s
           {"untied_t5", untied_t5}};
 }
 
+/// Mixtures of experts: one with biases, one with a shared expert, groups and biases of the router.
+inline std::vector<std::pair<std::string, model::TransformerOptions>> mixtures() {
+  model::TransformerOptions biased = small(), shared = small();
+  biased.shape.experts = plan::Experts{
+      .expert = {.width = 16, .gated = true, .bias = true}, .count = 4, .top_k = 2, .router = {.linear_bias = true}};
+  shared.shape.experts = plan::Experts{
+      .expert = {.width = 12, .gated = true},
+      .count = 8,
+      .top_k = 3,
+      .router = {.score = plan::Router::Score::Sigmoid, .groups = 2, .group_top_k = 2, .group_best = 2, .bias = true},
+      .shared_width = 8,
+      .shared_gate = true};
+  shared.shape.rms_norm = true;
+  shared.shape.linear_bias = false;
+  biased.shape.gated = shared.shape.gated = true;
+  return {{"with biases", biased}, {"with a shared expert", shared}};
+}
+
 /// A parameter's gradient on a rank of `tp`, the parts of those that hold the same pieces, or make heads of the same,
 /// added. Collective over tp.
 inline at::Tensor whole_gradient(const parallel::Parameter& parameter, const comm::Group& tp) {

@@ -33,7 +33,8 @@ inline WholeAdapter random_adapter(const plan::ModelShape& shape, std::uint64_t 
   auto generator = at::detail::createCPUGenerator(seed);
   for (const auto& spec : plan::adapter_parameters(adapted(shape, lora), 1, 0, {plan::whole_model(shape.num_layers)})) {
     const at::Tensor value = at::randn(spec.shape, generator, at::kDouble);
-    if (spec.name.find("linear_kv_up_proj") != std::string::npos) continue;  // which keeps none
+    const auto is_of = [&](const char* layers) { return spec.name.find(layers) != std::string::npos; };
+    if (is_of("linear_kv_up_proj") || (lora.dora && is_of("experts."))) continue;  // which keep none
     adapter.matrices[spec.name] = spec.shape.size() == 1 ? value.abs().add(0.5) : value.mul(0.2);
   }
   return adapter;
@@ -68,12 +69,13 @@ inline Tensors merged(const plan::ModelShape& shape, const Tensors& weights, con
 /// A rank's part of adapters.
 inline std::shared_ptr<model::StageAdapters> kept(const plan::ModelShape& shape, const plan::StageSpec& part,
                                                   const comm::Group& tp, const std::vector<WholeAdapter>& adapters,
-                                                  at::ScalarType dtype) {
+                                                  at::ScalarType dtype, const plan::ExpertShare& share = {}) {
   auto all = std::make_shared<model::StageAdapters>();
   for (const WholeAdapter& adapter : adapters) {
     model::StageAdapters::One& one = all->all.emplace_back();
     one.lora = adapter.lora;
-    for (const auto& spec : plan::adapter_parameters(adapted(shape, adapter.lora), tp.size(), tp.rank(), {part})) {
+    for (const auto& spec :
+         plan::adapter_parameters(adapted(shape, adapter.lora), tp.size(), tp.rank(), {part}, share)) {
       if (!adapter.matrices.contains(spec.name)) continue;
       auto matrix = std::make_shared<parallel::Parameter>();
       matrix->spec = spec;

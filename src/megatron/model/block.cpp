@@ -64,16 +64,21 @@ parallel::KeptAdaptersPtr kept_of(const parallel::ParameterPtr& weight, const pl
   if (!options.kept) return nullptr;
   std::vector<parallel::AdapterPtr> adapters;
   for (const StageAdapters::One& one : options.kept->all) {
-    const auto find = [&](const std::string& name) {
-      const auto found = one.matrices.find(name);
-      return found == one.matrices.end() ? nullptr : found->second;
-    };
+    const auto find = [&](const std::string& name) { return one.find(name); };
     adapters.push_back(adapter_of(find, one.lora, layer, linear, options, tp));
   }
   if (std::ranges::none_of(adapters, [](const auto& adapter) { return adapter != nullptr; })) return nullptr;
   const bool row = linear.split == plan::Linear::Split::Inputs;
   return std::make_shared<const parallel::KeptAdapters>(std::move(adapters), options.kept->choice, weight,
                                                         row ? tp : comm::Group());
+}
+
+/// Those of the layer's experts.
+void keep_of_experts(ExpertLayer& experts, const plan::LayerSpec& layer, const StageAdapters& kept) {
+  std::vector<ExpertLayer::Kept> all;
+  for (const StageAdapters::One& one : kept.all)
+    all.push_back({one.lora, [&](const std::string& name) { return one.find(name); }});
+  experts.keep(all, layer, kept.choice);
 }
 
 /// Of a linear layer in 8 bits; null: it computes in the model's type.
@@ -137,7 +142,10 @@ BranchModules branch_of(const parallel::ParameterStore& parameters, const plan::
                                                  .recompute = options.recompute_mlp,
                                                  .slices = options.expert_slices},
                                                 tp, options.experts)};
-    if (options.lora) branch.experts->adapt(parameters, layer, *options.lora, options.seed);
+    if (options.lora)
+      branch.experts->adapt([&](const std::string& name) { return parameters.get(name); }, layer, *options.lora,
+                            options.seed);
+    if (options.kept) keep_of_experts(*branch.experts, layer, *options.kept);
     return branch;
   }
   const std::vector<plan::Linear> linears = spec.linears(layer.hidden);

@@ -33,6 +33,10 @@ struct StageAdapters {
   struct One {
     plan::Lora lora;
     std::map<std::string, parallel::ParameterPtr> matrices;
+    parallel::ParameterPtr find(const std::string& name) const {
+      const auto found = matrices.find(name);
+      return found == matrices.end() ? nullptr : found->second;
+    }
   };
   std::vector<One> all;  ///< number i + 1 of parallel::AdapterChoice at i
   std::shared_ptr<parallel::AdapterChoice> choice = std::make_shared<parallel::AdapterChoice>();

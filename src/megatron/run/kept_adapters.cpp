@@ -6,6 +6,7 @@
 #include <set>
 #include <utility>
 #include <variant>
+#include <vector>
 
 #include "megatron/base/error.h"
 #include "megatron/base/machine/out_of_memory.h"
@@ -14,6 +15,7 @@
 #include "megatron/checkpoint/weights.h"
 #include "megatron/interchange/adapters/adapters.h"
 #include "megatron/interchange/weights.h"
+#include "megatron/plan/cost/rank_buffers.h"
 #include "megatron/plan/parameters/adapters.h"
 #include "megatron/plan/parameters/buffer_layout.h"
 #include "megatron/run/memory_check.h"
@@ -23,13 +25,24 @@
 namespace megatron::run {
 namespace {
 
-/// Those matrices of adapters that `source` has, of a rank's layers.
-std::vector<plan::ParameterSpec> specs_of(const checkpoint::WeightSource& source, const plan::ModelShape& shape, int tp,
-                                          int tp_rank, const plan::StageSpec& part) {
-  std::vector<plan::ParameterSpec> specs = plan::adapter_parameters(shape, tp, tp_rank, {part});
+/// Those matrices of adapters that `source` has, of the layers `part` on rank `rank`.
+std::vector<plan::ParameterSpec> specs_of(const checkpoint::WeightSource& source, const plan::ModelShape& shape,
+                                          const plan::ResolvedRun& run, int rank, const plan::StageSpec& part) {
+  const int tp = run.grid.size(plan::Axis::Tp),
+            tp_rank = run.grid.coord_of(rank)[static_cast<std::size_t>(plan::Axis::Tp)];
+  std::vector<plan::ParameterSpec> specs =
+      plan::adapter_parameters(shape, tp, tp_rank, {part}, plan::expert_share(run, rank));
   std::erase_if(specs, [&](const plan::ParameterSpec& spec) { return source.shape(spec.name) == nullptr; });
   for (plan::ParameterSpec& spec : specs) spec.init = plan::Init::Zero;  // they are read
   return specs;
+}
+
+/// Elements of the matrices, and of the copies of B that few rows read (kernels::LowRank).
+std::int64_t elements_of(const std::vector<plan::ParameterSpec>& specs) {
+  std::int64_t elements = 0;
+  for (const plan::ParameterSpec& spec : specs)
+    elements += spec.local_size() * (spec.name.ends_with(".lora_B.weight") ? 2 : 1);
+  return elements;
 }
 
 /// The model with adapters on every part: which there are the source says.
@@ -43,13 +56,13 @@ plan::ModelShape adapted_shape(plan::ModelShape shape, plan::Lora lora) {
 /// it takes the halves apart (latent_attention.h).
 bool is_taken_apart(const plan::Linear& linear) { return linear.name.ends_with("linear_kv_up_proj"); }
 
-/// Names of the matrices that layers may keep. Experts, whose rows come sorted by expert, keep none.
-std::set<std::string> kept_names(const plan::ModelShape& shape) {
+/// Names of the matrices that layers may keep of adapters with magnitudes, or without. Experts keep no magnitudes.
+std::set<std::string> kept_names(const plan::ModelShape& shape, bool dora) {
   std::set<std::string> names;
   for (std::int64_t number = 0; number < shape.num_layers; ++number) {
     const plan::LayerSpec layer = shape.layer(number);
     for (const plan::Branch& branch : layer.branches) {
-      if (std::holds_alternative<plan::Experts>(branch.inner)) continue;
+      if (dora && std::holds_alternative<plan::Experts>(branch.inner)) continue;
       for (const plan::Linear& linear : branch.linears(layer.hidden)) {
         if (is_taken_apart(linear)) continue;
         for (const plan::ProjectionSlice& part : plan::projection_slices(layer, linear, 1))
@@ -84,25 +97,24 @@ void check_folder(const TrainedModel& model, const std::string& folder, const ch
 void keep_adapters(TrainedModel& model, const std::vector<std::string>& folders, const char* job) {
   if (folders.empty()) return;
   const plan::ResolvedRun& run = model.run;
-  if (!run.shape.causal || run.shape.encoder_decoder())
-    throw ConfigError(rule_got_fix(concat(job, ": adapters lie beside the weights of a GPT alone."),
-                                   "another kind of model", merging_of(folders.front())));
-  const std::set<std::string> names = kept_names(run.shape);
-  const int tp = run.grid.size(plan::Axis::Tp);
+  if (!run.shape.causal)
+    throw ConfigError(rule_got_fix(concat(job, ": adapters lie beside the weights of models that write texts."),
+                                   "an encoder", merging_of(folders.front())));
   const auto element = static_cast<std::int64_t>(c10::elementSize(train::scalar_type(run.config)));
   for (const std::string& folder : folders) {
     check_folder(model, folder, job);
     const interchange::OpenedAdapter opened = interchange::open_kept(folder, model.folder);
+    const std::set<std::string> names = kept_names(run.shape, opened.lora.dora);
     for (const std::string& name : opened.matrices->tensors())
       if (!names.contains(name))
-        throw ConfigError(
-            rule_got_fix(concat(job, ": adapters of experts and of linear_kv_up_proj cannot lie beside their weights."),
-                         concat(folder, ": \"", printable(name), "\""), merging_of(folder)));
+        throw ConfigError(rule_got_fix(
+            concat(job, ": adapters of linear_kv_up_proj, and of experts with DoRA, cannot lie beside their weights."),
+            concat(folder, ": \"", printable(name), "\""), merging_of(folder)));
     const plan::ModelShape shape = adapted_shape(run.shape, opened.lora);
-    for (int rank = 0; rank < tp; ++rank)
-      for (const plan::ParameterSpec& spec :
-           specs_of(*opened.matrices, shape, tp, rank, plan::whole_model(shape.num_layers)))
-        model.kept_bytes += spec.local_size() * element * run.config.parallel.dp;
+    for (int rank = 0; rank < run.grid.world_size(); ++rank)
+      for (const plan::StageSpec& part : plan::parts_of_rank(
+               run.parts, run.placement, run.grid.coord_of(rank)[static_cast<std::size_t>(plan::Axis::Pp)]))
+        model.kept_bytes += element * elements_of(specs_of(*opened.matrices, shape, run, rank, part));
     model.kept.push_back(folder);
   }
   check_memory(run, comm::place_from(comm::process_environment()), model.holding(),
@@ -127,7 +139,7 @@ std::shared_ptr<const model::StageAdapters> load_kept(const TrainedModel& model,
     const plan::ModelShape shape = adapted_shape(run.shape, opened.lora);
     model::StageAdapters::One& one = kept->all.emplace_back();
     one.lora = *shape.lora;
-    auto specs = specs_of(*opened.matrices, shape, context.grid().size(plan::Axis::Tp), context.tensor().rank(), part);
+    auto specs = specs_of(*opened.matrices, shape, run, context.rank(), part);
     if (specs.empty()) continue;
     auto layout = plan::buffer_layout(specs, 0);
     taking_memory_for("adapters", [&] {

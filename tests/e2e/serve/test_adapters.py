@@ -116,18 +116,32 @@ class Adapters(unittest.TestCase):
                 for words in ((self.base, "--adapter", self.place.path / "lora"), (self.place.path / "lora",))]
         self.assertEqual(*said)
 
-    def test_of_experts_are_refused_and_of_the_attention_beside_them_kept(self):
+    def test_of_experts_write_what_merged_weights_write(self):
         train = ["--train-iters", 6, "--seq-length", 128, "--num-experts", 4]
         self.place.train("experts", *train)
         base, adapted = self.place.path / "experts", ["--lora.base", self.place.path / "experts", "--lora.rank", 4]
-        self.place.train("all", *train, *adapted)
-        error = run("serve", base, "--adapters", f"all={self.place.path / 'all'}", code=2)
-        self.assertIn("adapters of experts and of linear_kv_up_proj cannot lie beside", error)
+        for name, targets in (("all", "all-linear"), ("down", "down_proj"), ("attention", "q_proj")):
+            self.place.train(name, *train, *adapted, "--lr", 0.05, "--lora.targets", targets)
+        asked = [(name, prompt) for prompt in PROMPTS for name in ("all", "down", "attention")]
+        expected = [self.generate(prompt, "--load", self.place.path / name) for name, prompt in asked]
+        self.assertEqual(len(set(expected[:3])), 3, expected[:3])
+        self.assertNotIn(self.generate(PROMPTS[0], "--load", base), expected[:3])
+        words = [f"{name}={self.place.path / name}" for name in ("all", "down", "attention")]
+        for layout in [(), ("--tp", 2, "--etp", 1, "--ep", 2), ("--pp", 2)]:
+            server = self.serve(base, "--adapters", *words, *layout)
+            with concurrent.futures.ThreadPoolExecutor(len(asked)) as pool:
+                self.assertEqual(list(pool.map(lambda one: self.answer(server, one), asked)), expected, layout)
+            server.close()
+
+    def test_of_products_that_decoding_takes_apart_are_refused(self):
+        train = ["--train-iters", 2, "--seq-length", 128, "--multi-latent-attention", "--qk-layernorm",
+                 "--kv-lora-rank", 16, "--qk-head-dim", 8, "--qk-pos-emb-head-dim", 4, "--v-head-dim", 8,
+                 "--position-embedding-type", "rope", "--disable-bias-linear"]
+        self.place.train("latents", *train)
+        self.place.train("of_latents", *train, "--lora.base", self.place.path / "latents", "--lora.rank", 4)
+        error = run("serve", self.place.path / "latents", "--adapters", f"a={self.place.path / 'of_latents'}", code=2)
+        self.assertIn("adapters of linear_kv_up_proj, and of experts with DoRA, cannot lie beside", error)
         self.assertIn("checkpoint export", error)
-        self.place.train("attention", *train, *adapted, "--lr", 0.05, "--lora.targets", "q_proj", "o_proj")
-        kept = self.generate("the cat", "--load", base, "--adapter", self.place.path / "attention")
-        self.assertEqual(kept, self.generate("the cat", "--load", self.place.path / "attention"))
-        self.assertNotEqual(kept, self.generate("the cat", "--load", base))
 
     def test_of_something_else_are_refused_before_anything_is_served(self):
         other = self.place.path / "other"

@@ -102,6 +102,7 @@ struct ExpertLayer::Inner {
   at::Tensor y, shared_y;  ///< [n, f], [T, f] their activations: for the forward pass alone
   /// Of rows of experts [n] and of the shared one [T], for what their adapters drop; undefined: nothing.
   at::Tensor ids, shared_ids;
+  RowAdapters adapters, shared_adapters;  ///< of the same rows, kept beside the weights
 };
 
 ExpertLayer::ExpertLayer(const parallel::ParameterStore& parameters, const std::string& prefix,
@@ -129,26 +130,6 @@ ExpertLayer::ExpertLayer(const parallel::ParameterStore& parameters, const std::
   if (spec_.shared_gate) shared_gate_ = weight("shared_experts.gate");
 }
 
-void ExpertLayer::adapt(const parallel::ParameterStore& parameters, const plan::LayerSpec& layer,
-                        const plan::Lora& lora, std::uint64_t seed) {
-  std::vector<plan::Linear> fc1, fc2, shared;
-  for (plan::Linear& linear : layer.branches.back().linears(layer.hidden)) {
-    const std::int64_t expert = linear.expert - first_expert();
-    if (linear.expert < 0 && linear.split != plan::Linear::Split::Whole)
-      shared.push_back(std::move(linear));
-    else if (linear.expert >= 0 && expert >= 0 && expert < local_experts())
-      (linear.split == plan::Linear::Split::Inputs ? fc2 : fc1).push_back(std::move(linear));
-  }
-  const auto of = [&](const std::vector<plan::Linear>& linears, int ranks, int rank) {
-    return ExpertAdapters::of(parameters, layer, linears, lora, seed, ranks, rank);
-  };
-  experts_.adapter1 = of(fc1, slices(), slice());
-  experts_.adapter2 = of(fc2, slices(), slice());
-  if (shared.empty()) return;
-  shared_.adapter1 = of({shared.front()}, tp_.size(), tp_.rank());
-  shared_.adapter2 = of({shared.back()}, tp_.size(), tp_.rank());
-}
-
 std::int64_t ExpertLayer::most_few_rows() const {
   std::int64_t most = kernels::most_few_rows(router_->value.to(wide_type(router_->value)));
   const auto at_most = [&](const at::Tensor& weight) { most = std::min(most, kernels::most_few_rows(weight)); };
@@ -171,12 +152,13 @@ RouterCounts ExpertLayer::take_counts() const {
 
 /// The first products, and `y` of them where `activations` are needed. `ids`: of the rows, for what adapters drop.
 at::Tensor ExpertLayer::first(const at::Tensor& x, const Mlps& mlps, const Offsets& offsets, const at::Tensor& ids,
-                              parallel::Value activations, at::Tensor& y) const {
+                              const RowAdapters& kept, parallel::Value activations, at::Tensor& y) const {
   const kernels::Groups groups = groups_of(mlps.fc1, offsets, mlps.bias1);
-  const bool unread = activations == parallel::Value::Unread;
-  if (unread || mlps.adapter1) {
+  const bool unread = activations == parallel::Value::Unread, chosen = mlps.kept1 && mlps.kept1->chosen(kept);
+  if (unread || mlps.adapter1 || chosen) {
     auto u = kernels::grouped_linear(x, groups);
     if (mlps.adapter1) mlps.adapter1->add_to(u, x, offsets, ids);
+    if (chosen) mlps.kept1->add_to(u, x, offsets, kept);
     if (!unread)
       y = mlps.gated ? kernels::gated_activation(u, options_.activation) : kernels::activation(u, options_.activation);
     return u;
@@ -188,9 +170,10 @@ at::Tensor ExpertLayer::first(const at::Tensor& x, const Mlps& mlps, const Offse
 
 /// The second products, with `biases`.
 at::Tensor ExpertLayer::second(const at::Tensor& y, const Mlps& mlps, const Offsets& offsets, const at::Tensor& ids,
-                               const std::vector<ParameterPtr>& biases) const {
+                               const RowAdapters& kept, const std::vector<ParameterPtr>& biases) const {
   auto z = kernels::grouped_linear(y, groups_of(mlps.fc2, offsets, biases));
   if (mlps.adapter2) mlps.adapter2->add_to(z, y, offsets, ids);
+  if (mlps.kept2 && mlps.kept2->chosen(kept)) mlps.kept2->add_to(z, y, offsets, kept);
   return z;
 }
 
@@ -328,6 +311,27 @@ void ExpertLayer::route(Inner& inner, const at::Tensor& x_rh, std::int64_t batch
   inner.routes.emplace(routes_of(kept, inner.experts));
 }
 
+/// Which adapters beside the weights the rows have that this rank computes: those of the sequences of their tokens, [s,
+/// b]. Ranks of `ep` need not have chosen the same ones.
+void ExpertLayer::choose_adapters(Inner& inner, const Rows& x, std::int64_t batch) const {
+  if (!choice_ || (choice_->groups().empty() && ep_.size() == 1)) return;
+  const std::vector<std::int64_t> of_sequences = choice_->of_each(batch);
+  const bool few = x.routed.size(0) == batch;
+  const auto of_tokens = [&](std::int64_t rows) {
+    std::vector<std::int64_t> numbers;
+    for (std::int64_t row = 0; row < rows; ++row)
+      numbers.push_back(of_sequences[static_cast<std::size_t>(row % batch)]);
+    return numbers;
+  };
+  if (shared_.kept1 || shared_.kept2) inner.shared_adapters = {of_tokens(x.all.size(0)), few};
+  if (!experts_.kept1 && !experts_.kept2) return;
+  const auto tokens = at::tensor(of_tokens(x.routed.size(0)), at::kLong).to(x.routed.device());
+  const auto copies = tokens.unsqueeze(1).expand({-1, spec_.top_k}).contiguous();
+  const auto numbers = inner.routes->copies_to_experts(of_places(copies)).take().cpu().contiguous();
+  const auto* const first = numbers.const_data_ptr<std::int64_t>();
+  inner.adapters = {{first, first + numbers.numel()}, few};
+}
+
 ExpertLayer::Inner ExpertLayer::inner(const Rows& x, std::int64_t batch, const RouterSite& site,
                                       parallel::Value activations) const {
   Inner inner;
@@ -341,11 +345,13 @@ ExpertLayer::Inner ExpertLayer::inner(const Rows& x, std::int64_t batch, const R
     inner.ids = numbered(inner.routes->copies_to_experts(of_places(copies)).take(), inner.routes->offsets());
     if (x.all.defined()) inner.shared_ids = ids_of(site, x.all.size(0) / batch, site.jitter);
   }
+  choose_adapters(inner, x, batch);
   if (!shared_.fc1.empty()) {
     if (shared_gate_) inner.gate = at::sigmoid(wide_product(x.all, shared_gate_)).squeeze(1);
-    inner.shared_u = first(x.all, shared_, {0, x.all.size(0)}, inner.shared_ids, activations, inner.shared_y);
+    inner.shared_u =
+        first(x.all, shared_, {0, x.all.size(0)}, inner.shared_ids, inner.shared_adapters, activations, inner.shared_y);
   }
-  inner.u = first(rows.take(), experts_, inner.routes->offsets(), inner.ids, activations, inner.y);
+  inner.u = first(rows.take(), experts_, inner.routes->offsets(), inner.ids, inner.adapters, activations, inner.y);
   return inner;
 }
 
@@ -545,12 +551,13 @@ at::Tensor ExpertLayer::forward(const at::Tensor& x, parallel::RecomputeFunction
     kept = inner(rows, x.size(1), site, value);
     if (value == parallel::Value::Unread) return at::empty(x.sizes(), x.options());
     const Routes& routes = *kept->routes;
-    Coming sum_comes =
-        routes.combined(second(std::exchange(kept->y, {}), experts_, routes.offsets(), kept->ids, biases_of_sum()),
-                        of_places(own(kept->weights)));
+    Coming sum_comes = routes.combined(
+        second(std::exchange(kept->y, {}), experts_, routes.offsets(), kept->ids, kept->adapters, biases_of_sum()),
+        of_places(own(kept->weights)));
     at::Tensor shared;
     if (!shared_.fc2.empty()) {
-      const auto z = second(std::exchange(kept->shared_y, {}), shared_, {0, rows.all.size(0)}, kept->shared_ids, {});
+      const auto z = second(std::exchange(kept->shared_y, {}), shared_, {0, rows.all.size(0)}, kept->shared_ids,
+                            kept->shared_adapters, {});
       shared = kept->gate.defined() ? z * kept->gate.unsqueeze(1).to(z.scalar_type()) : z;
     }
     const auto sum = sum_comes.take();

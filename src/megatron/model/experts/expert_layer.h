@@ -80,8 +80,17 @@ class ExpertLayer {
 
   /// Finds the adapters of `layer`, its own description, by the names of plan::adapter_name(). `seed`: of what they
   /// drop. With dropout, and a part of the experts adapted, another all-to-all forward, of a number for each row.
-  void adapt(const parallel::ParameterStore& parameters, const plan::LayerSpec& layer, const plan::Lora& lora,
-             std::uint64_t seed);
+  void adapt(const FindParameter& find, const plan::LayerSpec& layer, const plan::Lora& lora, std::uint64_t seed);
+
+  /// Adapters beside the weights of a model that only computes forward.
+  struct Kept {
+    plan::Lora lora;
+    FindParameter find;
+  };
+  /// From now on each sequence of a batch has the one of `kept` that it chose, number i + 1 at i. Between ranks of `ep`
+  /// another all-to-all forward, of a number for each row.
+  void keep(const std::vector<Kept>& kept, const plan::LayerSpec& layer,
+            std::shared_ptr<const parallel::AdapterChoice> choice);
 
   /// `recompute_fn`: x again, so that it need not be kept; may be empty.
   at::Tensor forward(const at::Tensor& x, parallel::RecomputeFunction recompute_fn, const RouterSite& site,
@@ -98,6 +107,7 @@ class ExpertLayer {
     std::vector<parallel::ParameterPtr> bias1 = {}, bias2 = {};  ///< empty: none; each rank of tp has bias2 whole
     bool gated = false;
     ExpertAdaptersPtr adapter1 = {}, adapter2 = {};  ///< of fc1, of fc2; null: none
+    KeptExpertAdaptersPtr kept1 = {}, kept2 = {};    ///< beside fc1, fc2; null: none
 
     bool trains_first() const { return !fc1.front()->frozen() || adapter1; }
     bool trains_second() const { return !fc2.front()->frozen() || adapter2; }
@@ -111,13 +121,21 @@ class ExpertLayer {
   struct Rows;
   struct WeightWork;
   class Backward;
+  /// The adapters of the experts' two layers and of the shared one's, on this rank; null: none.
+  struct AdaptersOfLayer {
+    ExpertAdaptersPtr fc1, fc2, shared1, shared2;
+  };
 
   Inner inner(const Rows& x, std::int64_t batch, const RouterSite& site, parallel::Value activations) const;
   void route(Inner& inner, const at::Tensor& x_rh, std::int64_t batch, const RouterSite& site) const;
+  AdaptersOfLayer adapters_of(const FindParameter& find, const plan::LayerSpec& layer, const plan::Lora& lora,
+                              std::uint64_t seed) const;
   at::Tensor first(const at::Tensor& x, const Mlps& mlps, const std::vector<std::int64_t>& offsets,
-                   const at::Tensor& ids, parallel::Value activations, at::Tensor& y) const;
+                   const at::Tensor& ids, const RowAdapters& kept, parallel::Value activations, at::Tensor& y) const;
   at::Tensor second(const at::Tensor& y, const Mlps& mlps, const std::vector<std::int64_t>& offsets,
-                    const at::Tensor& ids, const std::vector<parallel::ParameterPtr>& biases) const;
+                    const at::Tensor& ids, const RowAdapters& kept,
+                    const std::vector<parallel::ParameterPtr>& biases) const;
+  void choose_adapters(Inner& inner, const Rows& x, std::int64_t batch) const;
   Rows rows_of(const at::Tensor& part) const;
   at::Tensor summed(const at::Tensor& rows, std::int64_t batch) const;
   at::Tensor joined(const at::Tensor& own_rows, const at::Tensor& all_rows, std::int64_t batch) const;
@@ -148,6 +166,7 @@ class ExpertLayer {
   comm::Group tp_, ep_;
   parallel::ParameterPtr router_, router_bias_, bias_, shared_gate_;
   Mlps experts_, shared_;
+  std::shared_ptr<const parallel::AdapterChoice> choice_;  ///< null: no adapters are kept
   struct Counted;
   std::shared_ptr<Counted> counted_;  ///< also of copies of the layer, which backward passes hold
 };
