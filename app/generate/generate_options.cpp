@@ -42,8 +42,7 @@ void check_kind(const GenerateFlags& flags, bool encoder_decoder) {
   const auto changed = [&](auto member) { return flags.*member != none.*member; };
   using F = GenerateFlags;
   if (encoder_decoder) {
-    need_defaults({{"adapter", changed(&F::adapter)},
-                   {"chat", changed(&F::chat)},
+    need_defaults({{"chat", changed(&F::chat)},
                    {"system", changed(&F::system)},
                    {"add-special-tokens", changed(&F::add_special_tokens)},
                    {"logprobs", changed(&F::logprobs)},

@@ -1,7 +1,9 @@
-"""What a T5 answers is what transformers generates. Needs torch, transformers, peft."""
+"""What a T5 answers is what transformers generates, and its adapters learn what peft's do. Needs torch, transformers,
+peft."""
 import copy
 import json
 import pathlib
+import shutil
 import sys
 import tempfile
 import unittest
@@ -20,6 +22,12 @@ WORDS = ["[PAD]", "</s>", "[UNK]", "<extra_id_0>", "<extra_id_1>"] + [f"w{i}" fo
 PROMPTS = [" ".join(f"w{(7 * i * i + 3 * p) % 91}" for i in range(length)) for p, length in enumerate((18, 5, 11))]
 SIZES = dict(vocab_size=len(WORDS), d_model=32, d_kv=6, d_ff=48, num_layers=3, num_decoder_layers=2, num_heads=4,
              decoder_start_token_id=0, eos_token_id=1, pad_token_id=0)
+LINE = [f"w{7 * i % 91}" for i in range(26)]  # none of them twice
+STEPS = 4
+TRAINING = ["--data.split", "1,0,0", "--seq-length", 36, "--decoder-seq-length", 16, "--data.short_seq_prob", 0,
+            "--micro-batch-size", 1, "--global-batch-size", 1, "--train-iters", STEPS, "--eval-interval", 0,
+            "--log.interval", 1, "--optimizer", "adam", "--adam-beta2", 0.95, "--weight-decay", 0, "--clip-grad", 0,
+            "--lr", 1e-2, "--min-lr", 1e-2, "--lr-warmup-samples", 0, "--hidden-dropout", 0, "--attention-dropout", 0]
 
 
 def first_end(ids, ends):
@@ -142,6 +150,11 @@ class T5(unittest.TestCase):
         merged = transformers.T5ForConditionalGeneration.from_pretrained(self.path / f"{name}-merged").state_dict()
         for key, value in copy.deepcopy(model).merge_and_unload().state_dict().items():
             self.assertLess((merged[key] - value).abs().max().item(), 1e-6 * max(1, value.abs().max().item()), key)
+        merged, *kept = (self.answers(self.path / folder, "--num-beams", 2, "--max-new-tokens", 12, *words)
+                         for folder, *words in ((f"{name}-merged",), (base, "--adapter", theirs),
+                                                (base, "--adapter", theirs, "--tp", 2, "--pp", 2)))
+        for answers in kept:
+            self.assertEqual([one["new_ids"] for one in answers], [one["new_ids"] for one in merged])
         # A run that begins with them, whose rate is 0.
         (self.path / "recipe.toml").write_text("")
         run("train", self.path / "recipe.toml", "--lora.base", self.path / base, "--load", theirs, "--lora.rank", 4,
@@ -152,6 +165,82 @@ class T5(unittest.TestCase):
         again = peft.PeftModel.from_pretrained(whole(), back)
         self.assertEqual(peft.get_peft_model_state_dict(again).keys(), peft.get_peft_model_state_dict(model).keys())
         self.assertTrue(torch.equal(logits(again), logits(model)))
+
+    def samples(self, train):
+        """What the steps read: (the encoder's tokens, labels). A run that stops at a step writes the first; labels are
+        what is missing there of a line that every sample has, behind its sentinels."""
+        line = [WORDS.index(word) for word in LINE]
+        samples = []
+        for step in range(1, STEPS + 1):
+            train(f"stopped-{step}", "--guard.on_nan", "stop", "--guard.inject_faults", f"nan:{step}", code=1)
+            batch = next((self.path / f"stopped-{step}/batches").glob("*.bin")).with_suffix("")
+            ids = json.loads(run("data", "cat", batch, "--range", "0", "--json"))["sequences"][0]["ids"]
+            ids, labels, left = [token for token in ids if token > 0], [], list(line)
+            for token, following in zip(ids, [*ids[1:], None]):
+                if left and token == left[0]:
+                    left.pop(0)
+                    continue
+                labels.append(token)
+                while left and left[0] != following:
+                    labels.append(left.pop(0))
+            self.assertEqual(sorted(labels + ids), sorted(line + 2 * [i for i in ids if i in (3, 4)]))
+            samples.append((torch.tensor([ids]), torch.tensor([labels + [1]])))
+        return samples
+
+    def test_losses_and_matrices_of_adapters_are_pefts_at_every_step(self):
+        rows = self.path / "rows.jsonl"
+        rows.write_text((json.dumps({"text": " ".join(LINE)}) + "\n") * 20)
+        (self.path / "recipe.toml").write_text("")
+        for base, _ in self.models():
+            for dora in (False, True):
+                with self.subTest(base, dora=dora):
+                    self.check_steps(base, f"{base}-{dora}", rows, dora)
+
+    def check_steps(self, base, name, rows, dora):
+        inner = ["wi"] if base == "first" else ["wi_0", "wi_1"]
+        torch.manual_seed(7)
+        model = peft.get_peft_model(
+            transformers.T5ForConditionalGeneration.from_pretrained(self.path / base),
+            peft.LoraConfig(task_type="SEQ_2_SEQ_LM", r=4, lora_alpha=12, init_lora_weights=False, use_dora=dora,
+                            target_modules=["q", "k", "v", "o", *inner, "wo"])).eval()
+        theirs = self.path / f"{name}-theirs"
+        model.save_pretrained(theirs)
+        data = self.path / f"{base}-rows"
+        if not data.with_name(data.name + "_text_sentence.idx").exists():
+            run("data", "preprocess", "--input", rows, "--tokenizer", self.path / base, "--output-prefix", data,
+                "--split-sentences")
+
+        def train(out, *options, code=0):
+            shutil.rmtree(self.path / out, ignore_errors=True)
+            return run("train", self.path / "recipe.toml", "--data-path", f"{data}_text_sentence", "--tokenizer",
+                       self.path / base, "--lora.base", self.path / base, "--load", theirs, "--lora.rank", 4,
+                       "--lora.alpha", 12, "--lora.dora", str(dora).lower(), "--use-checkpoint-args", *TRAINING,
+                       "--train.out", self.path / out, *options, code=code)
+
+        trained = {key: value for key, value in model.named_parameters() if value.requires_grad}
+        optimizer = torch.optim.AdamW(trained.values(), lr=1e-2, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.0)
+        losses = []
+        for ids, labels in self.samples(train):
+            loss = model(input_ids=ids, labels=labels).loss
+            losses.append(loss.item())
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        for layout in ([], ["--world-size", 2, "--tp", 2, "--sp"], ["--world-size", 2, "--pp", 2]):
+            train(f"{name}-run", *layout)
+            lines = (self.path / f"{name}-run/metrics.jsonl").read_text().splitlines()
+            ours = [entry["loss"] for entry in map(json.loads, lines) if "loss" in entry]
+            for step, (got, want) in enumerate(zip(ours, losses, strict=True), 1):
+                self.assertLess(abs(got - want), 1e-5 * max(1, want), f"{layout} step {step}")
+            back = self.path / f"{name}-back"
+            shutil.rmtree(back, ignore_errors=True)
+            run("checkpoint", "export", "--load", self.path / f"{name}-run", "--output", back, "--format", "peft")
+            again = peft.PeftModel.from_pretrained(
+                transformers.T5ForConditionalGeneration.from_pretrained(self.path / base), back, is_trainable=True)
+            now = {key: value for key, value in again.named_parameters() if value.requires_grad}
+            self.assertEqual(trained.keys(), now.keys())
+            for key, value in trained.items():
+                self.assertLess((value - now[key]).abs().max().item(), 1e-3, key)
 
     def test_a_sentencepiece_model_without_sentinels_gets_those_of_transformers(self):
         try:
