@@ -33,8 +33,7 @@ inline WholeAdapter random_adapter(const plan::ModelShape& shape, std::uint64_t 
   auto generator = at::detail::createCPUGenerator(seed);
   for (const auto& spec : plan::adapter_parameters(adapted(shape, lora), 1, 0, {plan::whole_model(shape.num_layers)})) {
     const at::Tensor value = at::randn(spec.shape, generator, at::kDouble);
-    const auto is_of = [&](const char* layers) { return spec.name.find(layers) != std::string::npos; };
-    if (is_of("linear_kv_up_proj") || (lora.dora && is_of("experts."))) continue;  // which keep none
+    if (lora.dora && spec.name.find("experts.") != std::string::npos) continue;  // which keep none
     adapter.matrices[spec.name] = spec.shape.size() == 1 ? value.abs().add(0.5) : value.mul(0.2);
   }
   return adapter;

@@ -7,6 +7,7 @@
 #include <ATen/ops/zeros.h>
 
 #include <memory>
+#include <optional>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -100,6 +101,26 @@ at::Tensor up_projection(const BranchModules& branch) {
   return dense.view({branch.heads, -1, dense.size(1)});
 }
 
+/// The adapters beside the up projection that a sequence chose, by head.
+struct AdaptedHeads {
+  at::Tensor a, b;    ///< [r, kv_rank], [n, nope + value, r] times the scale
+  at::Tensor factor;  ///< [n, 1, nope + value]; undefined: 1
+
+  /// x [n, rows, features], from number `first` of a head on, times the factor; rounded once.
+  at::Tensor scaled(const at::Tensor& x, std::int64_t first) const {
+    return factor.defined() ? x.mul(factor.narrow(2, first, x.size(2))).to(x.scalar_type()) : x;
+  }
+};
+std::optional<AdaptedHeads> adapted_heads(const BranchModules& branch, std::int64_t sequence) {
+  const parallel::KeptAdaptersPtr& kept = projections_of(branch).kv_up->kept();
+  const auto matrices = kept ? kept->of_sequence(sequence) : std::nullopt;
+  if (!matrices) return std::nullopt;
+  const at::Tensor &b = matrices->b, &factor = matrices->factor;
+  return AdaptedHeads{.a = matrices->a,
+                      .b = b.view({branch.heads, -1, b.size(1)}).mul(matrices->scale),
+                      .factor = factor.defined() ? factor.view({branch.heads, 1, -1}) : factor};
+}
+
 }  // namespace
 
 LatentInput compressed(const at::Tensor& x, RecomputeFunction again, const BranchModules& branch, const comm::Group& tp,
@@ -178,12 +199,15 @@ Recomputable without_padding(const Recomputable& out, const BranchModules& branc
 }
 
 LatentRows latent_rows(const LatentInput& in, const BranchModules& branch, const kernels::RopeTable& table,
-                       const at::Tensor& position_ids_bs) {
+                       const at::Tensor& position_ids_bs, std::int64_t sequence) {
   const plan::Latents& latents = latents_of(branch);
   const std::int64_t s = in.q.size(0), b = in.q.size(1);
   const auto q = by_head(in.q, branch.heads);
-  const auto absorbed =
-      at::matmul(heads_first(q.narrow(-1, 0, latents.nope)), up_projection(branch).narrow(1, 0, latents.nope));
+  const auto adapted = adapted_heads(branch, sequence);
+  auto own = heads_first(q.narrow(-1, 0, latents.nope));
+  if (adapted) own = adapted->scaled(own, 0);
+  const auto absorbed = at::matmul(own, up_projection(branch).narrow(1, 0, latents.nope));
+  if (adapted) absorbed.add_(at::matmul(at::matmul(own, adapted->b.narrow(1, 0, latents.nope)), adapted->a));
   LatentRows rows{
       .queries = at::cat({q.narrow(-1, latents.nope, latents.rope), heads_last(absorbed, s, b)}, -1).unsqueeze(2),
       .keys = at::cat({in.key, in.latent}, -1).unsqueeze(2)};
@@ -192,12 +216,18 @@ LatentRows latent_rows(const LatentInput& in, const BranchModules& branch, const
   return rows;
 }
 
-at::Tensor values_of_rows(const at::Tensor& out, const BranchModules& branch) {
+at::Tensor values_of_rows(const at::Tensor& out, const BranchModules& branch, std::int64_t sequence) {
   const plan::Latents& latents = latents_of(branch);
   const std::int64_t s = out.size(0), b = out.size(1);
   const auto latent = heads_first(out.narrow(-1, latents.rope, latents.kv_rank));
   const auto up = up_projection(branch).narrow(1, latents.nope, latents.value);
-  return heads_last(at::matmul(latent, up.transpose(1, 2)), s, b).reshape({s, b, -1});
+  auto values = at::matmul(latent, up.transpose(1, 2));
+  if (const auto adapted = adapted_heads(branch, sequence)) {
+    const auto own = adapted->b.narrow(1, latents.nope, latents.value).transpose(1, 2);
+    values.add_(at::matmul(at::matmul(latent, adapted->a.t()), own));
+    values = adapted->scaled(values, latents.nope);
+  }
+  return heads_last(values, s, b).reshape({s, b, -1});
 }
 
 }  // namespace megatron::model

@@ -1,6 +1,8 @@
 #pragma once
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
+
 #include "megatron/comm/group.h"
 #include "megatron/kernels/rope.h"
 #include "megatron/model/block.h"
@@ -35,10 +37,11 @@ struct LatentRows {
   at::Tensor queries;  ///< [s, b, 1, n, c]
   at::Tensor keys;     ///< [s, b, 1, c]
 };
-/// Rotated by `position_ids_bs` [b, s]; an undefined table rotates nothing. Without gradients.
+/// Rotated by `position_ids_bs` [b, s]; an undefined table rotates nothing. Without gradients. `sequence`: the number
+/// of the first in the batch, whose adapters beside the up projection all have.
 LatentRows latent_rows(const LatentInput& in, const BranchModules& branch, const kernels::RopeTable& table,
-                       const at::Tensor& position_ids_bs);
+                       const at::Tensor& position_ids_bs, std::int64_t sequence = 0);
 /// [s, b, n * value] of what attention of LatentRows gave, [s, b, n, c].
-at::Tensor values_of_rows(const at::Tensor& out, const BranchModules& branch);
+at::Tensor values_of_rows(const at::Tensor& out, const BranchModules& branch, std::int64_t sequence = 0);
 
 }  // namespace megatron::model

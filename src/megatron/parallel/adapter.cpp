@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <stdexcept>
 
 #include "megatron/kernels/low_rank/low_rank.h"
 #include "megatron/kernels/matmul.h"
@@ -69,6 +70,15 @@ std::shared_ptr<const kernels::LowRank> Adapter::for_few_rows(const Pass& pass) 
                      .length = outputs.length});
   }
   return std::make_shared<const kernels::LowRank>(parts, scale_);
+}
+
+Adapter::Matrices Adapter::matrices(const Pass& pass) const {
+  if (parts_.size() != 1) throw std::logic_error("a layer of several parts has no adapter of all its outputs");
+  const Part& part = parts_.front();
+  return {.a = part.a->arrived().detach(),
+          .b = part.b->arrived().detach(),
+          .factor = part.magnitude ? factor_of(part, pass.norms.front()) : at::Tensor(),
+          .scale = scale_};
 }
 
 at::Tensor Adapter::dropped(const Part& part, const at::Tensor& x, const Pass& pass) const {

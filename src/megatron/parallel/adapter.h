@@ -49,6 +49,12 @@ class Adapter {
     /// By part, in float32 or wider; empty without magnitudes.
     std::vector<at::Tensor> norms = {};
   };
+  /// The matrices of a layer that is one part: W becomes g (W + scale B A).
+  struct Matrices {
+    at::Tensor a, b;         ///< [r, in], [out, r] on this rank
+    at::Tensor factor = {};  ///< g [out], in float32 or wider; undefined: 1
+    double scale = 1;
+  };
   /// `features`, `first_feature`: of the whole input, and where x begins in it. `share`: of each sequence, the tokens
   /// that x has.
   Adapter(std::vector<Part> parts, double scale, double dropout, std::int64_t features, std::int64_t first_feature,
@@ -64,6 +70,8 @@ class Adapter {
   /// What add_to() computes without dropout, for few rows on the CPU; of values that are not written to any more. Null
   /// for matrices that it does not take.
   std::shared_ptr<const kernels::LowRank> for_few_rows(const Pass& pass) const;
+  /// For who multiplies by the weight otherwise than by its rows. Throws std::logic_error for several parts.
+  Matrices matrices(const Pass& pass) const;
   /// `weight`: the layer's, here as below. `inputs`: the ranks that have its other columns; collective over it where
   /// there are magnitudes.
   Pass pass(const Parameter& weight, const at::Tensor& samples, const comm::Group& inputs) const;

@@ -79,6 +79,15 @@ bool KeptAdapters::chosen() const {
   });
 }
 
+std::optional<Adapter::Matrices> KeptAdapters::of_sequence(std::int64_t sequence) const {
+  for (const AdapterChoice::Group& group : choice_->groups()) {
+    if (!group.sequences.empty() && !std::ranges::binary_search(group.sequences, sequence)) continue;
+    const One& one = adapters_.at(static_cast<std::size_t>(group.adapter - 1));
+    if (one.adapter) return one.adapter->matrices(one.pass);
+  }
+  return std::nullopt;
+}
+
 bool KeptAdapters::takes_rows(const at::Tensor& y) const {
   return std::ranges::all_of(choice_->groups(), [&](const AdapterChoice::Group& group) {
     const One& one = adapters_.at(static_cast<std::size_t>(group.adapter - 1));

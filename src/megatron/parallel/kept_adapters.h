@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -80,6 +81,9 @@ class KeptAdapters {
   void add_to_rows(const at::Tensor& y, const at::Tensor& x, at::Tensor& scratch) const;
   /// W x of kernels::few_rows() x [b, in] into y [b, out], and add_to_rows(). `wide`: as of kernels::few_rows_linear().
   void multiply_rows(const at::Tensor& y, const at::Tensor& x, const at::Tensor& wide, at::Tensor& scratch) const;
+  /// Those that sequence number `sequence` of the batch chose of a layer that is one part, for who multiplies by its
+  /// weight otherwise than by its rows; nothing where it chose none.
+  std::optional<Adapter::Matrices> of_sequence(std::int64_t sequence) const;
 
  private:
   struct One {

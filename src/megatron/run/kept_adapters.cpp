@@ -3,6 +3,7 @@
 #include <c10/core/ScalarType.h>
 
 #include <filesystem>
+#include <map>
 #include <set>
 #include <utility>
 #include <variant>
@@ -52,10 +53,6 @@ plan::ModelShape adapted_shape(plan::ModelShape shape, plan::Lora lora) {
   return shape;
 }
 
-/// Whether decoding multiplies by the layer's weight otherwise than by its rows: of what latents make keys and values
-/// it takes the halves apart (latent_attention.h).
-bool is_taken_apart(const plan::Linear& linear) { return linear.name.ends_with("linear_kv_up_proj"); }
-
 /// Names of the matrices that layers may keep of adapters with magnitudes, or without. Experts keep no magnitudes.
 std::set<std::string> kept_names(const plan::ModelShape& shape, bool dora) {
   std::set<std::string> names;
@@ -64,7 +61,6 @@ std::set<std::string> kept_names(const plan::ModelShape& shape, bool dora) {
     for (const plan::Branch& branch : layer.branches) {
       if (dora && std::holds_alternative<plan::Experts>(branch.inner)) continue;
       for (const plan::Linear& linear : branch.linears(layer.hidden)) {
-        if (is_taken_apart(linear)) continue;
         for (const plan::ProjectionSlice& part : plan::projection_slices(layer, linear, 1))
           names.insert({plan::adapter_name(layer, linear, part, "A"), plan::adapter_name(layer, linear, part, "B"),
                         plan::magnitude_name(layer, linear, part)});
@@ -76,6 +72,26 @@ std::set<std::string> kept_names(const plan::ModelShape& shape, bool dora) {
 
 std::string merging_of(const std::string& folder) {
   return concat("merge them: megatron checkpoint export --load ", folder, " --output TO, and --load TO");
+}
+
+/// Throws ConfigError where some of a layer's experts have an adapter of a part, and others have none.
+void check_experts(const checkpoint::WeightSource& source, const plan::ModelShape& shape, const std::string& folder,
+                   const char* job) {
+  for (std::int64_t number = 0; number < shape.num_layers; ++number) {
+    const plan::LayerSpec layer = shape.layer(number);
+    std::map<std::string, bool> adapted;  // parts of the experts before
+    for (const plan::Branch& branch : layer.branches)
+      for (const plan::Linear& linear : branch.linears(layer.hidden))
+        for (const plan::ProjectionSlice& part : plan::projection_slices(layer, linear, 1)) {
+          const bool has = source.shape(plan::adapter_name(layer, linear, part, "A")) != nullptr;
+          if (linear.expert < 0 || adapted.emplace(part.name, has).first->second == has) continue;
+          throw ConfigError(
+              rule_got_fix(concat(job, ": all of a layer's experts must have an adapter, or none."),
+                           concat(folder, ": ", layer.prefix, linear.name, has ? " has" : " has no", " adapter of ",
+                                  part.name, has ? ", others have none" : ", others have"),
+                           merging_of(folder)));
+        }
+  }
 }
 
 void check_folder(const TrainedModel& model, const std::string& folder, const char* job) {
@@ -107,9 +123,9 @@ void keep_adapters(TrainedModel& model, const std::vector<std::string>& folders,
     const std::set<std::string> names = kept_names(run.shape, opened.lora.dora);
     for (const std::string& name : opened.matrices->tensors())
       if (!names.contains(name))
-        throw ConfigError(rule_got_fix(
-            concat(job, ": adapters of linear_kv_up_proj, and of experts with DoRA, cannot lie beside their weights."),
-            concat(folder, ": \"", printable(name), "\""), merging_of(folder)));
+        throw ConfigError(rule_got_fix(concat(job, ": adapters of experts with DoRA cannot lie beside their weights."),
+                                       concat(folder, ": \"", printable(name), "\""), merging_of(folder)));
+    check_experts(*opened.matrices, run.shape, folder, job);
     const plan::ModelShape shape = adapted_shape(run.shape, opened.lora);
     for (int rank = 0; rank < run.grid.world_size(); ++rank)
       for (const plan::StageSpec& part : plan::parts_of_rank(

@@ -133,15 +133,25 @@ class Adapters(unittest.TestCase):
                 self.assertEqual(list(pool.map(lambda one: self.answer(server, one), asked)), expected, layout)
             server.close()
 
-    def test_of_products_that_decoding_takes_apart_are_refused(self):
-        train = ["--train-iters", 2, "--seq-length", 128, "--multi-latent-attention", "--qk-layernorm",
+    def test_of_latent_attention_write_what_merged_weights_write(self):
+        train = ["--train-iters", 6, "--seq-length", 128, "--multi-latent-attention", "--qk-layernorm",
                  "--kv-lora-rank", 16, "--qk-head-dim", 8, "--qk-pos-emb-head-dim", 4, "--v-head-dim", 8,
                  "--position-embedding-type", "rope", "--disable-bias-linear"]
         self.place.train("latents", *train)
-        self.place.train("of_latents", *train, "--lora.base", self.place.path / "latents", "--lora.rank", 4)
-        error = run("serve", self.place.path / "latents", "--adapters", f"a={self.place.path / 'of_latents'}", code=2)
-        self.assertIn("adapters of linear_kv_up_proj, and of experts with DoRA, cannot lie beside", error)
-        self.assertIn("checkpoint export", error)
+        base = self.place.path / "latents"
+        adapted = ["--lora.base", base, "--lora.rank", 4, "--lora.alpha", 16, "--lr", 0.05]
+        names = {"of_latents": [], "dora_of_latents": ["--lora.dora"]}
+        for name, options in names.items():
+            self.place.train(name, *train, *adapted, *options)
+        asked = [(name, prompt) for prompt in PROMPTS for name in names]
+        expected = [self.generate(prompt, "--load", self.place.path / name) for name, prompt in asked]
+        self.assertNotIn(self.generate(PROMPTS[0], "--load", base), expected[:2])
+        words = [f"{name}={self.place.path / name}" for name in names]
+        for layout in [(), ("--tp", 2)]:
+            server = self.serve(base, "--adapters", *words, *layout)
+            with concurrent.futures.ThreadPoolExecutor(len(asked)) as pool:
+                self.assertEqual(list(pool.map(lambda one: self.answer(server, one), asked)), expected, layout)
+            server.close()
 
     def test_of_something_else_are_refused_before_anything_is_served(self):
         other = self.place.path / "other"

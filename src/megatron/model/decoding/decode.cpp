@@ -215,10 +215,10 @@ Attend CachedGpt::Impl::attention_in_blocks(std::span<PagedCache* const> caches,
       const auto position = rotary.table.cos.defined() ? rotary.position_ids_bs.narrow(0, i, 1) : at::Tensor();
       const LatentRows rows =
           latent_rows({.q = in.q.narrow(1, i, 1), .latent = in.latent.narrow(1, i, 1), .key = in.key.narrow(1, i, 1)},
-                      branch, rotary.table, position);
+                      branch, rotary.table, position, i);
       const at::Tensor& keys = cache.pool->keys[layer];
       write_rows(keys, cache, rows.keys.select(1, 0));
-      return values_of_rows(attended(rows.queries, cache, keys, keys, branch), branch);
+      return values_of_rows(attended(rows.queries, cache, keys, keys, branch), branch, i);
     });
   };
   return attend;
