@@ -189,6 +189,26 @@ class ExpertAdapters(Kinds):
         if not self.dense:  # peft finds no gate_proj of other layers where it takes those of experts together
             read = peft.PeftModel.from_pretrained(self.model(), self.place.path / "one-adapter")
             self.check_close(self.logits(read.eval()), self.logits(model), 1e-4)
+        self.check_kept()
+
+    def check_kept(self):
+        """Beside their base they write what merged weights write; some experts' alone are refused."""
+        adapter = self.place.path / "adapter"
+
+        def generate(*words, code=0):
+            return run("generate", *words, "--tokenizer", self.place.tokenizer, "--prompt", "the cat", "--temperature",
+                       0, "--max-new-tokens", 12, "--ignore-eos", "--json", code=code)
+
+        kept, merged, split, base = (json.loads(generate("--load", *words))["new_ids"] for words in (
+            (self.base, "--adapter", adapter), (adapter,), (self.base, "--adapter", adapter, "--tp", 2), (self.base,)))
+        self.assertEqual((kept, split), (merged, merged))
+        self.assertNotEqual(kept, base)
+        missing = next(iter(self.tensors)).rsplit(".lora_", 1)[0].format(1)
+        some = {name: value for name, value in safetensors.load_file(adapter / "adapter_model.safetensors").items()
+                if not name.startswith(missing)}
+        safetensors.save_file(some, adapter / "adapter_model.safetensors")
+        self.assertIn("all of a layer's experts must have an adapter",
+                      generate("--load", self.base, "--adapter", adapter, code=2))
 
     def test_mixtral(self):
         torch.manual_seed(7)
