@@ -17,8 +17,10 @@
 #include <cmath>
 #include <limits>
 #include <ostream>
+#include <span>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "megatron/kernels/emulated/driver.h"
@@ -51,6 +53,7 @@ struct FlashShape {
 };
 constexpr FlashShape kFlashShapes[] = {{1, 1, 1, 1, 1, 8},      {9, 9, 2, 2, 2, 40},   {65, 65, 1, 1, 2, 64},
                                        {130, 130, 1, 1, 1, 80}, {5, 70, 2, 1, 3, 128}, {33, 20, 1, 1, 1, 96}};
+constexpr FlashShape kWideShapes[] = {{130, 130, 1, 1, 2, 256}, {5, 70, 2, 2, 1, 192}, {65, 20, 1, 1, 1, 136}};
 constexpr FlashShape kBiasedShapes[] = {{150, 150, 2, 2, 2, 64}, {70, 200, 1, 2, 1, 128}, {129, 64, 1, 1, 1, 8}};
 
 /// What `run` computes with, and where.
@@ -180,8 +183,8 @@ void expect_flash(const Backend& place, Kind kind, at::ScalarType dtype, const F
 
 /// Every element of the mask is seen: where a vector of `values` is one for a key, or a query, and else zero, a product
 /// of probabilities with all of them is the probabilities.
-void expect_masks(const Backend& place, Kind kind, at::ScalarType dtype) {
-  const FlashShape c{.queries = 100, .keys = 100, .batch = 2, .groups = 1, .ratio = 1, .d = 128};
+void expect_masks(const Backend& place, Kind kind, at::ScalarType dtype, std::int64_t d) {
+  const FlashShape c{.queries = 100, .keys = 100, .batch = 2, .groups = 1, .ratio = 1, .d = d};
   AttentionOptions options = flash_options(kind, c);
   options.causal = false;
   const at::Tensor kept = reference::attention_dropout_mask(options.dropout, c.batch, 1, options.head_offset, c.queries,
@@ -235,10 +238,13 @@ void run_flash(at::Device device, const FlashParameter& parameter) {
     SCOPED_TRACE(testing::Message() << c.queries << " x " << c.keys << ", heads of " << c.d);
     expect_flash({device}, tested.kind, dtype, c);
   }
-  if (tested.kind == Kind::Biased || tested.kind == Kind::BiasedAndDropped)
-    for (const FlashShape& c : kBiasedShapes) expect_flash({device}, tested.kind, dtype, c);
+  const bool biased = tested.kind == Kind::Biased || tested.kind == Kind::BiasedAndDropped;
+  for (const FlashShape& c : biased ? std::span<const FlashShape>(kBiasedShapes) : kWideShapes) {
+    SCOPED_TRACE(testing::Message() << c.queries << " x " << c.keys << ", heads of " << c.d);
+    expect_flash({device}, tested.kind, dtype, c);
+  }
   if (tested.kind == Kind::Dropped || tested.kind == Kind::DroppedAtOddPlaces)
-    expect_masks({device}, tested.kind, dtype);
+    for (const std::int64_t d : {128, 256}) expect_masks({device}, tested.kind, dtype, d);
 }
 
 class EmulatedFlash : public testing::TestWithParam<FlashParameter> {};
@@ -263,7 +269,9 @@ TEST(Flash, ServesWhatIsInChunksOf16Bytes) {
   const at::Tensor heads = at::zeros({3, 2, 1, 40}, at::kBFloat16);
   EXPECT_TRUE(serves(heads));
   EXPECT_TRUE(serves(at::zeros({3, 2, 2, 128}, at::kHalf)));
-  EXPECT_FALSE(serves(at::zeros({3, 2, 2, 136}, at::kHalf)));
+  EXPECT_TRUE(serves(at::zeros({3, 2, 2, 256}, at::kHalf)));
+  EXPECT_FALSE(serves(at::zeros({3, 2, 2, 264}, at::kHalf)));
+  EXPECT_FALSE(serves(at::zeros({3, 2, 2, 136}, at::kHalf), {.bias = at::zeros({2, 5})}));
   EXPECT_FALSE(serves(at::zeros({3, 2, 2, 12}, at::kHalf)));
   EXPECT_FALSE(serves(at::zeros({3, 2, 2, 64}, at::kFloat)));
   EXPECT_FALSE(serves(at::zeros({0, 2, 2, 64}, at::kHalf)));
@@ -272,6 +280,16 @@ TEST(Flash, ServesWhatIsInChunksOf16Bytes) {
   EXPECT_TRUE(serves(heads, {.bias = at::zeros({1, 5})}));
   EXPECT_FALSE(serves(heads, {.soft_cap = 2, .bias = at::zeros({1, 5})}));
 }
+
+// What a block may have on every GPU from Ampere on.
+template <template <class, int, bool> class Kernel, int... kD>
+constexpr bool fits(std::integer_sequence<int, kD...>) {
+  constexpr std::size_t kMost = 99 * 1024;
+  return ((sizeof(typename Kernel<phases::Bf16, kD, false>::Shared) <= kMost) && ...);
+}
+using HeadSizes = std::integer_sequence<int, 64, 128, 256>;
+static_assert(fits<phases::FlashForward>(HeadSizes()) && fits<phases::FlashQueryGradient>(HeadSizes()) &&
+              fits<phases::FlashKeyGradient>(HeadSizes()));
 
 TEST(Flash, KeepsNotANumber) {
   const at::Tensor q = at::ones({3, 1, 1, 8}, at::kBFloat16), k = at::ones({3, 1, 1, 8}, at::kBFloat16);

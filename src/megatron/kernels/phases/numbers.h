@@ -8,9 +8,12 @@
 #define MEGATRON_BOTH __host__ __device__ __forceinline__
 /// Before a loop over what a thread holds: a register is not chosen by a number that is known when the kernel runs.
 #define MEGATRON_UNROLL _Pragma("unroll")
+#define MEGATRON_PRAGMA(words) _Pragma(#words)
+#define MEGATRON_UNROLL_BY(count) MEGATRON_PRAGMA(unroll count)
 #else
 #define MEGATRON_BOTH inline
 #define MEGATRON_UNROLL
+#define MEGATRON_UNROLL_BY(count)
 #endif
 
 namespace megatron::kernels::phases {

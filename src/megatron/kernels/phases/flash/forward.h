@@ -3,12 +3,13 @@
 
 namespace megatron::kernels::phases {
 
-/// A block has 128 queries of a head, a warp 32 of them; rounds over tiles of 64 keys. Values are loaded while products
-/// with keys are computed, and the next keys while values are added up.
+/// A block has 128 queries of a head, a warp 32 of them, or of wide heads half as many: what is added up for 16 takes
+/// 128 registers. Rounds over tiles of 64 keys. Values are loaded while products with keys are computed, and the next
+/// keys while values are added up.
 template <class T, int kD, bool kBias>
 struct FlashForward {
   static constexpr int kWarps = 4, kBlocks = kD == 64 ? 3 : 2, kPhases = 4, kRepeatFrom = 1, kRepeatTo = 3;
-  static constexpr int kTiles = 2, kWarpRows = 16 * kTiles, kRows = kWarps * kWarpRows, kKeys = 64;
+  static constexpr int kTiles = kD > 128 ? 1 : 2, kWarpRows = 16 * kTiles, kRows = kWarps * kWarpRows, kKeys = 64;
   using Args = FlashArgs;
   struct Shared {
     SharedTile<T, kRows, kD> q;

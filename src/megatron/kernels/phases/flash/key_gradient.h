@@ -4,11 +4,14 @@
 namespace megatron::kernels::phases {
 
 /// dk and dv. A block has 128 keys of a group, a warp 16 of them; rounds over the group's heads and tiles of 32
-/// queries, of which the next is loaded meanwhile. Products have keys as rows.
+/// queries, of which the next is loaded meanwhile. Products have keys as rows. Of wide heads a lane cannot hold the
+/// sums of both: a block has 64 keys, whose dk four warps have and whose dv four others, and tiles of 16 queries.
 template <class T, int kD, bool kBias>
 struct FlashKeyGradient {
   static constexpr int kWarps = 8, kBlocks = kD == 64 ? 2 : 1, kPhases = 3, kRepeatFrom = 1, kRepeatTo = 2;
-  static constexpr int kWarpRows = 16, kRows = kWarps * kWarpRows, kQueries = 32;
+  static constexpr bool kApart = kD > 128;
+  static constexpr int kKeyWarps = kApart ? kWarps / 2 : kWarps, kWarpRows = 16, kRows = kKeyWarps * kWarpRows,
+                       kQueries = kApart ? 16 : 32;
   using Args = FlashArgs;
   struct Shared {
     SharedTile<T, kRows, kD> k, v;
@@ -18,7 +21,7 @@ struct FlashKeyGradient {
   };
   template <class W>
   struct Local {
-    Products<W, 1, kD / 8> dk, dv;
+    Products<W, 1, kD / 8> sums[kApart ? 1 : 2];  ///< dk and dv; kApart: what the warp has
     Products<W, 1, kQueries / 8> s, dp;
     std::int64_t first_query;  ///< of those that see a key of the block
     int tiles, rounds;         ///< tiles of queries of a head
@@ -32,14 +35,15 @@ struct FlashKeyGradient {
     if constexpr (kPhase == 0) own.task = task_of(at, a.groups, tiles(a));
     const int b = own.task.b, group = own.task.n;
     const std::int64_t first = std::int64_t{own.task.tile} * kRows;
-    const int warp_row = at.thread * kWarpRows;
+    const bool of_values = kApart && at.thread >= kKeyWarps;
+    const int warp_row = (of_values ? at.thread - kKeyWarps : at.thread) * kWarpRows;
     if constexpr (kPhase == 0) {
       begin_copy<W, kWarps>(shared.k, at.thread, rows_of<const T>(a.k, b, group, 0), a.k.stride_s, first, a.keys, a.d,
                             key_of_product_row);
       begin_copy<W, kWarps>(shared.v, at.thread, rows_of<const T>(a.v, b, group, 0), a.v.stride_s, first, a.keys, a.d,
                             key_of_product_row);
-      own.dk.clear();
-      own.dv.clear();
+      MEGATRON_UNROLL
+      for (auto& sums : own.sums) sums.clear();
       find_queries<W>(a, own, b, first);
       if (own.rounds > 0) begin_round<W>(a, shared, own, at.thread, b, group, 0);
       W::wait();
@@ -53,18 +57,29 @@ struct FlashKeyGradient {
         own.s.clear();
         own.s.add(shared.k, warp_row, shared.q[buffer]);
         own.dp.clear();
-        own.dp.add(shared.v, warp_row, shared.dout[buffer]);
+        if (!of_values) own.dp.add(shared.v, warp_row, shared.dout[buffer]);
         gradient<W>(a, shared, own, b, n, query, key, length, buffer);
-        own.dv.add(own.s, shared.dout[buffer]);
-        own.dk.add(own.dp, shared.q[buffer]);
+        if constexpr (kApart) {
+          if (of_values) own.dp = own.s;
+          own.sums[0].add(own.dp, of_values ? shared.dout[buffer] : shared.q[buffer]);
+        } else {
+          own.sums[1].add(own.s, shared.dout[buffer]);
+          own.sums[0].add(own.dp, shared.q[buffer]);
+        }
       }
       W::wait();
     } else {
-      const float factor = a.mask.on ? static_cast<float>(a.mask.factor) : 1;
-      write_rows<W, T>(own.dk, rows_of<T>(a.dk, b, group, 0), a.dk.stride_s, first + warp_row, a.keys, a.d,
-                       key_of_product_row, [&](int, int, int) { return a.scale; });
-      write_rows<W, T>(own.dv, rows_of<T>(a.dv, b, group, 0), a.dv.stride_s, first + warp_row, a.keys, a.d,
-                       key_of_product_row, [&](int, int, int) { return factor; });
+      const auto write = [&](const auto& sums, const Heads& to, float factor) {
+        write_rows<W, T>(sums, rows_of<T>(to, b, group, 0), to.stride_s, first + warp_row, a.keys, a.d,
+                         key_of_product_row, [&](int, int, int) { return factor; });
+      };
+      const float of_kept = a.mask.on ? static_cast<float>(a.mask.factor) : 1;
+      if constexpr (kApart) {
+        write(own.sums[0], of_values ? a.dv : a.dk, of_values ? of_kept : a.scale);
+      } else {
+        write(own.sums[0], a.dk, a.scale);
+        write(own.sums[1], a.dv, of_kept);
+      }
     }
   }
 
@@ -108,6 +123,7 @@ struct FlashKeyGradient {
     const std::int64_t row = a.row(b, group * a.ratio + head, query);
     W::each([&](int lane) {
       const bool there = query + lane < a.queries;
+      if (lane >= kQueries) return;
       if (warp == 0) W::copy_word(&shared.logsumexp[buffer][lane], a.logsumexp + row + lane, there);
       if (warp == 1) W::copy_word(&shared.delta[buffer][lane], a.delta + row + lane, there);
       if (warp == 2 && a.first_key != nullptr)

@@ -3,7 +3,7 @@
 
 namespace megatron::kernels::phases {
 
-/// delta[b, n, i] = dout . out. Sixteen lanes a row, four rows after another.
+/// delta[b, n, i] = dout . out. Sixteen lanes a row, 128 of its features at once, four rows after another.
 template <class T>
 struct FlashDelta {
   static constexpr int kWarps = 4, kBlocks = 8, kPhases = 1, kRepeatFrom = 0, kRepeatTo = 0, kRows = 8 * kWarps;
@@ -24,17 +24,20 @@ struct FlashDelta {
       Number<W> sum;
       W::each([&](int lane) {
         const std::int64_t row = first + lane / 16, i = row % a.queries, rest = row / a.queries, b = rest / a.heads(),
-                           n = rest % a.heads(), c = lane % 16 * 8;
+                           n = rest % a.heads();
         sum[lane] = 0;
-        if (row >= rows || c >= a.d) return;
-        const auto chunk = [&](const Heads& of) {
-          return load_chunk(rows_of<const T>(of, b, n / a.ratio, n % a.ratio) + i * of.stride_s + c, kChunk<T>);
-        };
-        float x[kChunk<T>], y[kChunk<T>];
-        unpack(chunk(a.dout), x);
-        unpack(chunk(a.out), y);
-        MEGATRON_UNROLL
-        for (int e = 0; e < kChunk<T>; e += 2) sum[lane] += x[e] * y[e] + x[e + 1] * y[e + 1];
+        if (row >= rows) return;
+        MEGATRON_UNROLL_BY(1)
+        for (std::int64_t c = lane % 16 * 8; c < a.d; c += 128) {
+          const auto chunk = [&](const Heads& of) {
+            return load_chunk(rows_of<const T>(of, b, n / a.ratio, n % a.ratio) + i * of.stride_s + c, kChunk<T>);
+          };
+          float x[kChunk<T>], y[kChunk<T>];
+          unpack(chunk(a.dout), x);
+          unpack(chunk(a.out), y);
+          MEGATRON_UNROLL
+          for (int e = 0; e < kChunk<T>; e += 2) sum[lane] += x[e] * y[e] + x[e + 1] * y[e + 1];
+        }
       });
       reduce<W, float>(sum, 16, [](float x, float y) { return x + y; });
       W::each([&](int lane) {
@@ -45,12 +48,13 @@ struct FlashDelta {
   }
 };
 
-/// dq. A block has 128 queries of a head, a warp 32 of them; rounds over tiles of 32 keys. Products of dout and values
-/// are taken while keys are loaded, the next values loaded while all else is computed.
+/// dq. A block has 128 queries of a head, a warp 32 of them, or of wide heads half as many; rounds over tiles of 32
+/// keys. Products of dout and values are taken while keys are loaded, the next values loaded while all else is
+/// computed.
 template <class T, int kD, bool kBias>
 struct FlashQueryGradient {
   static constexpr int kWarps = 4, kBlocks = kD == 64 ? 3 : 2, kPhases = 4, kRepeatFrom = 1, kRepeatTo = 3;
-  static constexpr int kTiles = 2, kWarpRows = 16 * kTiles, kRows = kWarps * kWarpRows, kKeys = 32;
+  static constexpr int kTiles = kD > 128 ? 1 : 2, kWarpRows = 16 * kTiles, kRows = kWarps * kWarpRows, kKeys = 32;
   using Args = FlashArgs;
   struct Shared {
     SharedTile<T, kRows, kD> q, dout;
@@ -91,6 +95,7 @@ struct FlashQueryGradient {
       own.dq.clear();
       W::each([&](int lane) {
         const std::int64_t i = first + warp_row + lane;
+        if (lane >= kWarpRows) return;
         shared.seen[warp_row + lane] = seen_by(a, b, i);
         shared.logsumexp[warp_row + lane] = i < a.queries ? a.logsumexp[a.row(b, n, i)] * kLog2E : 0;
         shared.delta[warp_row + lane] = i < a.queries ? a.delta[a.row(b, n, i)] : 0;

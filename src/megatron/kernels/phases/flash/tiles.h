@@ -171,15 +171,17 @@ template <class W, int kWarps, class T, int kRows, int kD, class RowOf>
 MEGATRON_BOTH void begin_copy(SharedTile<T, kRows, kD>& to, int warp, const T* from, std::int64_t stride,
                               std::int64_t first, std::int64_t rows, std::int64_t d, const RowOf& row_of) {
   constexpr int kChunks = kD / 8, kStep = 32 * kWarps / kChunks;
-  static_assert(kStep % 8 == 0 && kRows % kStep == 0);
+  static_assert(kRows % kStep == 0);
   W::each_afresh([&](int lane) {
     const int row = (32 * warp + lane) / kChunks, c = lane % kChunks;
     const std::int64_t source = first + row_of(row), left = 8 * c < d ? rows - source : 0;
     const T* at = from + source * stride + 8 * c;
     T* chunk = to.chunk(row, c);
     MEGATRON_UNROLL
-    for (int further = 0; further < kRows; further += kStep)
-      W::copy(chunk + further * kD, at + row_of(further) * stride, row_of(further) < left);
+    for (int further = 0; further < kRows; further += kStep) {
+      T* const place = kStep % 8 == 0 ? chunk + further * kD : to.chunk(row + further, c);
+      W::copy(place, at + row_of(further) * stride, row_of(further) < left);
+    }
   });
 }
 

@@ -31,13 +31,6 @@
 //   template <int kPhase, class W> static void run(const Args&, const At&, Shared&, Local<W>&);
 //
 // where Local says in `rounds`, before they begin, how often the repeated phases run.
-#if defined(__CUDACC__)
-#define MEGATRON_PRAGMA(words) _Pragma(#words)
-#define MEGATRON_UNROLL_BY(count) MEGATRON_PRAGMA(unroll count)
-#else
-#define MEGATRON_UNROLL_BY(count)
-#endif
-
 namespace megatron::kernels::phases {
 
 template <class W>

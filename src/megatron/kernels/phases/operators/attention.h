@@ -6,8 +6,8 @@
 
 namespace megatron::kernels::phases {
 
-/// Exact attention by our own kernels, heads of up to 128: on tensor cores where FlashOperators serve, else by
-/// arithmetic in float32, or float64 for float64.
+/// Exact attention by our own kernels: on tensor cores where FlashOperators serve, else, heads of up to 128, by
+/// arithmetic in float32, or of up to 64 in float64 for float64.
 template <class Driver>
 struct AttentionOperators {
   static AttentionOutput attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,

@@ -7,18 +7,19 @@
 
 namespace megatron::kernels::phases {
 
-/// Exact attention on tensor cores (flash/): 16 bits, heads of up to 128, no cap with a bias.
+/// Exact attention on tensor cores (flash/): 16 bits, heads of up to 256, with a bias of up to 128 and no cap.
 template <class Driver>
 struct FlashOperators {
   /// Whether these, or gradients of them, are what the kernels read and write: chunks of 16 bytes.
   static bool serves(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const AttentionOptions& options) {
-    constexpr std::int64_t kMost = 128, kLongest = std::int64_t{1} << 30;
+    constexpr std::int64_t kMost = 256, kMostBiased = 128, kLongest = std::int64_t{1} << 30;
     const auto alike = [&](const at::Tensor& x) {
       return x.dim() == 4 && x.scalar_type() == q.scalar_type() && x.device() == q.device() && in_chunks(x);
     };
     return (q.scalar_type() == at::kBFloat16 || q.scalar_type() == at::kHalf) && (q.dim() == 4 || q.dim() == 5) &&
            in_chunks(q) && alike(k) && alike(v) && q.size(-1) <= kMost &&
-           (!options.bias.defined() || (options.soft_cap == 0 && options.bias.device() == q.device())) &&
+           (!options.bias.defined() ||
+            (options.soft_cap == 0 && q.size(-1) <= kMostBiased && options.bias.device() == q.device())) &&
            options.scale >= 0 && q.size(0) < kLongest && k.size(0) < kLongest && options.ahead < kLongest;
   }
 
@@ -62,10 +63,12 @@ struct FlashOperators {
       Driver::template launch<FlashDelta<T>>(a, FlashDelta<T>::blocks(a));
       Driver::template launch<Keys>(a, a.batch * a.groups * Keys::tiles(a));
       Driver::template launch<Queries>(a, a.batch * a.heads() * Queries::tiles(a));
-      if (!dbias.defined()) return;
       using Bias = FlashBiasGradient<T, size()>;
-      Driver::template launch<Bias>(a, a.heads() * Bias::bands(a));
-      Driver::template launch<FlashBiasSum>(a, blocks_for<FlashBiasSum>(FlashBiasSum::tasks(a)));
+      if constexpr (decltype(biased)::value) {
+        if (!dbias.defined()) return;
+        Driver::template launch<Bias>(a, a.heads() * Bias::bands(a));
+        Driver::template launch<FlashBiasSum>(a, blocks_for<FlashBiasSum>(FlashBiasSum::tasks(a)));
+      }
     });
   }
 
@@ -94,19 +97,27 @@ struct FlashOperators {
 
   template <class Launch>
   static void launch(const at::Tensor& q, bool biased, const Launch& launch) {
+    using Small = std::integral_constant<int, 64>;
+    using Large = std::integral_constant<int, 128>;
+    using Wide = std::integral_constant<int, 256>;
     const auto of = [&](auto type, auto size) {
       if (biased)
         launch(type, size, std::true_type());
       else
         launch(type, size, std::false_type());
     };
-    using Small = std::integral_constant<int, 64>;
-    using Large = std::integral_constant<int, 128>;
-    const bool small = q.size(-1) <= Small(), brain = q.scalar_type() == at::kBFloat16;
-    if (brain && small) of(Bf16(), Small());
-    if (brain && !small) of(Bf16(), Large());
-    if (!brain && small) of(Fp16(), Small());
-    if (!brain && !small) of(Fp16(), Large());
+    const auto of_type = [&](auto type) {
+      if (q.size(-1) <= Small())
+        of(type, Small());
+      else if (q.size(-1) <= Large())
+        of(type, Large());
+      else
+        launch(type, Wide(), std::false_type());
+    };
+    if (q.scalar_type() == at::kBFloat16)
+      of_type(Bf16());
+    else
+      of_type(Fp16());
   }
 };
 
