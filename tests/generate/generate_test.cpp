@@ -195,9 +195,10 @@ Texts run_by_graph(const Texts& prompts, const GenerateOptions& options) {
 
 TEST(Generate, GivesTheSameByTheGraphOfAToken) {
   const Texts prompts = {{3, 14, 15, 9, 2}, {6}, {5, 3, 5}, {8, 9, 7, 9, 3, 2, 3, 8, 4, 6, 2}, {6}, {7, 7}};
-  // All logits are drawn from, or what the device lists of them.
+  // The device chooses or draws, or all logits are drawn from, or what the device lists of them.
   for (const SamplingOptions& sampling : {SamplingOptions{.temperature = 0},
                                           {},
+                                          {.temperature = 2, .min_p = 0.2},
                                           {.temperature = 1.5, .top_k = 5},
                                           {.top_k = 300},
                                           {.top_p = 0.8},

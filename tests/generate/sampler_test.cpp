@@ -117,6 +117,29 @@ TEST(Sample, DrawsFromAShortlistWhatItDrawsFromAllLogits) {
   EXPECT_EQ(shortlist_of({.temperature = 0, .top_k = 5}), 0);
 }
 
+// Parts of the vocabulary are added up apart: the token is still the one at whose sum in the order of ids, here in more
+// digits, the number lies.
+TEST(Sample, OfAllTokensIsInTheOrderOfIds) {
+  for (const std::size_t v : {2U, 1000U, 1024U, 1025U, 33000U}) {
+    std::vector<double> logits(v);
+    for (std::size_t i = 0; i < v; ++i) logits[i] = 3 * std::sin(static_cast<double>(i * i));
+    for (const SamplingOptions& options : {SamplingOptions{}, {.temperature = 0.3}, {.temperature = 2, .min_p = 0.3}}) {
+      const double largest = *std::max_element(logits.begin(), logits.end());
+      std::vector<long double> sums;
+      long double sum = 0;
+      for (const double logit : logits) {
+        const long double each = std::exp((static_cast<long double>(logit) - largest) / options.temperature);
+        sums.push_back(sum += each >= options.min_p ? each : 0);
+      }
+      for (int i = 0; i < 200; ++i) {
+        const double uniform = (i + 0.37) / 200;
+        const auto want = std::upper_bound(sums.begin(), sums.end(), uniform * sum) - sums.begin();
+        EXPECT_EQ(sample(logits, options, uniform), want) << v << " tokens, " << uniform;
+      }
+    }
+  }
+}
+
 TEST(Likelihood, IsTheExponentialWithoutTheCLibrary) {
   EXPECT_EQ(kernels::phases::likelihood(0), 1);
   EXPECT_EQ(kernels::phases::likelihood(-709), 0);

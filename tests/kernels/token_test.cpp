@@ -1,6 +1,7 @@
 #include "megatron/kernels/token/token.h"
 
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/amax.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/embedding.h>
 #include <ATen/ops/empty_like.h>
@@ -11,6 +12,7 @@
 #include <ATen/ops/nan_to_num.h>
 #include <ATen/ops/randint.h>
 #include <ATen/ops/randn.h>
+#include <ATen/ops/searchsorted.h>
 #include <ATen/ops/softmax.h>
 #include <ATen/ops/sort.h>
 #include <ATen/ops/stack.h>
@@ -27,6 +29,7 @@
 #include <string>
 #include <vector>
 
+#include "megatron/base/philox.h"
 #include "megatron/kernels/phases/likelihood.h"
 #include "megatron/kernels/reference.h"
 #include "tests/kernels/compare.h"
@@ -374,6 +377,60 @@ void shortlists(const TokenCheck& check) {
   for (std::size_t b = 1; b < 4; ++b) EXPECT_FALSE(lists[b].has_value()) << b;
 }
 
+/// Tokens drawn by sums in the order of ids, of which the likeliest few may be all.
+at::Tensor drawn_of(const at::Tensor& logits, double temperature, double min_p, const at::Tensor& uniform_b) {
+  const at::Tensor scaled = wide(logits) / temperature;
+  at::Tensor weights = at::exp(scaled - at::amax(scaled, 1, /*keepdim=*/true));
+  weights = weights.masked_fill(weights < min_p, 0);
+  const at::Tensor sums = weights.cumsum(1), target = uniform_b.unsqueeze(1) * sums.select(1, -1).unsqueeze(1);
+  EXPECT_GT((sums - target).abs().min().item<double>(), 1e-12) << "rounding decides";
+  return at::searchsorted(sums, target, /*out_int32=*/false, /*right=*/true).squeeze(1);
+}
+
+void draws(const TokenCheck& check) {
+  struct Size {
+    std::int64_t v;
+    double temperature, min_p;
+  };
+  const at::Tensor keys = at::tensor({5, -7, 5, 9}, at::kLong), copies = at::tensor({0, 3, 1, 0}, at::kLong),
+                   lengths = at::tensor({11, 11, 11, 12}, at::kLong), padding = at::tensor({0, 4, 0, 11}, at::kLong);
+  at::Tensor uniform = at::zeros({4}, at::kDouble);
+  for (std::int64_t b = 0; b < 4; ++b) {
+    const auto at = [b](const at::Tensor& x) { return static_cast<std::uint64_t>(x[b].item<std::int64_t>()); };
+    uniform[b] = uniform_of(philox(at(keys), at(lengths - padding + 1), at(copies)));
+  }
+  const auto drawn = [&](const at::Tensor& logits, double temperature, double min_p) {
+    return [=, &keys, &copies, &lengths, &padding](const TokenKernels& kernels, at::Device device) {
+      const auto longs = at::TensorOptions().dtype(at::kLong).device(device);
+      const TokenState state{at::zeros({4}, longs), moved(lengths, device).clone(), moved(padding, device),
+                             at::zeros({4}, longs)};
+      kernels.draw(moved(logits, device), {moved(keys, device), moved(copies, device), temperature, min_p}, state);
+      return Outputs{state.token_b, state.chosen_b, state.length_b};
+    };
+  };
+  for (const auto& [v, temperature, min_p] : {Size{1, 1, 0},
+                                              {30, 1, 0},
+                                              {1024, 0.7, 0},
+                                              {1025, 3, 0},
+                                              {2600, 1, 0.1},
+                                              {20011, 1.5, 0.01},
+                                              {50257, 1, 0},
+                                              {50257, 0.05, 0}}) {
+    const at::Tensor logits = check.normal({4, v});
+    const at::Tensor token = drawn_of(logits, temperature, min_p, uniform);
+    check.expect(drawn(logits, temperature, min_p), {token, token, lengths + 1}, Libm::Unused);
+    EXPECT_TRUE(drawn(logits, temperature, min_p)(emulated_token_kernels(), at::kCPU)[0].equal(token)) << v;
+  }
+  at::Tensor logits = check.normal({4, 3000});
+  logits[0][2999] = std::nan("");
+  logits[1][5] = std::numeric_limits<double>::infinity();
+  logits[2].fill_(-std::numeric_limits<double>::infinity());
+  logits[3].fill_(0), logits[3][2048] = 60;
+  check.expect(drawn(logits, 1, 0),
+               {at::tensor({0, 0, 0, 2048}, at::kLong), at::tensor({-1, -1, -1, 2048}, at::kLong), lengths + 1},
+               Libm::Unused);
+}
+
 struct Named {
   const char* name;
   void (*body)(const TokenCheck&);
@@ -386,7 +443,7 @@ std::string name_of(const testing::TestParamInfo<Case>& info) {
 }
 const auto kCases =
     testing::Combine(testing::Values(Named{"Products", products}, Named{"Norms", norms}, Named{"Attention", attentions},
-                                     Named{"Ends", ends}, Named{"Shortlists", shortlists}),
+                                     Named{"Ends", ends}, Named{"Draws", draws}, Named{"Shortlists", shortlists}),
                      testing::Values(at::kFloat, at::kDouble, at::kBFloat16, at::kHalf));
 
 class EmulatedTokenKernels : public testing::TestWithParam<Case> {};

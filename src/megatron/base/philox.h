@@ -24,6 +24,11 @@ constexpr PhiloxWords philox(std::uint64_t key, std::uint64_t counter_low, std::
   return c;
 }
 
+/// A number in [0, 1), of 53 random bits.
+constexpr double uniform_of(const PhiloxWords& words) {
+  return static_cast<double>((std::uint64_t{words[0]} << 32 | words[1]) >> 11) * 0x1p-53;
+}
+
 /// Key of a random stream: the run's seed and the name of what is drawn, e.g. "decoder.layers.3.mlp.linear_fc1.weight"
 /// or "dropout/layer 3/attention". FNV-1a over the name, then mixed with the seed by the SplitMix64 finalizer.
 constexpr std::uint64_t stream_key(std::uint64_t seed, std::string_view name) {

@@ -78,6 +78,8 @@ class Batch {
   std::vector<std::int64_t> drawn_from_lists(const Prompts& texts) const;
   /// Lets go of the rows that have ended, and has the others continue with `tokens`.
   void continue_with(const std::vector<std::int64_t>& tokens);
+  /// By what the graph draws.
+  kernels::TokenDraws draws_on_device() const;
   std::int64_t position(std::size_t i, const Prompts& texts) const {
     return static_cast<std::int64_t>(prompts_[i].size() + texts[i].size());
   }
@@ -96,7 +98,7 @@ class Batch {
   model::KvCache cache_;
   at::Tensor input_;                          ///< [rows, s]: what the next step feeds where there is no graph
   std::unique_ptr<model::TokenGraph> graph_;  ///< once the prompts are in the cache, where it can be had
-  bool likeliest_ = false;                    ///< whether the graph's own choice is what is asked for
+  bool chosen_ = false;                       ///< whether the token that the graph chooses is what is asked for
   int listed_ = 0;                            ///< how many of the likeliest it lists, to draw from; 0: all logits
 };
 
@@ -108,7 +110,9 @@ Batch::Batch(const StagedModel& model, const Prompts& prompts, const std::vector
       draws_(draws),
       rows_(std::move(rows)),
       ended_(rows_.size(), false),
-      likeliest_(options.sampling.temperature == 0 && !options.on_logits),
+      chosen_(!options.on_logits &&
+              (options.sampling.temperature == 0 ||
+               (draws_from_all(options.sampling) && model.options().shape.vocab <= kernels::kMostDrawn))),
       listed_(options.on_logits ? 0 : shortlist_of(options.sampling)) {
   Room room;
   for (const std::size_t i : rows_) room.add(prompts[i], limit(i));
@@ -157,10 +161,22 @@ std::vector<std::int64_t> Batch::drawn_from_lists(const Prompts& texts) const {
   return tokens;
 }
 
+kernels::TokenDraws Batch::draws_on_device() const {
+  std::vector<std::int64_t> keys, copies;
+  for (const std::size_t i : rows_) {
+    keys.push_back(static_cast<std::int64_t>(draws_[i].key()));
+    copies.push_back(static_cast<std::int64_t>(draws_[i].copy()));
+  }
+  return {.key_b = at::tensor(keys, at::kLong),
+          .copy_b = at::tensor(copies, at::kLong),
+          .temperature = options_.sampling.temperature,
+          .min_p = options_.sampling.min_p};
+}
+
 std::vector<std::int64_t> Batch::next_tokens(const Prompts& texts) {
   if (!graph_) return drawn(model_.forward(input_, cache_), texts);
   graph_->step();
-  if (!likeliest_) return listed_ > 0 ? drawn_from_lists(texts) : drawn(graph_->logits(), texts);
+  if (!chosen_) return listed_ > 0 ? drawn_from_lists(texts) : drawn(graph_->logits(), texts);
   auto tokens = graph_->chosen();
   for (std::size_t r = 0; r < rows_.size(); ++r)
     if (tokens[r] < 0 && !ended_[r]) return drawn(graph_->logits(), texts);  // which says what is not finite
@@ -190,7 +206,7 @@ void Batch::continue_with(const std::vector<std::int64_t>& tokens) {
   }
   // A graph is of a number of rows: those that have ended stay in it until they are half of them.
   if (graph_ && 2 * rows.size() > rows_.size()) {
-    if (!likeliest_) graph_->feed(tokens);
+    if (!chosen_) graph_->feed(tokens);
     return;
   }
   graph_.reset();
@@ -204,6 +220,7 @@ void Batch::continue_with(const std::vector<std::int64_t>& tokens) {
     return;
   }
   graph_->feed(next);
+  if (chosen_ && options_.sampling.temperature > 0) graph_->draw_by(draws_on_device());
   if (listed_ > 0)
     graph_->list_likeliest(std::min<std::int64_t>(listed_, model_.options().shape.vocab),
                            weighs_all(options_.sampling) ? options_.sampling.temperature : 0);

@@ -57,19 +57,44 @@ std::optional<std::int64_t> sample(const kernels::Shortlist& list, std::size_t v
   return list.tokens[static_cast<std::size_t>(drawn - cumulative.begin())];
 }
 
+namespace {
+
+/// The token that kernels/phases/token_draw.h draws, by the same sums.
+std::int64_t sample_all(std::span<const double> logits, double largest, const SamplingOptions& options,
+                        double uniform) {
+  namespace phases = kernels::phases;
+  constexpr int kOfGroup = phases::kChunksOfGroup, kGroups = phases::kLikelihoodLanes / kOfGroup;
+  const auto v = static_cast<std::int64_t>(logits.size()), most = phases::chunk_size_of(v);
+  const auto size_of = [&](std::int64_t chunk) { return std::clamp<std::int64_t>(v - chunk * most, 0, most); };
+  const auto weight = [&](std::int64_t id) {
+    return phases::weight(logits[static_cast<std::size_t>(id)], largest, options.temperature, options.min_p);
+  };
+  std::vector<double> chunks(phases::kLikelihoodLanes), groups(kGroups);
+  double all = 0;
+  for (std::int64_t chunk = 0; chunk < phases::kLikelihoodLanes; ++chunk) {
+    double& sum = chunks[static_cast<std::size_t>(chunk)];
+    for (std::int64_t i = 0; i < size_of(chunk); ++i) sum += weight(chunk * most + i);
+    groups[static_cast<std::size_t>(chunk / kOfGroup)] += sum;
+  }
+  for (const double group : groups) all += group;
+  const double target = all * uniform;
+  double before = 0;
+  const int group =
+      phases::part_of(before, target, kGroups, [&](int g) { return groups[static_cast<std::size_t>(g)]; });
+  const int chunk = group * kOfGroup + phases::part_of(before, target, kOfGroup, [&](int i) {
+                      return chunks[static_cast<std::size_t>(group * kOfGroup + i)];
+                    });
+  return chunk * most + phases::part_of(before, target, static_cast<int>(size_of(chunk)),
+                                        [&](int i) { return weight(chunk * most + i); });
+}
+
+}  // namespace
+
 std::int64_t sample(std::span<const double> logits, const SamplingOptions& options, double uniform) {
   if (options.temperature == 0)
     return std::max_element(logits.begin(), logits.end()) - logits.begin();  // the first of equals
   const double largest = *std::max_element(logits.begin(), logits.end());
-  if (options.top_k == 0 && options.top_p == 1) {  // in the order of the ids: nothing has to be sorted
-    std::vector<double> cumulative(logits.size());
-    double sum = 0;
-    for (std::size_t id = 0; id < logits.size(); ++id) {
-      const double each = kernels::phases::likelihood((logits[id] - largest) / options.temperature);
-      cumulative[id] = sum += each >= options.min_p ? each : 0;  // the likeliest's is 1
-    }
-    return std::upper_bound(cumulative.begin(), cumulative.end() - 1, uniform * sum) - cumulative.begin();
-  }
+  if (draws_from_all(options)) return sample_all(logits, largest, options, uniform);
   const std::size_t allowed =
       options.top_k > 0 ? std::min(logits.size(), static_cast<std::size_t>(options.top_k)) : logits.size();
   kernels::Shortlist list;
@@ -92,9 +117,7 @@ Draws::Draws(std::uint64_t seed, std::span<const std::int64_t> prompt, std::int6
 }
 
 double Draws::at(std::int64_t position) const {
-  const auto words = philox(key_, static_cast<std::uint64_t>(position), copy_);
-  const std::uint64_t bits = (std::uint64_t{words[0]} << 32 | words[1]) >> 11;
-  return static_cast<double>(bits) * 0x1p-53;
+  return uniform_of(philox(key_, static_cast<std::uint64_t>(position), copy_));
 }
 
 std::vector<Draws> draws_of(const std::vector<std::vector<std::int64_t>>& prompts, std::uint64_t seed) {

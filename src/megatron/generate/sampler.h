@@ -22,6 +22,10 @@ std::int64_t sample(std::span<const double> logits, const SamplingOptions& optio
 
 /// How many of the likeliest tokens sample() of a shortlist needs; 0: it needs all logits.
 int shortlist_of(const SamplingOptions& options);
+/// Whether it may draw any token, so that a GPU draws it (kernels::TokenKernels::draw), as sample() of all logits does.
+inline bool draws_from_all(const SamplingOptions& options) {
+  return options.temperature > 0 && options.top_k == 0 && options.top_p == 1;
+}
 /// Whether it needs their sum too.
 inline bool weighs_all(const SamplingOptions& options) { return options.top_k == 0 && options.top_p < 1; }
 /// The token that sample() of all logits would draw; none where that may be one beyond the list. `list`: the
@@ -40,6 +44,9 @@ class Draws {
   Draws(std::uint64_t seed, std::span<const std::int64_t> prompt, std::int64_t copy);
   /// The number in [0, 1) that draws the token at `position`.
   double at(std::int64_t position) const;
+  /// It is uniform_of(philox(key(), position, copy())).
+  std::uint64_t key() const { return key_; }
+  std::uint64_t copy() const { return copy_; }
 
  private:
   std::uint64_t key_, copy_;

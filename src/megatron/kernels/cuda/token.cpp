@@ -61,6 +61,7 @@ constexpr TokenKernels kCudaTokenKernels{.embed = Token::embed,
                                          .normalize = Token::normalize,
                                          .attend = Token::attend,
                                          .choose = Token::choose,
+                                         .draw = Token::draw,
                                          .shortlist = Token::shortlist,
                                          .capture = capture};
 

@@ -1,5 +1,6 @@
 #include "megatron/kernels/cuda/driver.cuh"
 #include "megatron/kernels/phases/token_attention.h"
+#include "megatron/kernels/phases/token_draw.h"
 #include "megatron/kernels/phases/token_ends.h"
 #include "megatron/kernels/phases/token_norm.h"
 #include "megatron/kernels/phases/token_product.h"
@@ -24,5 +25,6 @@ OF_BOTH_KINDS_OF_GROUPS(megatron::kernels::phases::Fp16)
 MEGATRON_DEVICE_KERNEL_OF_EVERY_DTYPE(TokenAttentionEnd)
 MEGATRON_DEVICE_KERNEL_OF_EVERY_DTYPE(TokenEmbedding)
 MEGATRON_DEVICE_KERNEL_OF_EVERY_DTYPE(TokenChoice)
+MEGATRON_DEVICE_KERNEL_OF_EVERY_DTYPE(TokenDraw)
 MEGATRON_DEVICE_KERNEL_OF_EVERY_DTYPE(TokenShortlist)
 MEGATRON_DEVICE_KERNEL_OF_EVERY_DTYPE(TokenNorm)

@@ -30,6 +30,7 @@ const TokenKernels& emulated_token_kernels() {
                                        .normalize = Token::normalize,
                                        .attend = Token::attend,
                                        .choose = Token::choose,
+                                       .draw = Token::draw,
                                        .shortlist = Token::shortlist,
                                        .capture = called_again};
   return kTable;

@@ -9,6 +9,7 @@
 namespace megatron::kernels::phases {
 
 constexpr int kLikelihoodLanes = 1024;  ///< partial sums of a row: id i is of number i % 1024
+constexpr int kChunksOfGroup = 32;      ///< of which sums of a draw are made
 
 /// exp(x), x <= 0, to 2 units in the last place; 0 below -708.
 MEGATRON_BOTH double likelihood(double x) {
@@ -25,6 +26,35 @@ MEGATRON_BOTH double likelihood(double x) {
   MEGATRON_UNROLL
   for (const double each : kSeries) sum = sum * r + each;
   return sum * std::bit_cast<double>(static_cast<std::uint64_t>(n + 1023) << 52);
+}
+
+/// What a token weighs that is drawn from all of them; 0 below `min_p` of the likeliest.
+MEGATRON_BOTH double weight(double logit, double largest, double temperature, double min_p) {
+  const double each = likelihood((logit - largest) / temperature);
+  return each >= min_p ? each : 0;
+}
+
+/// Where one of all `v` tokens is drawn they are in the order of ids, in kLikelihoodLanes chunks of so many, of which
+/// the last may be shorter or empty. Sums are those of chunks, of these by groups, and of groups.
+MEGATRON_BOTH std::int64_t chunk_size_of(std::int64_t v) { return (v + kLikelihoodLanes - 1) / kLikelihoodLanes; }
+
+/// The first of `count` parts that reaches beyond `target`, where `before` is what comes before them; the last that
+/// weighs anything where rounding has none reach. `before` becomes what comes before it.
+template <class Weight>
+MEGATRON_BOTH int part_of(double& before, double target, int count, const Weight& weight_of) {
+  int found = 0;
+  double sum = before;
+  MEGATRON_UNROLL_BY(1)
+  for (int i = 0; i < count; ++i) {
+    const double each = weight_of(i);
+    if (each > 0) {
+      found = i;
+      before = sum;
+    }
+    sum += each;
+    if (sum > target) break;
+  }
+  return found;
 }
 
 /// likelihood((logit - largest) / temperature) summed over the row: the lanes' sums, then those of lanes that are 32

@@ -72,6 +72,15 @@ struct TokenNorm {
   double epsilon = 1e-5;
 };
 
+/// By what the next token of each sequence is drawn from all logits: softmax(logits / temperature) without those whose
+/// share is below `min_p` of the largest, and the number in [0, 1) that uniform_of(philox(key, position, copy)) is
+/// (base/philox.h), where the position of the token counts from 0 on.
+struct TokenDraws {
+  at::Tensor key_b, copy_b;  ///< int64, on the device of the model
+  double temperature = 1, min_p = 0;
+};
+constexpr std::int64_t kMostDrawn = 1 << 20;  ///< tokens of a vocabulary
+
 constexpr std::int64_t kTokenPartKeys = 128;  ///< keys that a part of an attention has
 std::int64_t token_scratch(std::int64_t batch, std::int64_t heads, std::int64_t head_size, std::int64_t capacity);
 constexpr std::int64_t kMostTokenHeadSize = 256;
@@ -95,6 +104,8 @@ struct TokenKernels {
   /// Each sequence is fed the token with the largest logit [b, v] next, of equals the first, and has a row more.
   /// chosen_b: these tokens, or -1 where logits are not all finite.
   void (*choose)(const at::Tensor& logits, const TokenState&) = nullptr;
+  /// The same with a token that is drawn, of at most kMostDrawn.
+  void (*draw)(const at::Tensor& logits, const TokenDraws&, const TokenState&) = nullptr;
   /// list [b, 2 + 2 count] float64: the `count` likeliest tokens of each sequence (shortlists_of()), at most
   /// kMostShortlisted, and the sum of all (phases/likelihood.h) by `temperature`; 0: no sum.
   void (*shortlist)(const at::Tensor& logits, const at::Tensor& list, double temperature) = nullptr;

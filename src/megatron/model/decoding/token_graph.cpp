@@ -253,7 +253,10 @@ void TokenGraph::launch() const {
     if (const auto* const norm = std::get_if<kernels::TokenNorm>(&launch)) kernels_.normalize(*norm);
   }
   kernels_.multiply(output_);
-  kernels_.choose(logits_, state_);
+  if (draws_)
+    kernels_.draw(logits_, *draws_, state_);
+  else
+    kernels_.choose(logits_, state_);
   if (list_.defined()) kernels_.shortlist(logits_, list_, list_temperature_);
 }
 
@@ -261,6 +264,11 @@ void TokenGraph::feed(const std::vector<std::int64_t>& tokens) {
   if (std::ssize(tokens) != batch_) throw std::logic_error("each sequence of a cache is fed a token");
   state_.token_b.copy_(at::tensor(tokens, at::kLong));
   state_.length_b.fill_(cache_.length);
+}
+
+void TokenGraph::draw_by(const kernels::TokenDraws& draws) {
+  draws_ = draws;
+  for (at::Tensor* const each : {&draws_->key_b, &draws_->copy_b}) *each = each->to(tensor_.device());
 }
 
 void TokenGraph::list_likeliest(std::int64_t count, double temperature) {

@@ -22,8 +22,9 @@ ModelEnds ends_of(const plan::ModelShape& shape, const parallel::ParameterStore&
 
 /// One token after the other of each of a cache's b sequences on a GPU: in 5 launches a layer, 6 where the cache is
 /// long, and 3 around them, which are captured once as a graph and given to the device whole (kernels/token/token.h).
-/// The likeliest token of each sequence is what it is fed next, without a wait; whoever draws tokens reads the
-/// likeliest, or all logits, and feeds others. Results are those of CachedGpt::forward() up to summation order.
+/// The likeliest token of each sequence, or one drawn from all, is what it is fed next, without a wait; whoever draws
+/// otherwise reads the likeliest, or all logits, and feeds others. Results are those of CachedGpt::forward() up to
+/// summation order.
 class TokenGraph {
  public:
   /// Sequences that are served at most: with more, products by tiles read the weights less often.
@@ -39,10 +40,13 @@ class TokenGraph {
   /// the model's vocabulary.
   void feed(const std::vector<std::int64_t>& tokens);
   /// Takes the token that each sequence is fed into the cache, computes the logits after it and chooses the likeliest
-  /// as the next. Does not wait. Throws std::logic_error where the cache is full.
+  /// as the next, or draws it. Does not wait. Throws std::logic_error where the cache is full.
   void step();
   /// What step() has chosen: -1 where not all logits are finite. Waits.
   std::vector<std::int64_t> chosen() const;
+  /// Has each step() draw the next token of each sequence by these, whose tensors may be on the host; of a vocabulary
+  /// of at most kernels::kMostDrawn. Before the first step().
+  void draw_by(const kernels::TokenDraws& draws);
   /// Has each step() write the `count` likeliest tokens of each sequence too, and with a temperature above 0 what all
   /// weigh (kernels/phases/likelihood.h). Before the first step().
   void list_likeliest(std::int64_t count, double temperature);
@@ -72,7 +76,8 @@ class TokenGraph {
   kernels::TokenProduct output_;
   at::Tensor logits_, scratch_, list_;
   double list_temperature_ = 0;
-  bool warm_ = false;  ///< whether every kernel has been launched
+  std::optional<kernels::TokenDraws> draws_;  ///< none: the likeliest is chosen
+  bool warm_ = false;                         ///< whether every kernel has been launched
   std::unique_ptr<kernels::Replay> graph_;
 };
 

@@ -3,6 +3,7 @@
 
 #include "megatron/kernels/phases/operators/arguments.h"
 #include "megatron/kernels/phases/token_attention.h"
+#include "megatron/kernels/phases/token_draw.h"
 #include "megatron/kernels/phases/token_ends.h"
 #include "megatron/kernels/phases/token_norm.h"
 #include "megatron/kernels/phases/token_product.h"
@@ -12,6 +13,7 @@
 namespace megatron::kernels::phases {
 
 static_assert(kPartKeys == kTokenPartKeys && kMostHeadSize == kMostTokenHeadSize);
+static_assert(kMostDrawn == std::int64_t{TokenDraw<float>::kMostOfChunk} * kLikelihoodLanes);
 
 /// TokenKernels by a driver.
 template <class Driver>
@@ -109,6 +111,23 @@ struct TokenOperators {
                                                .lengths = pointer<std::int64_t>(state.length_b),
                                                .chosen = pointer<std::int64_t>(state.chosen_b)},
                                               logits.size(0));
+    });
+  }
+
+  static void draw(const at::Tensor& logits, const TokenDraws& draws, const TokenState& state) {
+    with_type(logits.scalar_type(), [&](auto type) {
+      using T = decltype(type);
+      Driver::template launch<TokenDraw<T>>({.logits = const_pointer<T>(logits),
+                                             .v = logits.size(1),
+                                             .temperature = draws.temperature,
+                                             .min_p = draws.min_p,
+                                             .keys = const_pointer<std::int64_t>(draws.key_b),
+                                             .copies = const_pointer<std::int64_t>(draws.copy_b),
+                                             .padding = const_pointer<std::int64_t>(state.padding_b),
+                                             .tokens = pointer<std::int64_t>(state.token_b),
+                                             .lengths = pointer<std::int64_t>(state.length_b),
+                                             .chosen = pointer<std::int64_t>(state.chosen_b)},
+                                            logits.size(0));
     });
   }
 
