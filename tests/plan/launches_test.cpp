@@ -80,14 +80,15 @@ ResolvedRun run_of(int world, int tp) {
   return resolve(config);
 }
 
-// A GPT 1.3B, bf16, 4 x 2048 tokens. Of the 5 GB the gains' own pass over dy and x, the activation computed again and
-// dropout's own pass backward are what fusing further would save.
+// A GPT 1.3B, bf16, 4 x 2048 tokens; 3 GB would be the least. The activation computed again takes 0.27 GB of what is
+// beyond it, norms computed again 0.13 GB, which save memory; biases' gradients 0.3 GB, the gains' own pass over dy and
+// x and dropout's own pass backward 0.13 GB each.
 TEST(LayerLaunches, AreAsFewAsTheFusedKernelsAllow) {
   const LaunchPlan plan = layer_launches(run_of(1, 1));
   double bytes = 0;
   for (const Launch& launch : plan.launches) bytes += launch.bytes;
-  EXPECT_LE(plan.launches.size(), 36U);
-  EXPECT_NEAR(bytes, 5.0e9, 0.05e9);
+  EXPECT_LE(plan.launches.size(), 33U);
+  EXPECT_NEAR(bytes, 4.39e9, 0.05e9);
   EXPECT_TRUE(std::ranges::all_of(plan.launches, [](const Launch& launch) { return launch.stream == 0; }));
 }
 
@@ -100,9 +101,9 @@ TEST(LayerLaunches, OverRanksSumOnStreamsOfTheirOwnBesideWeightGradients) {
   EXPECT_EQ(of_stream(2), 1);
   for (std::size_t i = 0; i < plan.launches.size(); ++i) {
     if (plan.launches[i].name != "sum of dy2") continue;
-    EXPECT_EQ(plan.launches[i + 1].name, "fc1 weight gradient") << "which runs meanwhile";
-    EXPECT_TRUE(plan.launches[i + 1].after.empty());
-    EXPECT_THAT(plan.launches[i + 2].after, testing::ElementsAre(static_cast<int>(i)));
+    EXPECT_EQ(plan.launches[i + 2].name, "fc1 weight gradient") << "which runs meanwhile";
+    EXPECT_TRUE(plan.launches[i + 1].after.empty() && plan.launches[i + 2].after.empty());
+    EXPECT_THAT(plan.launches[i + 3].after, testing::ElementsAre(static_cast<int>(i)));
   }
   EXPECT_THAT(launch_text(plan), HasSubstr("operators a layer"));
 }

@@ -15,6 +15,7 @@ struct Launch {
   std::vector<std::string> reads, writes;  ///< names of buffers
   double bytes = 0;                        ///< of memory that it reads and writes at least
   std::vector<int> after;                  ///< launches of other streams whose event it waits for, by their number
+  std::string call = {};  ///< the operator that begins with it (kernels/operators.def); "": that of before, a message
 };
 
 struct LaunchPlan {
@@ -28,9 +29,14 @@ struct LaunchPlan {
 /// waits for one that comes later.
 void validate(const LaunchPlan& plan);
 
-/// One layer of a decoder forward and backward, by the operators that the CUDA plugin has (kernels/phases/operators/),
-/// on one rank. Sums over tensor-parallel ranks and of gradients are on streams of their own.
+/// One layer of a decoder forward and backward, by the operators that the CUDA plugin has (kernels/phases/operators/,
+/// kernels/cuda/), on one rank, as of compute capability 8.0 or more. Sums over tensor-parallel ranks and of gradients
+/// are on streams of their own. What an operator computes by several kernels one after the other is one launch.
 LaunchPlan layer_launches(const ResolvedRun& run);
+
+/// Whether cuBLASLt computes the MLP's activation with its products: GELU by tanh of 16 bits, not gated, in units of 16
+/// bytes (kernels/cuda/epilogue_choice.h).
+bool activates_in_products(const ResolvedRun& run);
 
 /// A line for each launch, and the sums over the layer.
 std::string launch_text(const LaunchPlan& plan);

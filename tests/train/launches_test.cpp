@@ -1,0 +1,115 @@
+#include "megatron/plan/steps/launches.h"
+
+#include <gtest/gtest.h>
+
+#include <map>
+#include <string>
+#include <utility>
+
+#include "megatron/base/ranges.h"
+#include "megatron/kernels/cuda/epilogue_choice.h"
+#include "megatron/kernels/runtime.h"
+#include "tests/train/tiny_run.h"
+
+// What is planned of a layer's launches on a GPU against the operators that a step calls, where CUDA is emulated.
+namespace megatron::train {
+namespace {
+
+using Calls = std::map<std::string, int>;
+
+/// Operators that the microbatch of a step calls, as a profiler is told; not those that they call themselves.
+Calls calls_of(config::RunConfig config, std::int64_t layers) {
+  config.model.num_layers = layers;
+  config.train.global_batch_size = 1;
+  const plan::ResolvedRun run = plan::resolve(config);
+  kernels::force_instruction_set(kernels::kCudaEmulated);
+  Engine engine(run, {}, at::kCPU);
+  static thread_local Calls calls;
+  static thread_local int depth;
+  calls.clear();
+  depth = 0;
+  static constexpr RangeHooks hooks{.begin =
+                                        [](const char* name) {
+                                          if (++depth == 2) ++calls[name];  // 1: an operation of the schedule
+                                        },
+                                    .end = [] { --depth; }};
+  range_hooks = &hooks;
+  testing::take_step(run, engine, 0);
+  range_hooks = nullptr;
+  kernels::force_instruction_set("auto");
+  return calls;
+}
+
+/// Of one layer in a stack of many.
+Calls calls_of_layer(const config::RunConfig& config) {
+  Calls calls = calls_of(config, 3);
+  for (const auto& [name, count] : calls_of(config, 2)) calls[name] -= count;
+  if (config.model.hidden_dropout == 0) calls.erase("dropout_backward");  // it gives back what it is given
+  std::erase_if(calls, [](const auto& call) { return call.second == 0; });
+  return calls;
+}
+
+Calls planned(config::RunConfig config) {
+  config.parallel.device = "cuda";
+  Calls calls;
+  for (const plan::Launch& launch : plan::layer_launches(plan::resolve(config)).launches)
+    if (!launch.call.empty()) ++calls[launch.call];
+  return calls;
+}
+
+config::RunConfig small(const char* dtype) {
+  config::RunConfig config = testing::tiny_config(1, 1, dtype);
+  config.data.seq_length = 16;
+  return config;
+}
+
+TEST(LayerLaunches, AreWhatAStepCalls) {
+  for (const char* dtype : {"fp32", "bf16"}) {
+    config::RunConfig gpt2 = small(dtype);
+    EXPECT_EQ(planned(gpt2), calls_of_layer(gpt2)) << dtype;
+    gpt2.model.hidden_dropout = 0;
+    EXPECT_EQ(planned(gpt2), calls_of_layer(gpt2)) << dtype << " without dropout";
+    config::RunConfig llama = small(dtype);
+    llama.model.normalization = "RMSNorm";
+    llama.model.gated_linear_unit = true;
+    llama.model.activation = "silu";
+    llama.model.add_bias_linear = false;
+    llama.model.position_embedding_type = "rope";
+    llama.model.hidden_dropout = llama.model.attention_dropout = 0;
+    llama.model.num_query_groups = 2;
+    EXPECT_EQ(planned(llama), calls_of_layer(llama)) << dtype << " of Llama's layers";
+    llama.model.add_qkv_bias = true;
+    EXPECT_EQ(planned(llama), calls_of_layer(llama)) << dtype << " of Qwen2's layers";
+  }
+}
+
+// The plan's rule is the operators' own.
+TEST(LayerLaunches, HaveActivationsInProductsWhereCuBlasLtComputesThem) {
+  for (const char* dtype : {"fp32", "bf16", "fp16"})
+    for (const char* activation : {"gelu_tanh", "gelu", "relu"})
+      for (const std::int64_t width : {96, 100})
+        for (const bool gated : {false, true}) {
+          config::RunConfig config = small(dtype);
+          config.parallel.device = "cuda";
+          config.model.activation = activation;
+          config.model.ffn_hidden_size = width;
+          config.model.gated_linear_unit = gated;
+          const plan::ResolvedRun run = plan::resolve(config);
+          const bool computes =
+              kernels::cuda::epilogue_computes({.capability = 8,
+                                                .sixteen_bits = std::string(dtype) != "fp32",
+                                                .tanh_gelu = std::string(activation) == "gelu_tanh" && !gated,
+                                                .aligned = true,
+                                                .rows = config.data.seq_length,
+                                                .f = width,
+                                                .other = run.shape.hidden});
+          EXPECT_EQ(plan::activates_in_products(run), computes) << dtype << activation << width << gated;
+          int products = 0;
+          for (const plan::Launch& launch : plan::layer_launches(run).launches)
+            products += launch.name == "fc1 + activation product" || launch.name == "fc2, input, activation product";
+          EXPECT_EQ(products, computes ? 2 : 0);
+        }
+}
+
+}  // namespace
+}  // namespace megatron::train
