@@ -39,7 +39,9 @@ TEST(MegatronArguments, OfEightBitsAreThoseOfTheRecipe) {
   EXPECT_EQ(other.amax_compute_algo, "max");
   EXPECT_FALSE(other.wgrad);
   EXPECT_EQ(translated_small("--fp8-margin 2 --no-fp8-wgrad --fp8-recipe mxfp8", 1).fp8.format, "none");
-  for (const std::string named : {"tensorwise", "mxfp8", "blockwise", "custom"}) {
+  EXPECT_EQ(usual.recipe, "delayed");
+  EXPECT_EQ(translated_small("--fp8-format hybrid --fp8-recipe tensorwise", 1).fp8.recipe, "tensorwise");
+  for (const std::string named : {"mxfp8", "blockwise", "custom"}) {
     std::string error;
     try {
       translated_small("--fp8-format hybrid --fp8-recipe " + named, 1);

@@ -68,6 +68,7 @@ TEST(UnreadNote, KnowsWhatEachOptionNeeds) {
       {{"--eval-iters", "5"}, {"--test-data-path", "test"}},
       {{"--fim-rate", "0.9"}, {"--fim-data"}},
       {{"--fp8-margin", "1", "--no-fp8-wgrad"}, {"--fp8-format", "hybrid"}},
+      {{"--fp8-format", "hybrid", "--fp8-recipe", "tensorwise", "--fp8-margin", "1"}, {"--fp8-recipe", "delayed"}},
       {{"--optimizer.wd_mult", "*=1", "--weight-decay", "0"}, {"--weight-decay", "0.1"}},
       {{"--overlap-param-gather"}, {"--use-distributed-optimizer"}},
       {{"--data-parallel-sharding-strategy", "optim"}, {"--use-distributed-optimizer"}},

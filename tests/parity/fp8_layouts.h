@@ -6,11 +6,14 @@
 
 namespace megatron::train {
 
-/// Linear layers in 8 bits: scales follow from whole steps, so that nobody's share of one may show. From the second
-/// step on they are those of the first one's magnitudes.
+/// Linear layers in 8 bits: delayed scales follow from whole steps, so that nobody's share of one may show. From the
+/// second step on they are those of the first one's magnitudes. Scales of their own follow from whole tensors of a
+/// microbatch: whoever has a part of one must know the others'.
 inline std::vector<Layout> fp8_layouts() {
   const std::string hybrid = "fp8.format=hybrid fp8.amax_history_len=2 fp8.amax_compute_algo=max",
-                    e4m3 = "fp8.format=e4m3 fp8.margin=1", half = "fp8.format=hybrid fp8.wgrad=false";
+                    e4m3 = "fp8.format=e4m3 fp8.margin=1", half = "fp8.format=hybrid fp8.wgrad=false",
+                    own = "fp8.format=hybrid fp8.recipe=tensorwise",
+                    own_half = "fp8.format=e4m3 fp8.recipe=tensorwise fp8.wgrad=false";
   std::vector<Layout> all;
   const auto add = [&](const std::string& with, Layout layout) {
     layout.with = layout.with.empty() ? with : with + " " + layout.with;
@@ -35,6 +38,23 @@ inline std::vector<Layout> fp8_layouts() {
   add(half, {.tp = 2, .pp = 2, .dp = 2, .llama = 2});
   add(half, {.tp = 2, .pp = 2, .micro_batch = 2, .sp = true, .llama = 2, .with = "model.mtp_num_layers=1"});
   add(half, {.tp = 2, .micro_batch = 8, .sp = true, .gloo = true});
+  add(own, {.tp = 2, .dp = 2, .micro_batch = 2, .sp = true});
+  add(own, {.pp = 2, .vpp = 2, .dp = 2, .schedule = "zb-v"});
+  add(own, {.tp = 2, .pp = 2, .dp = 2, .sp = true, .schedule = "zb-h1", .recompute = "full", .sharded = true});
+  add(own, {.tp = 4, .dp = 2, .micro_batch = 2, .sharded = true, .pooled = true});
+  add(own, {.tp = 2,
+            .dp = 2,
+            .recompute = "selective",
+            .sharded = true,
+            .full = true,
+            .with = "train.recompute_modules=mlp"});
+  add(own, {.tp = 2, .cp = 2, .micro_batch = 2, .sp = true, .llama = 2, .exchange = "p2p"});
+  add(own, {.cp = 2, .dp = 2, .llama = 4, .exchange = "a2a"});
+  add(own, {.tp = 2, .dp = 2, .sp = true, .bert = true});
+  add(own, {.tp = 2, .pp = 2, .sp = true, .t5 = true, .split = 1});
+  add(own_half, {.tp = 2, .pp = 2, .micro_batch = 2, .sp = true, .llama = 2, .with = "model.mtp_num_layers=1"});
+  add(own_half, {.tp = 2, .cp = 2, .micro_batch = 4, .llama = 2, .exchange = "allgather"});
+  add(own, {.tp = 2, .pp = 2, .micro_batch = 2, .gloo = true});
   return all;
 }
 

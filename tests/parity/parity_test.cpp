@@ -287,9 +287,10 @@ std::string without_layout(const std::string& with) {
 }
 
 /// course_of() of one rank that computes the global batch at once, which many layouts are compared with: once a
-/// process.
+/// process. Where tensors have scales of their own, it has the layout's microbatches.
 const Course& course_of_one(const Layout& layout, const char* dtype, std::int64_t steps) {
-  const Layout one{.micro_batch = layout.global_batch,
+  const bool own_scales = layout.with.find("tensorwise") != std::string::npos;
+  const Layout one{.micro_batch = own_scales ? layout.micro_batch : layout.global_batch,
                    .layers = layout.layers,
                    .untied = layout.untied,
                    .global_batch = layout.global_batch,

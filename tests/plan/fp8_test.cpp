@@ -84,6 +84,13 @@ TEST(Fp8Recipe, FollowsFromTheOptions) {
   EXPECT_EQ(recipe.history, 9);
   EXPECT_TRUE(recipe.largest_of_history);
   EXPECT_FALSE(recipe.weight_gradients);
+  EXPECT_FALSE(recipe.current);
+  options.recipe = "tensorwise";
+  recipe = fp8_recipe(options).value();
+  EXPECT_TRUE(recipe.current);
+  EXPECT_EQ(recipe.history, 0);
+  EXPECT_EQ(recipe.type(Fp8Operand::OutputGradient), Fp8Type::E4M3);
+  EXPECT_FALSE(recipe.weight_gradients);
 }
 
 TEST(Fp8Layers, AreThoseOfTransformerLayers) {
@@ -108,7 +115,7 @@ TEST(Fp8Rules, RefuseWhatScalesWouldFollowTheLayoutWith) {
   EXPECT_EQ(refusal_of(fp8_run(), [](RunConfig&) {}), "no error");
   const std::vector<std::pair<const char*, std::function<void(RunConfig&)>>> all = {
       {"fp8.format must be one of", [](RunConfig& c) { c.fp8.format = "e5m2"; }},
-      {"fp8.recipe must be delayed", [](RunConfig& c) { c.fp8.recipe = "tensorwise"; }},
+      {"fp8.recipe must be one of", [](RunConfig& c) { c.fp8.recipe = "blockwise"; }},
       {"fp8.amax_compute_algo must be one of", [](RunConfig& c) { c.fp8.amax_compute_algo = "mean"; }},
       {"fp8.margin must be from", [](RunConfig& c) { c.fp8.margin = -1; }},
       {"fp8.amax_history_len must be from", [](RunConfig& c) { c.fp8.amax_history_len = 0; }},
@@ -163,6 +170,10 @@ TEST(MemoryPlan, CountsTheScalesAndNoPackedCopiesOfLayersInEightBits) {
   EXPECT_EQ(with.parameters, plain.parameters);
   EXPECT_EQ(with.packed_weights, 0);
   EXPECT_GT(plain.packed_weights, 0);
+  config.fp8.recipe = "tensorwise";  // magnitudes, and of the weight the scale and its inverse
+  const MemoryPlan current = memory_plan(resolve(config), 0, 0, 0, "avx512_bf16");
+  EXPECT_EQ(current.optimizer_state - plain.optimizer_state, 4 * 8 * (3 + 2));
+  EXPECT_EQ(current.packed_weights, 0);
 }
 
 }  // namespace

@@ -176,6 +176,11 @@ TEST(LayoutSearch, KnowsWhatProductsIn8BitsCost) {
   config.fp8.format = "hybrid";
   const FoundLayout best = expect_the_fastest_of(all_layouts(config, h100(), 80e9), config, 80e9);
   EXPECT_LT(best.cost.parts.matrices, in_bf16.layouts.at(0).cost.parts.matrices);
+  config.fp8.recipe = "tensorwise";  // scales follow from the tensors of a microbatch
+  config.train.micro_batch_size = 2;
+  const LayoutSearch as_asked = search_layouts(config, h100(), 80e9, {}, 100, 1 << 20, 2);
+  EXPECT_GT(as_asked.layouts.size(), 1U);
+  for (const FoundLayout& each : as_asked.layouts) EXPECT_EQ(each.choice.micro_batch_size, 2);
 }
 
 TEST(LayoutSearch, ProposesUnequalStagesWhereTheLayersDoNotDivideOrTheOutputIsLarge) {

@@ -109,6 +109,38 @@ TEST(Fp8Cost, CountsWhatIsDoneToOperands) {
   EXPECT_EQ(linear.of_step(product).moved_bytes, w * 2);
 }
 
+// A tensor's own scale is computed by six operations on one number, where its largest magnitude is found; and ranks
+// agree on it: of four linear layers in each of two layers over tp once per microbatch, on weights once per step, over
+// cp in both directions.
+TEST(Fp8Cost, OfATensorsOwnScaleIsThatOfAgreeingOnIt) {
+  config::RunConfig config = in_8_bits();
+  config.fp8.recipe = "tensorwise";
+  const Product product{1, 16, 32, 64};
+  {
+    const Hardware hardware = with_units();
+    const ResolvedRun run = resolve(config);
+    const LinearProducts linear(run, hardware);
+    EXPECT_EQ(linear.forward(product).launches, 6 + 6 + 3 + 3);
+    EXPECT_EQ(linear.weight_gradient(product).launches, 4 + 4 + (1 + 3 * 2) / 4.0) << "both are known";
+    EXPECT_EQ(linear.of_step(product).launches, 6 + 6);
+  }
+  for (const bool by_tp : {true, false}) {
+    Hardware hardware = with_units();
+    hardware.ranks_per_node = 2;
+    hardware.node.latency_us = 1;
+    (by_tp ? config.parallel.tp : config.parallel.cp) = 2;
+    (by_tp ? config.parallel.cp : config.parallel.tp) = 1;
+    config.parallel.world_size = 2;
+    config.fp8.recipe = "delayed";
+    const double before = parts_of(config, hardware).tensor;
+    config.fp8.recipe = "tensorwise";
+    const double once = all_reduce_s(hardware, {.ranks = 2}, 4);
+    ASSERT_GT(once, 0);
+    const double times = by_tp ? 2 * (4 * 4 + 4) : 2 * 4 * 2 * 4;
+    EXPECT_NEAR(parts_of(config, hardware).tensor - before, times * once, 1e-6 * before);
+  }
+}
+
 TEST(Fp8Cost, IsLessThanThatOfBf16OnH100) {
   config::RunConfig config = in_8_bits("none", "cuda");
   config.model.hidden_size = 8192;
@@ -141,6 +173,10 @@ TEST(Fp8State, IsInTheReportAndOnAGpuWithoutWhatTheHostKeeps) {
               HasSubstr("fp8 hybrid: products of 8 linear layers; their scales and magnitudes of 16 steps are"));
   config.parallel.device = "cuda";
   EXPECT_EQ(report(resolve(config))["fp8"]["state_bytes"], 4 * 8 * 3 * 2);
+  config.fp8.recipe = "tensorwise";
+  EXPECT_EQ(report(resolve(config))["fp8"]["state_bytes"], 4 * 8 * (3 + 2));
+  EXPECT_THAT(report_text(resolve(config)),
+              HasSubstr("products of 8 linear layers; scales of weights and the step's magnitudes are"));
 }
 
 }  // namespace

@@ -286,7 +286,7 @@ const std::vector<Recipe>& recipes() {
            "--optimizer.state_dtype fp8",
            "--optimizer.stochastic_rounding",
            "--fp8-format e5m2",
-           "--fp8-format hybrid --fp8-recipe tensorwise --fp8-amax-history-len 0",
+           "--fp8-format hybrid --fp8-recipe mxfp8 --fp8-amax-history-len 0",
            "--fp8-format hybrid --fp8-margin -1 --fp8-amax-compute-algo mean",
            "--fp8-format e4m3 --lora.rank 4",
            "--fp8-format hybrid --tp 2 --world-size 2 --num-query-groups 1",

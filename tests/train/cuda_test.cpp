@@ -49,12 +49,14 @@ TEST(TrainStep, InFp8OnCudaTakesNearlyTheStepsThatTheCpuTakes) {
   } catch (const ConfigError& error) {
     GTEST_SKIP() << "no NVIDIA GPU that multiplies 8-bit numbers: " << error.what();
   }
-  for (const char* format : {"hybrid", "e4m3"}) {
+  for (const auto& [format, recipe] :
+       {std::pair{"hybrid", "delayed"}, {"e4m3", "delayed"}, {"hybrid", "tensorwise"}, {"e4m3", "tensorwise"}}) {
     config::RunConfig config = testing::tiny_config(1, 1, "fp32");
     config.model.hidden_size = 32;
     config.model.num_attention_heads = 4;
     config.data.seq_length = 16;
     config.fp8.format = format;
+    config.fp8.recipe = recipe;
     const plan::ResolvedRun run = plan::resolve(config);
     const auto losses_on = [&](at::Device device) {
       Engine engine(run, {}, device);
@@ -63,7 +65,8 @@ TEST(TrainStep, InFp8OnCudaTakesNearlyTheStepsThatTheCpuTakes) {
       return losses;
     };
     const auto cpu = losses_on(at::kCPU), cuda = losses_on(at::kCUDA);
-    for (std::size_t i = 0; i < cpu.size(); ++i) EXPECT_NEAR(cuda[i], cpu[i], 1e-2 * cpu[i]) << format << " step " << i;
+    for (std::size_t i = 0; i < cpu.size(); ++i)
+      EXPECT_NEAR(cuda[i], cpu[i], 1e-2 * cpu[i]) << format << ' ' << recipe << " step " << i;
   }
 }
 

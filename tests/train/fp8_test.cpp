@@ -59,7 +59,7 @@ class Fp8Resume : public ::testing::Test {
       for (std::int64_t i = start.state.iteration; i < last; ++i)
         leg.losses.push_back(testing::take_step(run, engine, i).loss);
       leg.ended = engine.parameters.values().clone();
-      if (engine.fp8) {
+      if (engine.fp8 && config.fp8.recipe == "delayed") {
         leg.scales = engine.fp8->scales().clone();
         leg.history = engine.fp8->history().clone();
       }
@@ -93,6 +93,26 @@ TEST_F(Fp8Resume, InPartsIsTheSameToTheBit) {
     EXPECT_GT(before.scales.max().item<float>(), 1) << "there was nothing to resume with";
     EXPECT_FALSE(at::equal(before.history, whole.history));
   }
+}
+
+// Of scales that follow from the tensors at hand there is nothing to keep.
+TEST_F(Fp8Resume, WithoutScalesOfStepsIsTheSameToTheBit) {
+  config::RunConfig straight = in_eight_bits(1, 1, "bf16");
+  straight.fp8.recipe = "tensorwise";
+  config::RunConfig parts = straight;
+  straight.train.out = folder("straight").string();
+  parts.train.out = folder("parts").string();
+  const Fp8Leg whole = train(straight, 4), before = train(parts, 2), after = train(parts, 4);
+  EXPECT_TRUE(at::equal(after.ended, whole.ended));
+  for (std::size_t i = 0; i < 2; ++i) EXPECT_EQ(after.losses.at(i), whole.losses.at(i + 2)) << i;
+  EXPECT_FALSE(before.scales.defined());
+  EXPECT_EQ(std::ranges::count_if(after.messages, [](const auto& line) { return line.find("fp8") != line.npos; }), 0);
+  for (const auto& [name, tensor] : checkpoint::read_manifest(folder("parts") / "checkpoints/iter_0000004").tensors)
+    EXPECT_EQ(name.find("fp8"), std::string::npos) << name;
+  parts.fp8.recipe = "delayed";
+  EXPECT_EQ(std::ranges::count(train(parts, 5).messages,
+                               "warning: scales of fp8 begin as 1: the checkpoint does not have them"),
+            1);
 }
 
 TEST_F(Fp8Resume, InAnotherLayoutIsTheSameToRounding) {
@@ -204,9 +224,40 @@ TEST(Fp8Step, ChangesScalesWhereItUpdatesWeights) {
   EXPECT_FALSE(at::equal(engine.fp8->history(), history));
 }
 
-TEST(Fp8Step, HoldsWhatIsPlanned) {
+// A tensor's own scale hides an infinity too. An evaluation between steps, by weights that were updated, is no matter
+// to the next step's scales.
+TEST(Fp8Step, SkipsWhatIsNotFiniteWithScalesOfTensors) {
+  config::RunConfig config = in_eight_bits(1, 1, "fp64");
+  config.fp8.recipe = "tensorwise";
+  const plan::ResolvedRun run = plan::resolve(config);
+  kernels::configure_thread(1);
+  Engine engine(run, {}, at::kCPU), straight(run, {}, at::kCPU);
+  const auto batch = [&](std::size_t m) {
+    const std::vector<std::int64_t> sample = {static_cast<std::int64_t>(m)};
+    return synthetic_batch(sample, config.data.seq_length, config.model.vocab_size, 1, at::kCPU);
+  };
+  for (std::int64_t i = 0; i < 3; ++i) {
+    EXPECT_EQ(testing::take_step(run, engine, i).loss, testing::take_step(run, straight, i).loss) << i;
+    evaluate(engine.pipeline, engine.context, 2, batch);
+  }
+  const at::Tensor first =
+      engine.parameters.get("decoder.layers.1.mlp.linear_fc2.weight")->value.detach().select(0, 0).select(0, 0);
+  const at::Tensor before = first.clone();
+  first.fill_(std::numeric_limits<double>::infinity());
+  EXPECT_TRUE(testing::take_step(run, engine, 3).skipped);
+  first.copy_(before);
+  const StepResult next = testing::take_step(run, engine, 3);
+  EXPECT_FALSE(next.skipped);
+  EXPECT_EQ(next.loss, testing::take_step(run, straight, 3).loss);
+}
+
+class Fp8Held : public ::testing::TestWithParam<const char*> {};
+INSTANTIATE_TEST_SUITE_P(Recipes, Fp8Held, ::testing::Values("delayed", "tensorwise"));
+
+TEST_P(Fp8Held, IsWhatIsPlanned) {
   config::RunConfig config = in_eight_bits(1, 2, "bf16");
   config.model.hidden_size = 96;
+  config.fp8.recipe = GetParam();
   config.fp8.amax_history_len = 64;
   config.optimizer.use_distributed_optimizer = true;
   const plan::ResolvedRun run = plan::resolve(config);
@@ -226,12 +277,15 @@ TEST(Fp8Step, HoldsWhatIsPlanned) {
 }
 
 // The numbers of a product have 3 bits of mantissa, of gradients 2: a loss is off by some hundredths of what was
-// learned, and learns as well.
+// learned, and learns as well. Scales that change with each microbatch leave other errors in each.
 TEST(Fp8Step, LearnsAsBf16Does) {
   const auto losses = [](const std::string& format, const char* dtype, const std::string& algo) {
     config::RunConfig config = in_eight_bits(1, 1, dtype);
     config.fp8.format = format;
-    config.fp8.amax_compute_algo = algo;
+    if (algo == "tensorwise")
+      config.fp8.recipe = algo;
+    else
+      config.fp8.amax_compute_algo = algo;
     config.fp8.amax_history_len = 4;
     config.train.train_iters = 20;
     const plan::ResolvedRun run = plan::resolve(config);
@@ -244,10 +298,13 @@ TEST(Fp8Step, LearnsAsBf16Does) {
   const std::vector<double> bf16 = losses("none", "bf16", "max");
   const double learned = bf16.front() - bf16.back();
   ASSERT_GT(learned, 0.5);
-  for (const auto& [format, dtype, algo] : {std::tuple{"hybrid", "bf16", "max"}, {"e4m3", "bf16", "most_recent"}}) {
+  for (const auto& [format, dtype, algo] :
+       {std::tuple{"hybrid", "bf16", "max"}, {"e4m3", "bf16", "most_recent"}, {"hybrid", "bf16", "tensorwise"}}) {
     const std::vector<double> fp8 = losses(format, dtype, algo);
     EXPECT_NE(fp8.front(), bf16.front());
-    for (std::size_t i = 0; i < fp8.size(); ++i) EXPECT_NEAR(fp8[i], bf16[i], 0.1 * learned) << format << " step " << i;
+    for (std::size_t i = 0; i < fp8.size(); ++i)
+      EXPECT_NEAR(fp8[i], bf16[i], (algo == std::string("tensorwise") ? 0.15 : 0.1) * learned)
+          << format << ' ' << algo << " step " << i;
   }
 }
 

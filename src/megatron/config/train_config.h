@@ -114,7 +114,7 @@ struct TrainConfig {
 };
 
 /// Linear layers of transformer layers multiply 8-bit floating-point numbers (Micikevicius et al. 2022), each tensor
-/// scaled by a number that follows from the steps before; plan/parameters/fp8.h.
+/// scaled by a number that follows from the steps before or from its own magnitudes; plan/parameters/fp8.h.
 struct Fp8Config {
   std::string format = "none";
   std::string recipe = "delayed";
@@ -124,18 +124,21 @@ struct Fp8Config {
   bool wgrad = true;
 
   void visit(auto& v) {
-    const When on = unless("fp8.format", {"none"});
+    const When on = unless("fp8.format", {"none"}), delayed = when("fp8.recipe", {"delayed"});
     v("format", format,
       "8-bit numbers that linear layers of transformer layers multiply: hybrid (E4M3, gradients E5M2), e4m3 (all "
       "E4M3); none: those of train.dtype.",
       "fp8-format", Choices({"none", "hybrid", "e4m3"}));
-    v("recipe", recipe, "How tensors are scaled; delayed, by the magnitudes of the steps before, is the one there is.",
-      "fp8-recipe", on);
-    v("margin", margin, "Powers of two that scales stay below the largest that fits.", "fp8-margin", on);
-    v("amax_history_len", amax_history_len, "Steps whose largest magnitudes are kept.", "fp8-amax-history-len", on);
+    v("recipe", recipe,
+      "How tensors are scaled: delayed, by the largest magnitudes of the steps before; tensorwise, each by its own.",
+      "fp8-recipe", on, Choices({"delayed", "tensorwise"}));
+    v("margin", margin, "Powers of two that delayed scales stay below the largest that fits.", "fp8-margin", on,
+      delayed);
+    v("amax_history_len", amax_history_len, "Steps whose largest magnitudes are kept.", "fp8-amax-history-len", on,
+      delayed);
     v("amax_compute_algo", amax_compute_algo,
       "Which of the magnitudes kept a scale follows from: that of the last step or the largest.",
-      "fp8-amax-compute-algo", on, Choices({"most_recent", "max"}));
+      "fp8-amax-compute-algo", on, delayed, Choices({"most_recent", "max"}));
     v("wgrad", wgrad, "Weight gradients are products of 8-bit numbers too; else of those of train.dtype.", "fp8-wgrad",
       on);
   }

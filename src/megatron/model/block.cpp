@@ -82,10 +82,11 @@ void keep_of_experts(ExpertLayer& experts, const plan::LayerSpec& layer, const S
 }
 
 /// Of a linear layer in 8 bits; null: it computes in the model's type.
-parallel::Fp8ProductsPtr fp8_of(const plan::LayerSpec& layer, const plan::Linear& linear,
-                                const Block::Options& options) {
+parallel::Fp8ProductsPtr fp8_of(const plan::LayerSpec& layer, const plan::Linear& linear, const Block::Options& options,
+                                const comm::Group& tp) {
   if (!options.fp8) return nullptr;
-  return std::make_shared<const parallel::Fp8Products>(options.fp8, layer.prefix + linear.name);
+  const parallel::Fp8Holders holders{.split = linear.split, .slices = tp, .sequence = options.sequence_ranks};
+  return std::make_shared<const parallel::Fp8Products>(options.fp8, layer.prefix + linear.name, holders);
 }
 
 ColumnParallelLinear column(const parallel::ParameterStore& p, const std::string& prefix, const plan::Linear& linear,
@@ -155,7 +156,7 @@ BranchModules branch_of(const parallel::ParameterStore& parameters, const plan::
                        .out = row(parameters, layer.prefix, linears.back(), tp, split)};
   branch.out.adapt(adapter_of(parameters, layer, linears.back(), options, tp));
   branch.out.keep(kept_of(branch.out.weight(), layer, linears.back(), options, tp));
-  branch.out.compute_in(fp8_of(layer, linears.back(), options));
+  branch.out.compute_in(fp8_of(layer, linears.back(), options, tp));
   const auto* const attention = std::get_if<plan::SelfAttention>(&spec.inner);
   const bool latents = attention != nullptr && attention->latents;  // which sees to what ranks exchange for it
   for (std::size_t i = 0; i + 1 < linears.size(); ++i) {
@@ -163,7 +164,7 @@ BranchModules branch_of(const parallel::ParameterStore& parameters, const plan::
         column(parameters, layer.prefix, linears[i], latents ? comm::Group() : tp, latents ? false : split));
     branch.in.back().adapt(adapter_of(parameters, layer, linears[i], options, tp));
     branch.in.back().keep(kept_of(branch.in.back().weight(), layer, linears[i], options, tp));
-    branch.in.back().compute_in(fp8_of(layer, linears[i], options));
+    branch.in.back().compute_in(fp8_of(layer, linears[i], options, tp));
     for (const std::string& name : linears[i].head_norms) branch.head_norms.push_back(norm(name));
   }
   if (layer.norms.behind) branch.out_norm = norm(spec.out_norm());

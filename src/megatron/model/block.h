@@ -106,6 +106,7 @@ class Block {
     std::shared_ptr<const StageAdapters> kept = {};  ///< TransformerOptions::kept
     std::uint64_t seed = 0;                          ///< of their dropout
     plan::SequenceShare sequence = {};               ///< the tokens of each sequence that the stream has
+    comm::Group sequence_ranks = {};                 ///< who have the others
     std::shared_ptr<parallel::Fp8Scaling> fp8 = {};  ///< of linear layers that compute in 8 bits; null: none does
   };
 

@@ -61,6 +61,7 @@ StageModules::StageModules(const TransformerOptions& options, const plan::StageS
                              .kept = options.kept,
                              .seed = options.seed,
                              .sequence = options.sequence.share(),
+                             .sequence_ranks = options.sequence.ranks,
                              .fp8 = options.fp8};
   for (std::int64_t l = part.first_layer; l < part.first_layer + part.num_layers; ++l) {
     blocks.emplace_back(parameters, shape.layer(l), block, tp);

@@ -4,6 +4,8 @@
 #include <ATen/ops/aminmax.h>
 #include <ATen/ops/maximum.h>
 #include <ATen/ops/ones.h>
+#include <ATen/ops/rsub.h>
+#include <ATen/ops/scalar_tensor.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
@@ -36,26 +38,45 @@ bool has_units(const at::Tensor& x, const at::Tensor& w) {
 /// x, whose columns lie one after the other.
 at::Tensor by_columns(const at::Tensor& x) { return x.t().contiguous().t(); }
 
-}  // namespace
-
-at::Tensor fp8_quantized(const at::Tensor& x, plan::Fp8Type type, double scale) {
-  const double most = plan::largest_of(type);
-  return x.detach().to(scaled_type(x)).mul(scale).clamp_(-most, most).to(scalar_type_of(type));
+/// The largest magnitude in x: a float32 scalar, NaN where x has one, 0 where x is empty.
+at::Tensor largest_in(const at::Tensor& x) {
+  if (x.numel() == 0) return at::zeros({}, x.options().dtype(at::kFloat));
+  const auto [low, high] = at::aminmax(x.detach());
+  return at::maximum(high, low.neg()).to(at::kFloat);
 }
 
-at::Tensor fp8_rounded(const at::Tensor& x, plan::Fp8Type type, double scale) {
-  return fp8_quantized(x, type, scale).to(scaled_type(x)).mul_(1 / scale).to(x.scalar_type());
+}  // namespace
+
+// With x = m 2^e, 1 <= m < 2, and the largest numbers 1.75 2^8 and 1.75 2^15, the scale is 2 to the power 8 or 15 less
+// e, and one less where m is above 1.75: then adding a quarter less the last place carries into float32's exponent.
+Fp8Scale fp8_scale_of(const at::Tensor& amax, plan::Fp8Type type) {
+  constexpr std::int64_t kMantissaBits = 23, kBias = 127, kMost = 126, kCarry = (1 << (kMantissaBits - 2)) - 1;
+  const at::Tensor above = amax.view(at::kInt).add(kCarry).bitwise_right_shift(kMantissaBits);
+  const at::Tensor exponent = at::rsub(above, 2 * kBias + std::ilogb(plan::largest_of(type)));
+  const at::Tensor bits = exponent.clamp_(kBias - kMost, kBias + kMost).bitwise_left_shift(kMantissaBits);
+  const at::Tensor scale = bits.view(at::kFloat);
+  return {scale, scale.reciprocal()};
+}
+
+at::Tensor fp8_quantized(const at::Tensor& x, plan::Fp8Type type, const Fp8Scale& scale) {
+  const double most = plan::largest_of(type);
+  return x.detach().to(scaled_type(x)).mul(scale.scale).clamp_(-most, most).to(scalar_type_of(type));
+}
+
+at::Tensor fp8_rounded(const at::Tensor& x, plan::Fp8Type type, const Fp8Scale& scale) {
+  return fp8_quantized(x, type, scale).to(scaled_type(x)).mul_(scale.inverse).to(x.scalar_type());
 }
 
 Fp8Scaling::Fp8Scaling(const plan::Fp8Recipe& recipe, const std::vector<std::string>& layers, at::Device device)
-    : recipe_(recipe), weight_seen_(layers.size(), false) {
+    : recipe_(recipe), weight_seen_(layers.size(), false), weight_scales_(recipe.current ? layers.size() : 0) {
   const auto count = static_cast<std::int64_t>(layers.size());
   for (std::int64_t i = 0; i < count; ++i) numbers_.emplace(layers[static_cast<std::size_t>(i)], i);
   const auto on_device = at::TensorOptions().dtype(at::kFloat).device(device);
+  magnitudes_ = at::zeros({count, plan::kFp8Operands}, on_device);
+  if (recipe.current) return;
   scales_ = at::ones({count, plan::kFp8Operands}, at::kFloat);
   history_ = at::zeros({recipe.history, count, plan::kFp8Operands}, at::kFloat);
   inverses_ = at::ones({count, plan::kFp8Operands}, on_device);
-  magnitudes_ = at::zeros({count, plan::kFp8Operands}, on_device);
 }
 
 std::int64_t Fp8Scaling::number_of(const std::string& layer) const {
@@ -68,8 +89,9 @@ double Fp8Scaling::scale(std::int64_t layer, Fp8Operand operand) const {
   return scales_.const_data_ptr<float>()[layer * plan::kFp8Operands + static_cast<std::int64_t>(operand)];
 }
 
-at::Tensor Fp8Scaling::inverse_scale(std::int64_t layer, Fp8Operand operand) const {
-  return inverses_.select(0, layer).select(0, static_cast<std::int64_t>(operand));
+Fp8Scale Fp8Scaling::delayed_scale(std::int64_t layer, Fp8Operand operand) const {
+  return {at::scalar_tensor(scale(layer, operand), at::kFloat),
+          inverses_.select(0, layer).select(0, static_cast<std::int64_t>(operand))};
 }
 
 void Fp8Scaling::see(std::int64_t layer, Fp8Operand operand, const at::Tensor& x) {
@@ -78,15 +100,31 @@ void Fp8Scaling::see(std::int64_t layer, Fp8Operand operand, const at::Tensor& x
     if (weight_seen_[static_cast<std::size_t>(layer)]) return;
     weight_seen_[static_cast<std::size_t>(layer)] = true;
   }
-  const auto [low, high] = at::aminmax(x.detach());
-  const at::Tensor largest = at::maximum(high, low.neg()).to(at::kFloat);  // NaN where x has one
+  note(layer, operand, largest_in(x));
+}
+
+void Fp8Scaling::note(std::int64_t layer, Fp8Operand operand, const at::Tensor& largest) {
   const at::Tensor seen = magnitudes_.select(0, layer).select(0, static_cast<std::int64_t>(operand));
   seen.copy_(at::maximum(seen, largest));
+}
+
+Fp8Scale Fp8Scaling::current_scale(std::int64_t layer, Fp8Operand operand, const at::Tensor& x,
+                                   std::span<const comm::Group> holders) {
+  const bool is_weight = operand == Fp8Operand::Weight;
+  if (is_weight && weight_scales_.at(static_cast<std::size_t>(layer)).scale.defined())
+    return weight_scales_[static_cast<std::size_t>(layer)];
+  const at::Tensor largest = largest_in(x);
+  note(layer, operand, largest);  // before a maximum over ranks, which may lose a NaN
+  for (const comm::Group& group : holders) group.all_reduce(largest, comm::ReduceOp::Max);
+  const Fp8Scale scale = fp8_scale_of(largest, recipe_.type(operand));
+  if (is_weight) weight_scales_[static_cast<std::size_t>(layer)] = scale;
+  return scale;
 }
 
 void Fp8Scaling::forget_magnitudes() {
   magnitudes_.zero_();
   std::fill(weight_seen_.begin(), weight_seen_.end(), false);
+  std::fill(weight_scales_.begin(), weight_scales_.end(), Fp8Scale{});
 }
 
 at::Tensor Fp8Scaling::magnitudes() const {
@@ -95,8 +133,9 @@ at::Tensor Fp8Scaling::magnitudes() const {
 }
 
 void Fp8Scaling::update(const at::Tensor& magnitudes) {
-  if (magnitudes.sizes() != scales_.sizes())
+  if (magnitudes.sizes() != magnitudes_.sizes())
     throw std::invalid_argument("Fp8Scaling::update: a number for each operand of each layer");
+  if (recipe_.current) return forget_magnitudes();
   auto* const first = history_.mutable_data_ptr<float>();
   std::copy_backward(first, first + history_.numel() - magnitudes.numel(), first + history_.numel());
   history_.select(0, 0).copy_(magnitudes);
@@ -124,58 +163,98 @@ void Fp8Scaling::restored() {
 }
 
 void Fp8Scaling::reset() {
+  if (recipe_.current) return forget_magnitudes();
   scales_.fill_(1);
   history_.zero_();
   restored();
 }
 
 std::int64_t Fp8Scaling::bytes() const {
+  if (recipe_.current) return static_cast<std::int64_t>(magnitudes_.nbytes()) + layers() * 2 * std::int64_t{4};
   return static_cast<std::int64_t>(scales_.nbytes() + history_.nbytes() + inverses_.nbytes() + magnitudes_.nbytes());
 }
 
-at::Tensor Fp8Products::quantized(const at::Tensor& x, Fp8Operand operand) const {
-  return fp8_quantized(x.reshape({-1, x.size(-1)}), scaling_->recipe().type(operand), scaling_->scale(layer_, operand));
+Fp8Products::Fp8Products(std::shared_ptr<Fp8Scaling> scaling, const std::string& layer, const Fp8Holders& holders)
+    : scaling_(std::move(scaling)), layer_(scaling_->number_of(layer)) {
+  const Fp8Operand in_slices =
+      holders.split == plan::Linear::Split::Inputs ? Fp8Operand::Input : Fp8Operand::OutputGradient;
+  const auto add = [this](Fp8Operand operand, const comm::Group& group) {
+    if (group.size() > 1) holders_[static_cast<std::size_t>(operand)].push_back(group);
+  };
+  for (const Fp8Operand operand : {in_slices, Fp8Operand::Weight}) add(operand, holders.slices);
+  for (const Fp8Operand operand : {Fp8Operand::Input, Fp8Operand::OutputGradient}) add(operand, holders.sequence);
 }
 
-at::Tensor Fp8Products::rounded(const at::Tensor& x, Fp8Operand operand) const {
-  return fp8_rounded(x, scaling_->recipe().type(operand), scaling_->scale(layer_, operand));
+Fp8Scale Fp8Products::current_scale(const at::Tensor& x, Fp8Operand operand) const {
+  return scaling_->current_scale(layer_, operand, x, holders_[static_cast<std::size_t>(operand)]);
+}
+
+void Fp8Pass::see(const at::Tensor& x, Fp8Operand operand) const {
+  if (!recipe().current) layer_->scaling_->see(layer_->layer_, operand, x);
+}
+
+Fp8Scale Fp8Pass::scale_of(const at::Tensor& x, Fp8Operand operand) {
+  if (!recipe().current) return layer_->scaling_->delayed_scale(layer_->layer_, operand);
+  if (operand == Fp8Operand::Weight) return layer_->current_scale(x, operand);
+  Fp8Scale& scale = scales_[static_cast<std::size_t>(operand)];
+  if (!scale.scale.defined()) scale = layer_->current_scale(x, operand);
+  return scale;
+}
+
+Fp8Pass::Quantized Fp8Pass::quantized(const at::Tensor& x, Fp8Operand operand) {
+  const Fp8Scale scale = scale_of(x, operand);
+  return {fp8_quantized(x.reshape({-1, x.size(-1)}), recipe().type(operand), scale), scale.inverse};
+}
+
+at::Tensor Fp8Pass::rounded(const at::Tensor& x, Fp8Operand operand) {
+  return fp8_rounded(x, recipe().type(operand), scale_of(x, operand));
+}
+
+void Fp8Pass::see_gradient(const at::Tensor& dy) {
+  see(dy, Fp8Operand::OutputGradient);
+  if (recipe().current) scale_of(dy, Fp8Operand::OutputGradient);
 }
 
 // Sums are those of Transformer Engine's products: fast ones forward, full ones backward.
 
-at::Tensor Fp8Products::output(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias) const {
-  scaling_->see(layer_, Fp8Operand::Input, x);
-  scaling_->see(layer_, Fp8Operand::Weight, w);
-  if (!has_units(x, w))
-    return kernels::linear(rounded(x, Fp8Operand::Input), rounded(w, Fp8Operand::Weight), nullptr, bias);
+at::Tensor Fp8Pass::output(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias) {
+  see(x, Fp8Operand::Input);
+  see(w, Fp8Operand::Weight);
+  if (!has_units(x, w)) {
+    const at::Tensor input = rounded(x, Fp8Operand::Input);
+    return kernels::linear(input, rounded(w, Fp8Operand::Weight), nullptr, bias);
+  }
   auto shape = x.sizes().vec();
   shape.back() = w.size(0);
-  at::Tensor y = at::_scaled_mm(quantized(x, Fp8Operand::Input), quantized(w, Fp8Operand::Weight).t(),
-                                inverse(Fp8Operand::Input), inverse(Fp8Operand::Weight), {}, {}, x.scalar_type(),
-                                /*use_fast_accum=*/true)
+  const Quantized input = quantized(x, Fp8Operand::Input), weight = quantized(w, Fp8Operand::Weight);
+  at::Tensor y = at::_scaled_mm(input.numbers, weight.numbers.t(), input.inverse, weight.inverse, {}, {},
+                                x.scalar_type(), /*use_fast_accum=*/true)
                      .view(shape);
   return bias.defined() ? y.add_(bias) : y;
 }
 
-at::Tensor Fp8Products::input_gradient(const at::Tensor& dy, const at::Tensor& w) const {
-  if (!has_units(dy, w))
-    return kernels::linear_input_gradient(rounded(dy, Fp8Operand::OutputGradient), rounded(w, Fp8Operand::Weight));
+at::Tensor Fp8Pass::input_gradient(const at::Tensor& dy, const at::Tensor& w) {
+  if (!has_units(dy, w)) {
+    const at::Tensor gradient = rounded(dy, Fp8Operand::OutputGradient);
+    return kernels::linear_input_gradient(gradient, rounded(w, Fp8Operand::Weight));
+  }
   auto shape = dy.sizes().vec();
   shape.back() = w.size(1);
-  return at::_scaled_mm(quantized(dy, Fp8Operand::OutputGradient), by_columns(quantized(w, Fp8Operand::Weight)),
-                        inverse(Fp8Operand::OutputGradient), inverse(Fp8Operand::Weight), {}, {}, dy.scalar_type())
+  const Quantized gradient = quantized(dy, Fp8Operand::OutputGradient), weight = quantized(w, Fp8Operand::Weight);
+  return at::_scaled_mm(gradient.numbers, by_columns(weight.numbers), gradient.inverse, weight.inverse, {}, {},
+                        dy.scalar_type())
       .view(shape);
 }
 
-void Fp8Products::weight_gradient(const at::Tensor& grad_w, const at::Tensor& dy, const at::Tensor& x,
-                                  double beta) const {
-  if (!scaling_->recipe().weight_gradients) return kernels::linear_weight_gradient(grad_w, dy, x, beta);
-  if (!has_units(x, grad_w))
-    return kernels::linear_weight_gradient(grad_w, rounded(dy, Fp8Operand::OutputGradient),
-                                           rounded(x, Fp8Operand::Input), beta);
-  const at::Tensor product = at::_scaled_mm(
-      quantized(dy, Fp8Operand::OutputGradient).t().contiguous(), by_columns(quantized(x, Fp8Operand::Input)),
-      inverse(Fp8Operand::OutputGradient), inverse(Fp8Operand::Input), {}, {}, at::kFloat);
+void Fp8Pass::weight_gradient(const at::Tensor& grad_w, const at::Tensor& dy, const at::Tensor& x, double beta) {
+  if (!recipe().weight_gradients) return kernels::linear_weight_gradient(grad_w, dy, x, beta);
+  if (!has_units(x, grad_w)) {
+    const at::Tensor gradient = rounded(dy, Fp8Operand::OutputGradient);
+    return kernels::linear_weight_gradient(grad_w, gradient, rounded(x, Fp8Operand::Input), beta);
+  }
+  const Quantized gradient = quantized(dy, Fp8Operand::OutputGradient), input = quantized(x, Fp8Operand::Input);
+  const at::Tensor product = at::_scaled_mm(gradient.numbers.t().contiguous(), by_columns(input.numbers),
+                                            gradient.inverse, input.inverse, {}, {}, at::kFloat);
   if (beta == 0)
     grad_w.copy_(product);
   else

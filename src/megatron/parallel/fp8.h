@@ -1,13 +1,16 @@
 #pragma once
 #include <ATen/core/Tensor.h>
 
+#include <array>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <unordered_map>
 #include <utility>
 #include <vector>
 
+#include "megatron/comm/group.h"
 #include "megatron/plan/parameters/fp8.h"
 
 // Linear layers whose products read 8-bit numbers (plan/parameters/fp8.h). Where the GPU's matrix units do not compute
@@ -16,36 +19,52 @@
 // otherwise.
 namespace megatron::parallel {
 
+/// What numbers are multiplied by before they are rounded, a power of two: two float32 scalars, `scale` on the CPU or
+/// where the numbers are, `inverse` where they are.
+struct Fp8Scale {
+  at::Tensor scale, inverse;
+};
+
+/// plan::fp8_scale() without a margin of numbers whose largest magnitude is `amax`, a float32 scalar, on its device and
+/// without waiting for it. 2^126 of 0; a power of two of what is not finite, too.
+Fp8Scale fp8_scale_of(const at::Tensor& amax, plan::Fp8Type type);
+
 /// The 8-bit numbers nearest to scale * x, ties to even, of a magnitude of at most largest_of(type): x's shape, ATen's
 /// float8. NaN stays NaN. float64 is rounded to float32 on the way.
-at::Tensor fp8_quantized(const at::Tensor& x, plan::Fp8Type type, double scale);
-/// The same divided by `scale`, a power of two, in x's dtype.
-at::Tensor fp8_rounded(const at::Tensor& x, plan::Fp8Type type, double scale);
+at::Tensor fp8_quantized(const at::Tensor& x, plan::Fp8Type type, const Fp8Scale& scale);
+/// The same divided by the scale, in x's dtype.
+at::Tensor fp8_rounded(const at::Tensor& x, plan::Fp8Type type, const Fp8Scale& scale);
 
 /// The scales of all linear layers of a model that compute in 8 bits, on every rank, and the largest magnitudes that
 /// this rank's layers have multiplied since the step began. One object of a rank; not thread-safe.
 class Fp8Scaling {
  public:
-  /// `layers`: plan::fp8_layers(). Scales begin as 1, histories as 0. Magnitudes are kept on `device`.
+  /// `layers`: plan::fp8_layers(). Delayed scales begin as 1, histories as 0. Magnitudes are kept on `device`.
   Fp8Scaling(const plan::Fp8Recipe& recipe, const std::vector<std::string>& layers, at::Device device);
 
   const plan::Fp8Recipe& recipe() const { return recipe_; }
-  std::int64_t layers() const { return scales_.size(0); }
-  std::int64_t number_of(const std::string& layer) const;  ///< throws std::out_of_range naming it
-  double scale(std::int64_t layer, plan::Fp8Operand operand) const;
-  at::Tensor inverse_scale(std::int64_t layer, plan::Fp8Operand operand) const;  ///< float32 scalar on the device
+  std::int64_t layers() const { return magnitudes_.size(0); }
+  std::int64_t number_of(const std::string& layer) const;                      ///< throws std::out_of_range naming it
+  double scale(std::int64_t layer, plan::Fp8Operand operand) const;            ///< of the step, with delayed scaling
+  Fp8Scale delayed_scale(std::int64_t layer, plan::Fp8Operand operand) const;  ///< the same
 
   /// x is an operand of the step. Does not wait for the device. A weight is looked at once per step.
   void see(std::int64_t layer, plan::Fp8Operand operand, const at::Tensor& x);
-  /// Nothing was multiplied yet: a step begins, or its passes are computed again.
+  /// The scale of x, an operand of the step that each rank of `holders` has a part of, or has whole: where scales are
+  /// not delayed. Communication: an all-reduce of one number over each of them. A weight is looked at once per step and
+  /// in what is computed between steps; whoever changes it elsewhere calls forget_magnitudes().
+  Fp8Scale current_scale(std::int64_t layer, plan::Fp8Operand operand, const at::Tensor& x,
+                         std::span<const comm::Group> holders);
+  /// Nothing was multiplied yet: a step begins, or its passes are computed again, or weights are others.
   void forget_magnitudes();
   /// Since forget_magnitudes(): [layers, kFp8Operands] float32 on the device, 0 where this rank has multiplied none,
   /// infinity where one is not finite. A copy.
   at::Tensor magnitudes() const;
-  /// Ends a step: `magnitudes`, on the CPU, are the largest of all ranks. Scales of the next step follow.
+  /// Ends a step, whose weights were updated: `magnitudes`, on the CPU, are the largest of all ranks. Delayed scales of
+  /// the next step follow.
   void update(const at::Tensor& magnitudes);
 
-  // For checkpoints, written in place, float32 on the CPU:
+  // Delayed scales for checkpoints, written in place, float32 on the CPU:
   const at::Tensor& scales() const { return scales_; }  ///< [layers, kFp8Operands]
   const at::Tensor& history() const {
     return history_;
@@ -56,35 +75,65 @@ class Fp8Scaling {
   std::int64_t bytes() const;
 
  private:
+  void note(std::int64_t layer, plan::Fp8Operand operand, const at::Tensor& largest);
   void compute_scales();
 
   plan::Fp8Recipe recipe_;
   std::unordered_map<std::string, std::int64_t> numbers_;
-  at::Tensor scales_, history_;
-  at::Tensor inverses_, magnitudes_;  ///< [layers, kFp8Operands] float32 on the device
+  at::Tensor scales_, history_;       ///< undefined where scales are not delayed
+  at::Tensor inverses_, magnitudes_;  ///< [layers, kFp8Operands] float32 on the device; inverses of delayed scales
   std::vector<bool> weight_seen_;
+  std::vector<Fp8Scale> weight_scales_;  ///< that are not delayed; undefined: not looked at
 };
 
-/// The products of one linear layer, as those of kernels/matmul.h.
+/// The ranks that hold a layer's operands in parts, over whom a current scale takes the largest magnitude.
+struct Fp8Holders {
+  plan::Linear::Split split = plan::Linear::Split::Outputs;
+  comm::Group slices = {};    ///< of the weight, and with it of the output's gradient or, with Split::Inputs, the input
+  comm::Group sequence = {};  ///< of each sequence's tokens
+};
+
+/// A linear layer that computes in 8 bits.
 class Fp8Products {
  public:
-  Fp8Products(std::shared_ptr<Fp8Scaling> scaling, const std::string& layer)
-      : scaling_(std::move(scaling)), layer_(scaling_->number_of(layer)) {}
-
-  at::Tensor output(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias) const;
-  at::Tensor input_gradient(const at::Tensor& dy, const at::Tensor& w) const;
-  void weight_gradient(const at::Tensor& grad_w, const at::Tensor& dy, const at::Tensor& x, double beta) const;
-  /// A backward pass calls it with the gradient that its products read.
-  void see_gradient(const at::Tensor& dy) const { scaling_->see(layer_, plan::Fp8Operand::OutputGradient, dy); }
+  /// `layer`: its name. Throws as Fp8Scaling::number_of().
+  Fp8Products(std::shared_ptr<Fp8Scaling> scaling, const std::string& layer, const Fp8Holders& holders = {});
 
  private:
-  at::Tensor quantized(const at::Tensor& x, plan::Fp8Operand operand) const;  ///< [rows, columns]
-  at::Tensor rounded(const at::Tensor& x, plan::Fp8Operand operand) const;
-  at::Tensor inverse(plan::Fp8Operand operand) const { return scaling_->inverse_scale(layer_, operand); }
+  friend class Fp8Pass;
+  Fp8Scale current_scale(const at::Tensor& x, plan::Fp8Operand operand) const;
 
   std::shared_ptr<Fp8Scaling> scaling_;
   std::int64_t layer_;
+  std::array<std::vector<comm::Group>, plan::kFp8Operands> holders_;  ///< of each operand
 };
 using Fp8ProductsPtr = std::shared_ptr<const Fp8Products>;
+
+/// The products of a linear layer with its weight in one pass, as those of kernels/matmul.h. Communication: where
+/// scales are not delayed, Fp8Scaling::current_scale() of each operand when it is first read, in the order of the
+/// calls.
+class Fp8Pass {
+ public:
+  explicit Fp8Pass(Fp8ProductsPtr layer) : layer_(std::move(layer)) {}
+
+  at::Tensor output(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias);
+  at::Tensor input_gradient(const at::Tensor& dy, const at::Tensor& w);
+  void weight_gradient(const at::Tensor& grad_w, const at::Tensor& dy, const at::Tensor& x, double beta);
+  /// A backward pass calls it first, with the gradient that its products read.
+  void see_gradient(const at::Tensor& dy);
+
+ private:
+  struct Quantized {
+    at::Tensor numbers, inverse;  ///< [rows, columns] in 8 bits, and what they are multiplied by
+  };
+  const plan::Fp8Recipe& recipe() const { return layer_->scaling_->recipe(); }
+  void see(const at::Tensor& x, plan::Fp8Operand operand) const;  ///< for delayed scales
+  Fp8Scale scale_of(const at::Tensor& x, plan::Fp8Operand operand);
+  Quantized quantized(const at::Tensor& x, plan::Fp8Operand operand);
+  at::Tensor rounded(const at::Tensor& x, plan::Fp8Operand operand);
+
+  Fp8ProductsPtr layer_;
+  std::array<Fp8Scale, plan::kFp8Operands> scales_;  ///< of the pass's input and gradient; undefined: not yet
+};
 
 }  // namespace megatron::parallel

@@ -56,7 +56,10 @@ at::Tensor activate(const at::Tensor& u, const InnerActivation& inner) {
 /// A layer's products with its weight.
 struct Products {
   ParameterPtr weight;
-  Fp8ProductsPtr fp8;  ///< null: in the weight's type
+  std::shared_ptr<Fp8Pass> fp8;  ///< null: in the weight's type
+
+  Products(const ParameterPtr& of, const Fp8ProductsPtr& in_8_bits)
+      : weight(of), fp8(in_8_bits ? std::make_shared<Fp8Pass>(in_8_bits) : nullptr) {}
 
   /// x W^T, plus `bias` where it is defined.
   at::Tensor output(const at::Tensor& x, const at::Tensor& bias) const {

@@ -142,6 +142,7 @@ class Search {
         hardware_(hardware),
         capacity_(capacity_bytes),
         facts_(facts),
+        follows_microbatch_(recipe.fp8.format != "none" && recipe.fp8.recipe == "tensorwise"),
         world_(std::max(1, recipe.parallel.world_size)) {
     config::RunConfig alone = with_layout(recipe, {});
     alone.parallel.world_size = 1;
@@ -245,6 +246,7 @@ class Search {
     for (std::int64_t vpp = 1; vpp <= most_vpp; ++vpp)
       for (const std::int64_t micro : divisors(batch_ / dp, kMostMicroBatch)) {
         if (std::gcd(micro, sizes.cp) > 1) continue;  // another has as many tokens on each rank, and shares them less
+        if (follows_microbatch_ && micro != recipe_.train.micro_batch_size) continue;
         LayoutChoice choice = sizes;
         choice.vpp = static_cast<int>(vpp);
         choice.micro_batch_size = micro;
@@ -408,6 +410,7 @@ class Search {
   const Hardware& hardware_;
   double capacity_;
   const Facts& facts_;
+  bool follows_microbatch_;  ///< losses do: that of the recipe is not changed
   std::int64_t world_;
   config::ModelConfig model_;
   std::int64_t num_layers_ = 0;       ///< of all stacks

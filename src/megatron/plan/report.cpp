@@ -284,6 +284,7 @@ json schedule_of(const ResolvedRun& run, const schedule::Program& program, const
 json fp8_of(const ResolvedRun& run, const Fp8Recipe& recipe) {
   const auto layers = static_cast<std::int64_t>(fp8_layers(run.shape).size());
   return {{"format", run.config.fp8.format},
+          {"recipe", run.config.fp8.recipe},
           {"linear_layers", layers},
           {"history", recipe.history},
           {"state_bytes", fp8_state_bytes(recipe, layers, run.config.parallel.device == "cuda")}};

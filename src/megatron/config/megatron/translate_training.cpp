@@ -144,7 +144,7 @@ void muon(Translation& c, OptimizerConfig& o) {
     c.miss("optimizer", "Muon of position embeddings; rotary ones have none");
 }
 
-/// Scales follow from whole steps here, there from microbatches.
+/// Delayed scales follow from whole steps here, there from microbatches.
 void eight_bits(Translation& c) {
   Fp8Config& f = c.run.fp8;
   if (!c.args.has("fp8-format")) {
@@ -158,8 +158,11 @@ void eight_bits(Translation& c) {
   f.amax_history_len = c.args.integer("fp8-amax-history-len");
   f.amax_compute_algo = c.args.text("fp8-amax-compute-algo");
   f.wgrad = !c.args.has("no-fp8-wgrad");
-  f.recipe = "delayed";
-  if (c.args.text("fp8-recipe") != f.recipe) c.miss("fp8-recipe", "FP8 scaled otherwise than by --fp8-recipe delayed");
+  const std::string recipe = c.args.text("fp8-recipe");
+  if (recipe == "delayed" || recipe == "tensorwise")
+    f.recipe = recipe;
+  else
+    c.miss("fp8-recipe", "FP8 scaled otherwise than by --fp8-recipe delayed or tensorwise");
 }
 
 void exits(Translation& c) {

@@ -111,6 +111,8 @@ class Pieces {
     back.tensor = work.sums * all_reduce_s(hardware_, tp_span_, stream_bytes()) + 3 * exchange_s(work) +
                   sequence_exchange_s(spec, backward_passes(), back.attention);
     if (run_.config.parallel.sp) back.tensor += work.sums * ring_pass_s(hardware_, tp_span_, stream_bytes());
+    back.tensor += scales_s(as_double(std::ssize(work.weights)) - work.sums, work);
+    passes.of_step.tensor += scales_s(as_double(std::ssize(work.weights)), {});
     if (!partial) add_recomputed_modules(spec, work, back);
     return passes;
   }
@@ -125,7 +127,16 @@ class Pieces {
     parts.launches += software.forward_launches * software.launch_us * 1e-6;
     parts.tensor = work.sums * all_reduce_s(hardware_, tp_span_, stream_bytes()) + 2 * exchange_s(work);
     if (work.gathered_bytes > 0) parts.tensor += ring_pass_s(hardware_, tp_span_, work.gathered_bytes);
+    parts.tensor += scales_s(work.sums, work);
     return parts;
+  }
+
+  /// Ranks agree on scales in 8 bits: on those of `split` operands of linear layers over tp, on that of each layer's
+  /// operand over the ranks that share sequences.
+  double scales_s(double split, const LayerWork& work) const {
+    if (!linears_.agrees_on_scales()) return 0;
+    return split * all_reduce_s(hardware_, tp_span_, 4) +
+           as_double(std::ssize(work.weights)) * all_reduce_s(hardware_, cp_span_, 4);
   }
 
   /// A depth of multi-token prediction: its projection, whose output all ranks get, its layer, the embeddings that it

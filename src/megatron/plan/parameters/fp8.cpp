@@ -9,8 +9,11 @@
 namespace megatron::plan {
 
 std::optional<Fp8Recipe> fp8_recipe(const config::Fp8Config& fp8) {
-  if (fp8.format == "none" || fp8.recipe != "delayed") return std::nullopt;
-  return Fp8Recipe{.gradients = fp8.format == "hybrid" ? Fp8Type::E5M2 : Fp8Type::E4M3,
+  if (fp8.format == "none") return std::nullopt;
+  const Fp8Type gradients = fp8.format == "hybrid" ? Fp8Type::E5M2 : Fp8Type::E4M3;
+  if (fp8.recipe == "tensorwise")
+    return Fp8Recipe{.gradients = gradients, .current = true, .history = 0, .weight_gradients = fp8.wgrad};
+  return Fp8Recipe{.gradients = gradients,
                    .margin = fp8.margin,
                    .history = fp8.amax_history_len,
                    .largest_of_history = fp8.amax_compute_algo == "max",
@@ -37,6 +40,7 @@ std::vector<std::string> fp8_layers(const ModelShape& shape) {
 
 std::int64_t fp8_state_bytes(const Fp8Recipe& recipe, std::int64_t layers, bool on_gpu) {
   constexpr std::int64_t kNumberBytes = 4, kBesideUnits = 2;
+  if (recipe.current) return layers * (kFp8Operands + 2) * kNumberBytes;
   const std::int64_t host = 1 + recipe.history;  // scales, and the magnitudes of the steps before
   return (kBesideUnits + (on_gpu ? 0 : host)) * layers * kFp8Operands * kNumberBytes;
 }
@@ -45,11 +49,6 @@ void check_fp8(const config::RunConfig& config, Rules& rules) {
   const config::Fp8Config& fp8 = config.fp8;
   constexpr const char* kOff = "--fp8-format none (the default)";
   rules.choices("fp8", fp8);
-  rules.require(
-      fp8.recipe == "delayed",
-      "fp8.recipe must be delayed: scales of the tensors at hand would follow the microbatch, and with it the "
-      "losses.",
-      fp8.recipe, "--fp8-recipe delayed (the default)");
   rules.range<std::int64_t>("fp8.margin", fp8.margin, 0, 64);
   rules.range<std::int64_t>("fp8.amax_history_len", fp8.amax_history_len, 1, 1 << 14);
   if (fp8.format == "none") return;

@@ -8,9 +8,10 @@
 #include "megatron/plan/parameters/parameters.h"
 
 // Training in 8 bits (Micikevicius et al. 2022): which numbers linear layers multiply, and by what they are scaled. An
-// operand x is multiplied as the 8-bit number nearest to scale * x; the scale of a step follows from the largest
-// magnitudes ("amax") of the steps before, over all microbatches and ranks: it is the same in every layout
-// (docs/decisions/0135-scales-of-the-step-before.md).
+// operand x is multiplied as the 8-bit number nearest to scale * x. The scale follows from largest magnitudes ("amax"):
+// delayed, from those of the steps before, over all microbatches and ranks (docs/decisions/0135-scales-of-the-step-
+// before.md); or from the tensor's own, over all ranks that hold parts of it (0153-a-tensor-has-its-own-scale.md). Both
+// are the same in every layout; the second follows the microbatch.
 namespace megatron::plan {
 
 enum class Fp8Type : std::uint8_t {
@@ -27,9 +28,10 @@ inline constexpr std::int64_t kFp8Operands = 3;
 
 struct Fp8Recipe {
   Fp8Type gradients = Fp8Type::E5M2;  ///< of output gradients; inputs and weights are E4M3
-  std::int64_t margin = 0;            ///< scales are 2^margin smaller than what fits
-  std::int64_t history = 1;           ///< steps of which magnitudes are kept
-  bool largest_of_history = false;    ///< a scale follows from the largest of them; else from the last one
+  bool current = false;               ///< a tensor's scale follows from its own magnitudes: what delays is not read
+  std::int64_t margin = 0;            ///< delayed scales are 2^margin smaller than what fits
+  std::int64_t history = 1;           ///< steps of which magnitudes are kept; 0 where `current`
+  bool largest_of_history = false;    ///< a delayed scale follows from the largest of them; else from the last one
   bool weight_gradients = true;       ///< dw is a product of 8-bit numbers too
 
   Fp8Type type(Fp8Operand operand) const { return operand == Fp8Operand::OutputGradient ? gradients : Fp8Type::E4M3; }
@@ -49,7 +51,8 @@ double fp8_scale(double amax, Fp8Type type, std::int64_t margin, double previous
 std::vector<std::string> fp8_layers(const ModelShape& shape);
 
 /// Bytes of the scales and magnitudes of `layers` linear layers that every rank keeps where it computes: on a GPU the
-/// inverse scales and the magnitudes of the step under way; the others stay in the host's memory (parallel/fp8.h).
+/// inverse scales and the magnitudes of the step under way; the others stay in the host's memory (parallel/fp8.h). Of
+/// current scales the magnitudes, and of weights the scale and its inverse.
 std::int64_t fp8_state_bytes(const Fp8Recipe& recipe, std::int64_t layers, bool on_gpu);
 
 /// Throws ConfigError where a GPU of this compute capability multiplies no 8-bit numbers: below 8.9.

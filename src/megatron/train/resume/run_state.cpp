@@ -138,6 +138,8 @@ std::vector<ShardedTensor> values_to_load(const Engine& engine) {
 
 constexpr const char *kFp8Scales = "optimizer.fp8.scale", *kFp8History = "optimizer.fp8.amax_history";
 
+bool has_delayed_scales(const Engine& engine) { return engine.fp8 && !engine.fp8->recipe().current; }
+
 /// All of it on every rank, which share the writing.
 ShardedTensor whole_tensor(const char* name, const at::Tensor& data) {
   const std::vector<std::int64_t> shape = data.sizes().vec();
@@ -152,6 +154,7 @@ void load_fp8(const checkpoint::Manifest& manifest, const Read& read, const std:
   if (!engine.fp8) return;
   parallel::Fp8Scaling& fp8 = *engine.fp8;
   fp8.reset();
+  if (fp8.recipe().current) return;  // each pass finds its own
   const auto saved = manifest.tensors.find(kFp8History);
   if (saved == manifest.tensors.end() || !manifest.tensors.contains(kFp8Scales)) {
     messages.emplace_back("warning: scales of fp8 begin as 1: the checkpoint does not have them");
@@ -230,13 +233,14 @@ std::vector<ShardedTensor> tensors_to_load(const Engine& engine, bool with_state
 }
 
 std::vector<std::string> tensors_read_whole(const Engine& engine) {
-  return engine.fp8 ? std::vector<std::string>{kFp8Scales, kFp8History} : std::vector<std::string>{};
+  if (!has_delayed_scales(engine)) return {};
+  return {kFp8Scales, kFp8History};
 }
 
 std::vector<ShardedTensor> sharded_tensors(const Engine& engine) {
   std::vector<ShardedTensor> tensors;
   for (const optim::StateSlice& slice : engine.optimizer.state()) add_slice(engine, slice, tensors);
-  if (engine.fp8) {  // behind the others: where the first is the ranks talk of saving
+  if (has_delayed_scales(engine)) {  // behind the others: where the first is the ranks talk of saving
     tensors.push_back(whole_tensor(kFp8Scales, engine.fp8->scales()));
     tensors.push_back(whole_tensor(kFp8History, engine.fp8->history()));
   }

@@ -37,6 +37,7 @@ bool LinearProducts::on_units(const Product& product) const {
 void LinearProducts::add_magnitude(LinearCost& cost, double numbers) const {
   cost.moved_bytes += numbers * element_;     // aminmax
   cost.launches += dtype_ == "fp32" ? 5 : 6;  // and of single numbers neg, maximum, to, maximum, copy_
+  if (fp8_->current) cost.launches += 6;      // add, shift, rsub, clamp_, shift, reciprocal
 }
 
 void LinearProducts::add_rounding(LinearCost& cost, double numbers, bool units, bool turned) const {

@@ -31,6 +31,8 @@ class LinearProducts {
   LinearCost weight_gradient(const Product& product) const;
   /// Once per step: the largest magnitude of w.
   LinearCost of_step(const Product& product) const;
+  /// Whether ranks that hold parts of an operand agree on its scale in each pass.
+  bool agrees_on_scales() const { return fp8_ && fp8_->current; }
   /// Operations per second, by which utilization is judged: of 8-bit numbers where units multiply them.
   double peak() const;
 
