@@ -10,9 +10,11 @@
 #include <string_view>
 #include <system_error>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "app/jobs.h"
+#include "app/supervise/hosts.h"
 #include "app/train/train_options.h"
 #include "megatron/base/error.h"
 #include "megatron/base/machine/child_process.h"
@@ -26,13 +28,13 @@
 #include "megatron/config/megatron/translate.h"
 #include "megatron/config/options.h"
 #include "megatron/plan/rules.h"
-#include "megatron/supervise/attempts.h"
 #include "megatron/supervise/child.h"
 #include "megatron/supervise/events.h"
 #include "megatron/supervise/layouts.h"
-#include "megatron/supervise/meeting.h"
 #include "megatron/supervise/memory_folder.h"
 #include "megatron/supervise/pulse.h"
+#include "megatron/supervise/ranks/attempts.h"
+#include "megatron/supervise/ranks/meeting.h"
 #include "megatron/supervise/restart.h"
 #include "megatron/supervise/run_files.h"
 
@@ -49,18 +51,19 @@ constexpr const char* kUsage =
     "megatron run [OPTION]… -- train RECIPE.toml [--section.key value]…\n\n"
     "Runs a job that trains (train, pretrain_gpt, pretrain_bert, pretrain_t5) and starts it again, from its newest "
     "whole\ncheckpoint, when it fails or hangs; with fewer ranks where it fails again and again. Under torchrun, "
-    "MPI or Slurm each\nprocess supervises one rank, and all restart together. What happened is in "
-    "train.out/events.jsonl.\nSIGINT and SIGTERM let the job save and end; a second one ends it at once. SIGUSR1 "
+    "MPI or Slurm each\nprocess supervises one rank, and all restart together, without those that are gone. With "
+    "--nnodes it starts\nthe ranks of this host itself. What happened is in train.out/events.jsonl.\nSIGINT and "
+    "SIGTERM let the job save and end; a second one ends it at once. SIGUSR1 "
     "lets it save, SIGUSR2\nwrite what its ranks do.";
 
 struct RunOptions {
   int max_restarts = 100, tries = 3, min_ranks = 1;
   double backoff_s = 1, max_backoff_s = 300, hang_s = 0, dump_s = 3;
+  HostOptions host;
 
   void visit(auto& v) {
     v("max_restarts", max_restarts, "Restarts in all; the next failure ends the job.", config::Common());
-    v("tries", tries,
-      "Failures without a new checkpoint between them, after which fewer ranks are tried; not of a launcher's ranks.",
+    v("tries", tries, "Failures without a new checkpoint between them, after which fewer ranks are tried.",
       config::Common());
     v("min_ranks", min_ranks, "Fewest ranks to continue with.", config::Common());
     v("backoff_s", backoff_s, "Seconds before a restart; twice as long after each failure without a new checkpoint.");
@@ -69,6 +72,7 @@ struct RunOptions {
       "Seconds without any operation of the first rank after which the job is ended and started again; 0: 60 s more "
       "than parallel.timeout_s, after which ranks give up by themselves.");
     v("dump_s", dump_s, "Seconds that the ranks of a job that hangs have to write what they do.");
+    host.visit(v);
   }
 };
 
@@ -85,6 +89,7 @@ void check(const RunOptions& options) {
        options.max_backoff_s, "--max-backoff-s 300");
   need(options.hang_s >= 0 && options.hang_s <= 1e7, "--hang-s must be from 0 to 10000000.", options.hang_s,
        "--hang-s 0");
+  check(options.host);
   need(options.dump_s >= 0 && options.dump_s <= 600, "--dump-s must be from 0 to 600.", options.dump_s, "--dump-s 3");
 }
 
@@ -158,22 +163,28 @@ sv::RankLimits limits_of(const RunOptions& options, const TrainingCommand& comma
 std::string ranks_text(int ranks) { return concat(ranks, ranks == 1 ? " rank" : " ranks"); }
 std::string restarts_text(int restarts) { return concat(restarts, restarts == 1 ? " restart" : " restarts"); }
 
-/// Of a job, or of all ranks of a launcher at its rank 0.
+/// Of a job, or of all ranks of a launcher: at its rank 0, or where `from` says so at another.
 class Supervisor {
  public:
-  Supervisor(TrainingCommand command, const RunOptions& options, const OptionalRank& place)
+  using Inheritance = std::optional<sv::Inheritance>;
+
+  Supervisor(const TrainingCommand& command, const RunOptions& options, const OptionalRank& place,
+             const Inheritance& from = {})
       : options_(options),
-        command_(std::move(command)),
+        whole_(command),
+        command_(command),
         is_lone_rank_(place && place->world_size == 1),
         policy_({.max_restarts = options.max_restarts,
-                 .tries = place ? std::numeric_limits<int>::max() : options.tries,
+                 .tries = options.tries,
                  .backoff_s = options.backoff_s,
-                 .max_backoff_s = options.max_backoff_s}),
+                 .max_backoff_s = options.max_backoff_s,
+                 .restarts = from ? from->last.restarts : 0}),
         events_(command_.out() / "events.jsonl", "supervisor", [this] { return is_own_folder(); }),
         run_events_(command_.out() / "events.jsonl"),
-        pulse_(hang_s_of(options, command_)) {
-    if (place && place->world_size > 1)
-      ranks_.emplace(sv::rendezvous_address(*place), signals_, limits_of(options, command_));
+        pulse_(hang_s_of(options, command_)),
+        predecessor_(from ? from->from : -1),
+        attempt_(from ? from->last.attempt : 0) {
+    if (place && place->world_size > 1) ranks_.emplace(*place, signals_, limits_of(options, command_), from);
   }
 
   int go() {
@@ -192,6 +203,11 @@ class Supervisor {
  private:
   int run() {
     run_events_.next();
+    if (predecessor_ >= 0) {
+      say(concat("the one of rank ", predecessor_, " is gone, and that of rank ", ranks_->rank(), " takes its place"));
+      if (const auto code = after_failure({.code = kFailed, .last_errors = "", .rank = predecessor_, .lost = true}))
+        return *code;
+    }
     while (true) {
       const sv::ChildEnd end = run_once();
       if (const auto code = final_code(end)) return *code;
@@ -200,10 +216,14 @@ class Supervisor {
   }
 
   sv::ChildEnd run_once() {
+    if (ranks_) {
+      if (const auto end = ranks_->gather()) return *end;
+      fit();
+    }
     Json words = Json::array();
     for (const std::string& word : command_.words) words.push_back(word);
     events_.write("started", {{"attempt", attempt_}, {"ranks", command_.ranks}, {"command", words}});
-    ProgramStart program = program_of(command_);
+    ProgramStart program = program_of(ranks_ ? whole_ : command_);
     program.variables[kSupervisorVariable] = name_;
     if (is_lone_rank_) program.variables[kAttemptVariable] = std::to_string(attempt_);  // run/stop.h
     pulse_.start(heartbeat(), Clock::now());
@@ -212,8 +232,11 @@ class Supervisor {
       events_.flush();
       return pulse_.has_stopped(heartbeat(), Clock::now());
     };
-    return ranks_ ? ranks_->run(program, attempt_, is_stuck)
-                  : sv::run_child(program, signals_, is_stuck, options_.dump_s);
+    if (!ranks_) return sv::run_child(program, signals_, is_stuck, options_.dump_s);
+    const auto first_own = command_.words.begin() + static_cast<std::ptrdiff_t>(whole_.words.size());
+    return ranks_->run(
+        program, {.attempt = attempt_, .restarts = policy_.restarts(), .words = Args(first_own, command_.words.end())},
+        command_.ranks, is_stuck);
   }
 
   /// Whether a job of this supervisor's was the last to hold the run's folder: until then nothing is written there. Or,
@@ -266,7 +289,8 @@ class Supervisor {
   std::optional<int> after_failure(const sv::ChildEnd& end) {
     const auto checkpoint = command_.newest_checkpoint();
     const auto beat = heartbeat();
-    const std::string how = end.hung         ? "hung, and was ended"
+    const std::string how = end.lost         ? "is gone with its supervisor"
+                            : end.hung       ? "hung, and was ended"
                             : end.signal > 0 ? concat("was ended by signal ", end.signal)
                                              : concat("failed with exit code ", end.code);
     const std::string who = end.rank < 0 ? "the job" : concat("rank ", end.rank);
@@ -277,16 +301,20 @@ class Supervisor {
                     {"checkpoint", checkpoint.value_or(-1)},
                     {"last_line", sv::last_line(end.last_errors)}};
     if (end.rank >= 0) details["rank"] = end.rank;
-    events_.write(end.hung ? "hung" : "failed", details);
+    events_.write(end.lost ? "lost" : end.hung ? "hung" : "failed", details);
     const bool refused = !end.hung && end.code == kWrong;
-    const sv::Decision decision = policy_.failed({.checkpoint = checkpoint, .refused = refused});
+    const sv::Decision decision = policy_.failed({.checkpoint = checkpoint, .refused = refused, .lost = end.lost});
     if (decision.what == sv::Decision::What::GiveUp) {
       events_.write("gave_up", {{"restarts", policy_.restarts()}});
       say(concat(who, " ", how, "; --max-restarts allows no more than ", restarts_text(policy_.restarts())));
       return kFailed;
     }
-    const bool shrinks = decision.what == sv::Decision::What::Shrink;
+    const bool shrinks = decision.what == sv::Decision::What::Shrink && !end.lost;  // fit() sees what is left
     const bool is_other = shrinks && shrink(refused);
+    if (is_other && ranks_) {
+      ranks_->leave_out(end.rank);
+      most_ranks_ = command_.ranks;
+    }
     if (refused && !is_other) return leave_as_it_is(kWrong, "the job's command is wrong");  // and it has said why
     ++attempt_;
     const std::string from = checkpoint ? concat("iteration ", *checkpoint) : "the beginning";
@@ -295,55 +323,89 @@ class Supervisor {
                               {"checkpoint", checkpoint.value_or(-1)},
                               {"delay_s", decision.delay_s}});
     say(concat(who, " ", how, "; restart ", policy_.restarts(), " of ", options_.max_restarts, " from ", from, " on ",
-               ranks_text(command_.ranks), " in ", human_duration(decision.delay_s)));
+               end.lost ? "those that are there" : ranks_text(command_.ranks), " in ",
+               human_duration(decision.delay_s)));
     return wait(decision.delay_s);
   }
 
   /// Fewer ranks, if the run can continue in a layout of them; whether there is one. `refused`: the one that was tried
   /// last is none.
   bool shrink(bool refused) {
-    config::RunConfig config = command_.config;
-    try {  // as the run has resolved it
+    const std::string tried = options_.tries == 1
+                                  ? "the job failed"
+                                  : concat("the job failed ", options_.tries, " times without a new checkpoint");
+    return take_layout_below(command_.ranks, refused ? "these ranks cannot continue the run" : tried);
+  }
+
+  /// The layout of the ranks that are there.
+  void fit() {
+    const int most = std::min(most_ranks_, ranks_->available());
+    const int before = std::exchange(fitted_, most);
+    if (most >= command_.ranks && most == before) return;
+    if (most == whole_.ranks) {
+      if (command_.ranks < most) tell_layout(whole_, "all are there again");
+      command_ = whole_;
+    } else if (!take_layout_below(most + 1, concat(ranks_text(most), most == 1 ? " is" : " are", " left"))) {
+      throw std::runtime_error(rule_got_fix(
+          "A run continues with fewer ranks where the rules allow a layout of them.",
+          concat(most, " of ", ranks_text(whole_.ranks), ", and no layout of ", options_.min_ranks, " to ", most),
+          "start all ranks again: the run resumes; or a smaller --min-ranks, or a --global-batch-size that more "
+          "numbers of ranks divide"));
+    }
+  }
+
+  /// The one of the most ranks below `ranks`; whether there is one. `why`, for who reads.
+  bool take_layout_below(int ranks, const std::string& why) {
+    const auto smaller = sv::smaller_layout(resolved(), ranks, options_.min_ranks,
+                                            [](const config::RunConfig& c) { return plan::broken_rules(c).empty(); });
+    if (!smaller) {
+      events_.write("no_smaller_layout", {{"ranks", ranks}, {"min_ranks", options_.min_ranks}});
+      return false;
+    }
+    TrainingCommand command = whole_;
+    command.ranks = smaller->ranks;
+    command.config = smaller->config;
+    command.words.insert(command.words.end(), smaller->words.begin(), smaller->words.end());
+    tell_layout(command, why);
+    command_ = command;
+    return true;
+  }
+
+  void tell_layout(const TrainingCommand& next, const std::string& why) {
+    const config::ParallelConfig& now = next.config.parallel;
+    if (next.ranks == command_.ranks) return;
+    events_.write(next.ranks < command_.ranks ? "shrunk" : "grown",
+                  {{"from_ranks", command_.ranks}, {"ranks", next.ranks}, {"tp", now.tp}, {"pp", now.pp}});
+    say(concat(why, ": ", ranks_text(next.ranks), " (tp ", now.tp, ", pp ", now.pp, ") instead of ", command_.ranks));
+  }
+
+  /// As the run has resolved it, in the layout that its command names.
+  config::RunConfig resolved() {
+    config::RunConfig config = whole_.config;
+    try {
       const fs::path recipe = command_.out() / "recipe.toml";
       if (fs::exists(recipe)) config::load_toml(config, recipe.string());
     } catch (const ConfigError& error) {
       say(error.what());
     }
     // Which layers a rank recomputes is chosen anew where the command says fit.
-    config.train.recompute_layers = command_.config.train.recompute_layers;
-    config::ParallelConfig& parallel = config.parallel;
-    parallel.tp = std::max(1, command_.config.parallel.tp);
-    parallel.cp = std::max(1, command_.config.parallel.cp);
-    parallel.pp = std::max(1, command_.config.parallel.pp);
+    config.train.recompute_layers = whole_.config.train.recompute_layers;
+    config::ParallelConfig& parallel = config.parallel = whole_.config.parallel;
+    parallel.tp = std::max(1, parallel.tp);
+    parallel.cp = std::max(1, parallel.cp);
+    parallel.pp = std::max(1, parallel.pp);
     if (config.train.global_batch_size == 0)
       config.train.global_batch_size =
-          config.train.micro_batch_size * command_.ranks / (parallel.tp * parallel.cp * parallel.pp);
-    const auto smaller = sv::smaller_layout(config, command_.ranks, options_.min_ranks,
-                                            [](const config::RunConfig& c) { return plan::broken_rules(c).empty(); });
-    if (!smaller) {
-      events_.write("no_smaller_layout", {{"ranks", command_.ranks}, {"min_ranks", options_.min_ranks}});
-      return false;
-    }
-    const config::ParallelConfig& now = smaller->config.parallel;
-    events_.write("shrunk",
-                  {{"from_ranks", command_.ranks}, {"ranks", smaller->ranks}, {"tp", now.tp}, {"pp", now.pp}});
-    const std::string why = refused ? "these ranks cannot continue the run"
-                            : options_.tries == 1
-                                ? "the job failed"
-                                : concat("the job failed ", options_.tries, " times without a new checkpoint");
-    say(concat(why, ": ", ranks_text(smaller->ranks), " (tp ", now.tp, ", pp ", now.pp, ") instead of ",
-               command_.ranks));
-    command_.ranks = smaller->ranks;
-    command_.config = smaller->config;
-    command_.words.insert(command_.words.end(), smaller->words.begin(), smaller->words.end());
-    return true;
+          config.train.micro_batch_size * whole_.ranks / (parallel.tp * parallel.cp * parallel.pp);
+    return config;
   }
 
   /// Nothing once the time is over; what to exit with where a signal comes first.
   std::optional<int> wait(double seconds) {
     const auto until = Clock::now() + std::chrono::duration<double>(seconds);
     for (double left = seconds; left > 0; left = std::chrono::duration<double>(until - Clock::now()).count()) {
-      const int signal = signals_.take(left);
+      if (ranks_) ranks_->listen(static_cast<int>(std::min(left, 1.) * 1000));
+      const int signal = signals_.take(ranks_ ? 0 : left);
       if (signal != SIGINT && signal != SIGTERM && signal != SIGHUP) continue;
       events_.write("interrupted", {{"exit_code", 128 + signal}});
       say("interrupted while it waited for a restart");
@@ -355,23 +417,49 @@ class Supervisor {
   const RunOptions options_;
   const std::string name_ = random_secret();
   bool ended_ = false;
-  TrainingCommand command_;
-  const bool is_lone_rank_;  ///< of a launcher, which starts no other
+  const TrainingCommand whole_;  ///< as it was typed
+  TrainingCommand command_;      ///< in the layout of the attempt
+  const bool is_lone_rank_;      ///< of a launcher, which starts no other
   const HeldSignals signals_;
   std::optional<sv::Attempts> ranks_;  ///< of a launcher
   sv::RestartPolicy policy_;
   sv::EventLog events_;
   sv::LineTail run_events_;
   sv::Pulse pulse_;
-  int attempt_ = 0;
+  const int predecessor_;  ///< the rank whose supervisor's place this one has taken; -1: none
+  int most_ranks_ = std::numeric_limits<int>::max();  ///< that have not failed again and again
+  int fitted_ = 0;                                    ///< the ranks that fit() saw last
+  int attempt_;
 };
+
+/// The words of options that are declared as theirs are; options without a value have none.
+struct WordWriter {
+  Args words = {"run"};
+  void operator()(const char* name, const auto& value, const auto&...) {
+    if (const std::string text = concat(value); !text.empty()) words.push_back(concat("--", name, "=", text));
+  }
+};
+
+/// What each rank of this host is started with: the same without the host's options.
+Args words_of_rank(RunOptions options, const Args& job) {
+  options.host = {};
+  WordWriter writer;
+  options.visit(writer);
+  writer.words.emplace_back("--");
+  writer.words.insert(writer.words.end(), job.begin(), job.end());
+  return writer.words;
+}
 
 int supervise_command(const Args& words, const RunOptions& options) {
   const OptionalRank place = place_from(process_environment());
   const TrainingCommand command = command_of(words, place);
   if (!place || place->rank == 0) return Supervisor(command, options, place).go();
-  const HeldSignals signals;
-  return sv::follow(sv::rendezvous_address(*place), program_of(command), signals, limits_of(options, command));
+  const auto end = [&] {
+    const HeldSignals signals;
+    return sv::follow(*place, program_of(command), signals, limits_of(options, command));
+  }();
+  if (const int* code = std::get_if<int>(&end)) return *code;
+  return Supervisor(command, options, place, std::get<sv::Inheritance>(end)).go();
 }
 
 /// How often a job is to be started again, as its own words say, and the words without these.
@@ -440,7 +528,9 @@ int run_supervised(const Args& args) {
     words.resize(1);
     words.insert(words.end(), others.begin(), others.end());
   }
-  return supervise_command(words, options);
+  if (!options.host.is_given()) return supervise_command(words, options);
+  (void)command_of(words, first_rank_of(options.host));  // what is wrong is said once
+  return run_on_host(options.host, words_of_rank(options, words));
 }
 
 int run_training(const std::string& job, const Args& args, Check check) {

@@ -137,10 +137,12 @@ class Launchers(unittest.TestCase):
         return subprocess.run([*map(str, words), *command], capture_output=True, text=True, timeout=ENDS_IN,
                               env=os.environ | environment)
 
-    def launch_script(self, launcher, *options, meanwhile=lambda: None):
-        """The script of examples/launch for this launcher; its result. `meanwhile` is called once it has started."""
+    def launch_script(self, launcher, *options, meanwhile=lambda: None, mpirun=""):
+        """The script of examples/launch for this launcher; its result. `meanwhile` is called once it has started,
+        `mpirun`: more options of it."""
         script, variables = SCRIPTS[launcher]
         environment = {"MEGATRON": os.path.abspath(MEGATRON), "OMP_NUM_THREADS": "1", **variables()}
+        environment["MPIRUN"] = environment.get("MPIRUN", "") + mpirun
         words = [str(EXAMPLES / script), *options]
         if launcher == "slurm":
             cluster = SlurmCluster(pathlib.Path(tempfile.mkdtemp(dir=self.place.path)))
@@ -156,8 +158,8 @@ class Launchers(unittest.TestCase):
         said += log.read_text() if launcher == "slurm" and log.exists() else ""
         return process.returncode, said
 
-    def kill_rank(self, launcher, rank, name):
-        """Ends the process of a rank, once its supervisor has started it for the first time."""
+    def kill_rank(self, launcher, rank, name, supervisor=False):
+        """Ends the process of a rank, or its supervisor's, once that has started it for the first time."""
         marks = [f"{LAUNCHERS[launcher][1]}={rank}".encode(), b"MEGATRON_ATTEMPT=0"]
         folder = os.fsencode(self.place.path / name)
         until = time.monotonic() + ENDS_IN
@@ -166,7 +168,8 @@ class Launchers(unittest.TestCase):
                 try:
                     variables = (process / "environ").read_bytes().split(b"\0")
                     if set(marks) <= set(variables) and folder in (process / "cmdline").read_bytes().split(b"\0"):
-                        return os.kill(int(process.name), signal.SIGKILL)
+                        parent = (process / "stat").read_text().rpartition(")")[2].split()[1]
+                        return os.kill(int(parent if supervisor else process.name), signal.SIGKILL)
                 except OSError:
                     continue  # it is over, or another user's
             time.sleep(0.01)
@@ -183,6 +186,16 @@ class Launchers(unittest.TestCase):
             self.assertIn(f"supervisor: rank {killed} was ended by signal 9; restart 1 of 2", said)
         self.assertEqual(self.place.losses(launcher), self.place.losses("threads"))
         self.assertEqual(len(self.place.losses(launcher)), 4)
+
+    def check_loss(self, launcher, lost, **options):
+        """A rank is lost with its supervisor before it has trained: the other trains alone."""
+        name, alone = f"{launcher} lost", f"{launcher} alone"
+        _, said = self.launch_script(launcher, *self.words(name, "--restart", 2)[1:], **options,
+                                     meanwhile=lambda: self.kill_rank(launcher, lost, name, supervisor=True))
+        self.assertIn("supervisor: 1 rank is left: 1 rank (tp 1, pp 1) instead of 2", said)
+        run(*self.words(alone, "--world-size", 1))
+        self.assertEqual(self.place.losses(name), self.place.losses(alone))
+        self.assertEqual(len(self.place.losses(name)), 4)
 
     def check_refusal(self, launcher):
         rank = LAUNCHERS[launcher][1]
@@ -244,6 +257,9 @@ class Launchers(unittest.TestCase):
     def test_open_mpi_trains(self):
         self.check_training("openmpi")
 
+    def test_open_mpi_goes_on_with_the_rank_that_is_left(self):
+        self.check_loss("openmpi", 0, mpirun=" --enable-recovery")
+
     def test_open_mpi_with_different_options_is_refused(self):
         self.check_refusal("openmpi")
 
@@ -264,6 +280,9 @@ class Launchers(unittest.TestCase):
 
     def test_slurm_trains(self):
         self.check_training("slurm")
+
+    def test_slurm_goes_on_with_the_rank_that_is_left(self):
+        self.check_loss("slurm", 1)
 
     def test_slurm_with_different_options_is_refused(self):
         self.check_refusal("slurm")

@@ -1,4 +1,4 @@
-#include "megatron/supervise/attempts.h"
+#include "megatron/supervise/ranks/attempts.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -23,42 +23,50 @@ ChildEnd killed(int signal, bool hung = false) {
 }
 
 TEST(Attempts, EndWellWhereAllRanksDo) {
-  EXPECT_EQ(end_of({with_code(0), with_code(0)}, {}).code, 0);
-  const ChildEnd saved = end_of({with_code(3), with_code(0), with_code(3)}, {});
+  EXPECT_EQ(end_of({{0, with_code(0)}, {1, with_code(0)}}, {}).code, 0);
+  const ChildEnd saved = end_of({{0, with_code(3)}, {1, with_code(0)}, {2, with_code(3)}}, {});
   EXPECT_EQ(saved.code, 3);
   EXPECT_EQ(saved.rank, -1);
   EXPECT_FALSE(saved.stopped);
 }
 
 TEST(Attempts, AreToldOfByTheRankThatFailed) {
-  const ChildEnd one = end_of({with_code(1), killed(SIGKILL), with_code(1), with_code(0)}, {});
+  const ChildEnd one = end_of({{0, with_code(1)}, {1, killed(SIGKILL)}, {2, with_code(1)}, {3, with_code(0)}}, {});
   EXPECT_EQ(one.rank, 1);
   EXPECT_EQ(one.signal, SIGKILL);
   EXPECT_EQ(one.code, 137);
-  EXPECT_EQ(end_of({with_code(1), with_code(2)}, {}).code, 2) << "what is wrong is said by one rank";
-  EXPECT_EQ(end_of({with_code(17), with_code(1)}, {}).code, 17);
-  EXPECT_EQ(end_of({with_code(1), with_code(1)}, {}).rank, 0);
+  EXPECT_EQ(end_of({{0, with_code(1)}, {1, with_code(2)}}, {}).code, 2) << "what is wrong is said by one rank";
+  EXPECT_EQ(end_of({{0, with_code(17)}, {1, with_code(1)}}, {}).code, 17);
+  EXPECT_EQ(end_of({{0, with_code(1)}, {1, with_code(1)}}, {}).rank, 0);
 }
 
 // A rank that was ended because it did not end by itself does not tell why.
 TEST(Attempts, AreToldOfByALateRankWhereThereIsNoOther) {
-  const ChildEnd first = end_of({killed(SIGKILL, true), with_code(1), killed(SIGKILL, true)}, {0, 2});
+  const ChildEnd first = end_of({{0, killed(SIGKILL, true)}, {1, with_code(1)}, {2, killed(SIGKILL, true)}}, {0, 2});
   EXPECT_EQ(first.rank, 1);
   EXPECT_EQ(first.code, 1);
   EXPECT_FALSE(first.hung);
-  const ChildEnd late = end_of({with_code(0), killed(SIGKILL, true)}, {1});
+  const ChildEnd late = end_of({{0, with_code(0)}, {1, killed(SIGKILL, true)}}, {1});
   EXPECT_EQ(late.rank, 1);
   EXPECT_TRUE(late.hung);
-  const ChildEnd hung = end_of({killed(SIGKILL, true), with_code(1), killed(SIGKILL, true)}, {2});
+  const ChildEnd hung = end_of({{0, killed(SIGKILL, true)}, {1, with_code(1)}, {2, killed(SIGKILL, true)}}, {2});
   EXPECT_EQ(hung.rank, 0) << "its heartbeat has told";
   EXPECT_TRUE(hung.hung);
+}
+
+TEST(Attempts, AreToldOfALostRankBeforeAllThatMissedIt) {
+  ChildEnd lost = with_code(1);
+  lost.lost = true;
+  const ChildEnd end = end_of({{0, with_code(1)}, {2, killed(SIGABRT)}, {5, lost}}, {});
+  EXPECT_EQ(end.rank, 5);
+  EXPECT_TRUE(end.lost);
 }
 
 TEST(Attempts, AreStoppedWhereOneRankIs) {
   ChildEnd asked = with_code(3);
   asked.stopped = true;
-  EXPECT_TRUE(end_of({with_code(3), asked}, {}).stopped);
-  EXPECT_TRUE(end_of({asked, killed(SIGKILL)}, {}).stopped);
+  EXPECT_TRUE(end_of({{0, with_code(3)}, {1, asked}}, {}).stopped);
+  EXPECT_TRUE(end_of({{0, asked}, {1, killed(SIGKILL)}}, {}).stopped);
 }
 
 TEST(Attempts, EndsTravelAsMessages) {
@@ -83,14 +91,15 @@ TEST(Attempts, EndsTravelAsMessages) {
 /// Supervisors of two ranks in one process: one in this thread, the other played by another.
 class TwoRanks : public ::testing::Test {
  protected:
-  static RendezvousAddress place(int rank) {
+  static LaunchedRank place(int rank) {
     LaunchedRank launched;
     launched.rank = rank;
     launched.world_size = 2;
     launched.port = 30000 + getpid() % 10000;
     launched.secret = "a secret that is long enough";
-    return rendezvous_address(launched);
+    return launched;
   }
+  static RendezvousAddress meeting(int rank) { return rendezvous_address(place(rank)); }
 
   /// A rank that ends with this code once let_end() has been called, and takes a SIGTERM as an order to save.
   ProgramStart rank(int code) const {
@@ -103,25 +112,33 @@ class TwoRanks : public ::testing::Test {
   /// What rank 0's supervisor says next.
   static std::string next(Wire& wire) {
     while (wire.is_open()) {
-      if (auto message = wire.take()) return *message;
+      if (auto message = wire.take()) return said(*message);
       std::this_thread::yield();
     }
     return "gone";
   }
+  /// An order in short.
+  static std::string said(const std::string& message) {
+    const auto order = order_in(message);
+    return order ? concat("start ", order->attempt) : message;
+  }
+  static std::string start(int attempt) {
+    return order_message({.attempt = attempt, .roster = {{"127.0.0.1", {0, 1}}}});
+  }
   static std::unique_ptr<Wire> come() {
-    return come_to(place(1), 60, [](double) {
+    return come_to(meeting(1), 60, [](double) {
       std::this_thread::yield();
       return false;
     });
   }
   /// Until the other has come.
-  static void gather(Meeting& meeting) {
-    while (!meeting.absent().empty()) meeting.listen(1000);
+  static void gather(Meeting& kept) {
+    while (!kept.absent().empty()) kept.listen(1000);
   }
   /// What the other says next.
-  static std::string heard(Meeting& meeting) {
+  static std::string heard(Meeting& kept) {
     while (true) {
-      const auto said = meeting.listen(1000);
+      const auto said = kept.listen(1000);
       if (!said.empty()) return said.front().second;
     }
   }
@@ -132,7 +149,11 @@ class TwoRanks : public ::testing::Test {
   const std::filesystem::path file_ = folder_.path() / "end", begun_ = folder_.path() / "begun";
 };
 
-bool never_stuck() { return false; }
+/// An attempt of as many ranks as there are.
+ChildEnd run(Attempts& attempts, const ProgramStart& program, int attempt) {
+  EXPECT_FALSE(attempts.gather());
+  return attempts.run(program, {.attempt = attempt}, attempts.available(), [] { return false; });
+}
 
 TEST_F(TwoRanks, AttemptsAreTheSameForBoth) {
   Attempts attempts(place(0), signals_, limits_);
@@ -148,11 +169,11 @@ TEST_F(TwoRanks, AttemptsAreTheSameForBoth) {
     said.push_back(next(*wire));
     return said;
   });
-  const ChildEnd first = attempts.run(rank(1), 0, never_stuck);
+  const ChildEnd first = run(attempts, rank(1), 0);
   EXPECT_EQ(first.rank, 1);
   EXPECT_EQ(first.signal, SIGKILL);
   EXPECT_FALSE(first.hung);
-  const ChildEnd second = attempts.run(rank(0), 1, never_stuck);
+  const ChildEnd second = run(attempts, rank(0), 1);
   EXPECT_EQ(second.code, 0);
   EXPECT_EQ(second.rank, -1);
   attempts.finish(0);
@@ -171,7 +192,7 @@ TEST_F(TwoRanks, ASignalAfterTheFirstHasEndedStopsNobody) {
     wire->send(end_message(0, with_code(3)));
     EXPECT_EQ(next(*wire), "finish 3");
   });
-  const ChildEnd end = attempts.run(rank(0), 0, never_stuck);
+  const ChildEnd end = run(attempts, rank(0), 0);
   EXPECT_TRUE(end.stopped);
   EXPECT_EQ(end.code, 3);
   attempts.finish(end.code);
@@ -180,58 +201,103 @@ TEST_F(TwoRanks, ASignalAfterTheFirstHasEndedStopsNobody) {
 
 TEST_F(TwoRanks, ASignalAfterTheOtherHasEndedIsTold) {
   auto first = std::async(std::launch::async, [&] {
-    Meeting meeting(place(0));
-    gather(meeting);
-    meeting.tell("start 0");
+    Meeting kept(meeting(0));
+    gather(kept);
+    kept.tell(start(0));
     let_end();
-    std::vector<std::string> said = {heard(meeting)};
+    std::vector<std::string> said = {heard(kept)};
     kill(getpid(), SIGTERM);
-    said.push_back(heard(meeting));
-    meeting.tell("finish 3");
+    said.push_back(heard(kept));
+    kept.tell("finish 3");
     return said;
   });
-  EXPECT_EQ(follow(place(1), rank(0), signals_, limits_), 3);
+  EXPECT_EQ(std::get<int>(follow(place(1), rank(0), signals_, limits_)), 3);
   EXPECT_THAT(first.get(), ::testing::ElementsAre("ended 0 0 0 0 0\n0\n", "ended 0 0 0 1 0\n0\n"));
 }
 
-TEST_F(TwoRanks, TheFirstMissesTheOther) {
+// A program that says its place and its words to `file_`, an attempt after the other.
+TEST_F(TwoRanks, TheFirstGoesOnAloneWhereTheOtherIsGone) {
   Attempts attempts(place(0), signals_, limits_);
-  auto other = std::async(std::launch::async, [&] {
-    EXPECT_EQ(next(*come()), "start 0");
-    let_end();
-  });
-  EXPECT_THAT(
-      [&] { attempts.run(rank(0), 0, never_stuck); },
-      ::testing::ThrowsMessage<std::runtime_error>(::testing::HasSubstr("got:  rank 1: its supervisor is gone")));
+  auto other = std::async(std::launch::async, [&] { EXPECT_EQ(next(*come()), "start 0"); });
+  EXPECT_FALSE(attempts.gather());
+  EXPECT_EQ(attempts.available(), 2);
+  const std::string script = concat("echo $RANK/$WORLD_SIZE $* >>", file_.string(), "; [ \"$WORLD_SIZE\" = 1 ]");
+  const ProgramStart program{.path = "/bin/sh", .words = {"sh", "-c", script, "sh"}};
+  const ChildEnd end = attempts.run(program, {.attempt = 0}, 2, [] { return false; });
   other.get();
+  EXPECT_EQ(end.rank, 1);
+  EXPECT_TRUE(end.lost);
+  EXPECT_FALSE(attempts.gather());
+  EXPECT_EQ(attempts.available(), 1);
+  EXPECT_EQ(attempts.run(program, {.attempt = 1, .words = {"--tp", "1"}}, 1, [] { return false; }).code, 0);
+  std::ifstream file(file_);
+  std::string whole, alone;
+  std::getline(file, whole);
+  std::getline(file, alone);
+  EXPECT_EQ(whole, "/") << "as the launcher has it";
+  EXPECT_EQ(alone, "0/1 --tp 1");
+}
+
+TEST_F(TwoRanks, WhoComesAgainTakesPartAgain) {
+  Attempts attempts(place(0), signals_, limits_);
+  let_end();
+  auto other = std::async(std::launch::async, [&] { EXPECT_EQ(next(*come()), "start 0"); });
+  EXPECT_TRUE(run(attempts, rank(1), 0).lost);
+  other.get();
+  auto again = std::async(std::launch::async, [&] {
+    const auto wire = come();
+    EXPECT_EQ(next(*wire), "start 1");
+    wire->send(end_message(1, with_code(0)));
+    EXPECT_EQ(next(*wire), "finish 0");
+  });
+  while (attempts.available() < 2) attempts.listen(1000);
+  EXPECT_EQ(run(attempts, rank(0), 1).code, 0);
+  attempts.finish(0);
+  again.get();
+}
+
+TEST_F(TwoRanks, TheOtherTakesTheFirstsPlace) {
+  let_end();
+  auto first = std::async(std::launch::async, [&] {
+    Meeting kept(meeting(0));
+    gather(kept);
+    kept.tell(start(4));
+    heard(kept);
+  });
+  const auto end = follow(place(1), rank(0), signals_, limits_);
+  first.get();
+  const auto* heir = std::get_if<Inheritance>(&end);
+  ASSERT_TRUE(heir);
+  EXPECT_EQ(heir->from, 0);
+  EXPECT_EQ(heir->last.attempt, 4);
+  EXPECT_TRUE(heir->is_dead);
+  Attempts attempts(place(1), signals_, limits_, *heir);
+  EXPECT_EQ(run(attempts, rank(0), 5).code, 0);
 }
 
 TEST_F(TwoRanks, TheOtherDoesWhatTheFirstSays) {
   auto first = std::async(std::launch::async, [&] {
-    Meeting meeting(place(0));
-    gather(meeting);
-    meeting.tell("start 0");
+    Meeting kept(meeting(0));
+    gather(kept);
+    kept.tell(start(0));
     let_end();
-    std::vector<std::string> said = {heard(meeting)};
-    meeting.tell("start 1");
-    said.push_back(heard(meeting));
-    meeting.tell("finish 3");
+    std::vector<std::string> said = {heard(kept)};
+    kept.tell(start(1));
+    said.push_back(heard(kept));
+    kept.tell("finish 3");
     return said;
   });
-  EXPECT_EQ(follow(place(1), rank(7), signals_, limits_), 3);
+  EXPECT_EQ(std::get<int>(follow(place(1), rank(7), signals_, limits_)), 3);
   EXPECT_THAT(first.get(), ::testing::ElementsAre("ended 0 7 0 0 0\n0\n", "ended 1 7 0 0 0\n1\n"));
 }
 
-TEST_F(TwoRanks, TheOtherMissesTheFirst) {
+TEST_F(TwoRanks, TheOtherMissesTheFirstWhereNothingHasBegun) {
   auto first = std::async(std::launch::async, [&] {
-    auto meeting = std::make_unique<Meeting>(place(0));
-    gather(*meeting);
-    meeting->tell("start 0");
-    meeting.reset();
-    let_end();
+    Meeting kept(meeting(0));
+    gather(kept);
   });
   EXPECT_THAT([&] { follow(place(1), rank(0), signals_, limits_); },
-              ::testing::ThrowsMessage<std::runtime_error>(::testing::HasSubstr("got:  that of rank 0 is gone")));
+              ::testing::ThrowsMessage<std::runtime_error>(::testing::HasSubstr("the supervisor of rank 0 is gone")));
   first.get();
 }
 

@@ -1,4 +1,4 @@
-#include "megatron/supervise/meeting.h"
+#include "megatron/supervise/ranks/meeting.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -80,7 +80,26 @@ TEST(Meeting, AllComeAreToldAndHeard) {
   while (meeting.gone().empty())
     for (const auto& said : meeting.listen(1000)) heard.push_back(said);
   EXPECT_THAT(heard, ElementsAre(Pair(1, "last"))) << "what was said before the end counts";
-  EXPECT_THAT(meeting.gone(), ElementsAre(1));
+  EXPECT_THAT(meeting.gone(), ElementsAre(Pair(1, true))) << "its end was said, so it is no silence";
+  EXPECT_THAT(meeting.present(), ElementsAre(0, 2));
+  EXPECT_THAT(meeting.absent(), IsEmpty()) << "it has come";
+  EXPECT_EQ(meeting.address_of(2), "127.0.0.1");
+  first = while_kept(meeting, [] { return come(place_of(1, 3)); });
+  EXPECT_THAT(meeting.gone(), IsEmpty());
+  meeting.tell(1, "start 1");
+  EXPECT_EQ(next(*first), "start 1");
+  meeting.leave(1);
+  EXPECT_THAT(meeting.gone(), ElementsAre(Pair(1, false)));
+  EXPECT_EQ(next(*first), "closed");
+}
+
+TEST(Meeting, AnyRankMayKeepItForThoseThatAreLeft) {
+  RendezvousAddress place = place_of(2, 4);
+  Meeting meeting(place, std::set<int>{1, 2, 3});
+  EXPECT_THAT(meeting.absent(), ElementsAre(1, 3));
+  const auto first = while_kept(meeting, [] { return come(place_of(1, 4)); });
+  EXPECT_THAT(meeting.absent(), ElementsAre(3));
+  EXPECT_THAT(meeting.present(), ElementsAre(1, 2));
 }
 
 TEST(Meeting, OfAnotherRunAtTheSamePortsIsAnother) {

@@ -52,6 +52,21 @@ TEST(Restart, TriesStillFewerRanksWhereFewerAreRefused) {
   EXPECT_EQ(policy.failed({.checkpoint = 6, .refused = true}).what, What::Refused);
 }
 
+TEST(Restart, TriesFewerRanksAtOnceWhereOneIsLost) {
+  RestartPolicy policy({.max_restarts = 3, .tries = 5});
+  EXPECT_EQ(policy.failed({.checkpoint = 5, .lost = true}).what, What::Shrink);
+  EXPECT_EQ(policy.failed({.checkpoint = 5, .refused = true}).what, What::Shrink) << "still fewer may be taken";
+  EXPECT_EQ(policy.failed({.checkpoint = 6}).what, What::Restart);
+  EXPECT_EQ(policy.failed({.checkpoint = 7, .lost = true}).what, What::GiveUp);
+}
+
+TEST(Restart, CountsOnWhereAnotherHasCounted) {
+  RestartPolicy policy({.max_restarts = 3, .restarts = 2});
+  EXPECT_EQ(policy.failed({}).what, What::Restart);
+  EXPECT_EQ(policy.restarts(), 3);
+  EXPECT_EQ(policy.failed({}).what, What::GiveUp);
+}
+
 TEST(Restart, NeverWaitsForEver) {
   RestartPolicy policy({.max_restarts = 100000, .tries = 1, .backoff_s = 1, .max_backoff_s = 300});
   for (int i = 0; i < 5000; ++i) EXPECT_LE(policy.failed({}).delay_s, 300);

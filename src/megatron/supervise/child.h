@@ -13,7 +13,8 @@ struct ChildEnd {
   bool stopped = false;     ///< this process was asked to stop meanwhile, and has passed that on
   bool hung = false;        ///< ended by this process, because `is_stuck` said so
   std::string last_errors;  ///< the end of what it wrote to stderr
-  int rank = -1;            ///< whose end this is; -1: that of the whole job
+  int rank = -1;            ///< whose end this is, as the launcher counts; -1: that of the whole job
+  bool lost = false;        ///< with its supervisor, which is gone: nobody knows how
 };
 
 /// Runs the program and waits for its end; what it writes to stderr appears there, and its end is kept. `is_stuck` is

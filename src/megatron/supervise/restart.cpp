@@ -21,7 +21,7 @@ Decision RestartPolicy::failed(const Failure& failure) {
   Decision decision;
   const double doublings = std::min(without_progress_ - 1, 60);
   decision.delay_s = std::min(options_.max_backoff_s, options_.backoff_s * std::exp2(doublings));
-  if (since_shrink_ >= options_.tries || failure.refused) {
+  if (since_shrink_ >= options_.tries || failure.refused || failure.lost) {
     decision.what = Decision::What::Shrink;
     has_just_shrunk_ = true;
     since_shrink_ = 0;

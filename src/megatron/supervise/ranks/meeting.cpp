@@ -1,6 +1,7 @@
-#include "megatron/supervise/meeting.h"
+#include "megatron/supervise/ranks/meeting.h"
 
 #include <fcntl.h>
+#include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
@@ -24,15 +25,36 @@ using Clock = std::chrono::steady_clock;
 constexpr std::size_t kMaxFrame = 1 << 16, kSizeBytes = 4, kFreshDigits = 64;
 constexpr std::string_view kHello = "rank ", kWelcome = "welcome";
 
-/// A host that is switched off or cut off is silent: the system asks it, and ends the connection after 30 s.
-void end_where_silent(int socket) {
-  const auto set = [socket](int level, int name, int value) { setsockopt(socket, level, name, &value, sizeof value); };
+/// A host that is switched off or cut off is silent: the system asks it, and ends the connection after `silent_s`.
+void set_up(int socket, double silent_s) {
+  const auto set = [socket](int level, int name, double value) {
+    const int number = static_cast<int>(value);
+    setsockopt(socket, level, name, &number, sizeof number);
+  };
   set(SOL_SOCKET, SO_KEEPALIVE, 1);
-  set(IPPROTO_TCP, TCP_KEEPIDLE, 10);
-  set(IPPROTO_TCP, TCP_KEEPINTVL, 5);
+  set(IPPROTO_TCP, TCP_KEEPIDLE, std::max(1., silent_s / 3));
+  set(IPPROTO_TCP, TCP_KEEPINTVL, std::max(1., silent_s / 6));
   set(IPPROTO_TCP, TCP_KEEPCNT, 4);
-  set(IPPROTO_TCP, TCP_USER_TIMEOUT, 30000);
+  set(IPPROTO_TCP, TCP_USER_TIMEOUT, silent_s * 1000);
   set(IPPROTO_TCP, TCP_NODELAY, 1);
+  set(SOL_SOCKET, SO_SNDBUF, 2 * kMaxFrame);  // a message is taken as a whole
+}
+
+/// One end of a connection in digits; empty where the system does not know.
+std::string host_of(int socket, decltype(getpeername) ask) {
+  HostAddress end;
+  end.size = sizeof end.storage;
+  char host[NI_MAXHOST];
+  if (ask(socket, reinterpret_cast<sockaddr*>(&end.storage), &end.size) != 0 ||
+      getnameinfo(end.get(), end.size, host, sizeof host, nullptr, 0, NI_NUMERICHOST) != 0)
+    return "";
+  return host;
+}
+
+/// Who has connected to the meeting at `own`: a process of the same host is reached where the meeting is.
+std::string guest_address(int socket, const std::string& own) {
+  std::string host = host_of(socket, getpeername);
+  return host == host_of(socket, getsockname) ? own : host;
 }
 
 RunKey::Bytes bytes_of(std::string_view text) { return {text.begin(), text.end()}; }
@@ -70,7 +92,7 @@ int connected_socket(const std::string& address, int port) {
   return -1;
 }
 
-/// Who answers at a port as the keeper of this run's meeting does.
+/// Who answers at a port as the keeper of this run's meeting does; null: nobody.
 std::unique_ptr<Wire> try_port(const RendezvousAddress& place, int port) {
   constexpr std::chrono::seconds kAnswerLimit{3};
   const int fd = connected_socket(place.address, port);
@@ -92,7 +114,7 @@ std::unique_ptr<Wire> try_port(const RendezvousAddress& place, int port) {
 
 std::string RendezvousAddress::text() const { return concat(address, ", ports ", ports.front(), " to ", ports.back()); }
 
-RendezvousAddress rendezvous_address(const LaunchedRank& place) {
+RendezvousAddress rendezvous_address(const LaunchedRank& place, double timeout_s) {
   constexpr int kPorts = 16, kFirst = 10000, kRange = 10000;
   RendezvousAddress meeting;
   meeting.rank = place.rank;
@@ -101,12 +123,13 @@ RendezvousAddress rendezvous_address(const LaunchedRank& place) {
   for (int i = 1; i <= kPorts; ++i) meeting.ports.push_back(kFirst + place.port % kRange + i);
   meeting.run = concat(place.address, ":", place.port, " ", place.store_prefix, " ", place.world_size);
   meeting.secret = secret_of(place);
+  meeting.silent_s = std::clamp(timeout_s, 5., 30.);
   return meeting;
 }
 
 Wire::Wire(int socket, const RendezvousAddress& place, bool keeps)
     : socket_(socket), key_(place.secret), run_(place.run), keeps_(keeps), mine_(random_secret()) {
-  end_where_silent(socket_);
+  set_up(socket_, place.silent_s);
   write_frame(bytes_of(mine_));
 }
 
@@ -125,9 +148,11 @@ void Wire::write_frame(const RunKey::Bytes& bytes) {
   RunKey::Bytes frame;
   for (int shift = 24; shift >= 0; shift -= 8) frame.push_back(static_cast<std::uint8_t>(bytes.size() >> shift));
   frame.insert(frame.end(), bytes.begin(), bytes.end());
-  // At most some 4 kB: where the system does not take them, the other end has read nothing for long.
+  // Where the system does not take it, the other end has read nothing for long, or is gone.
   const ssize_t sent = ::send(socket_, frame.data(), frame.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
-  if (sent != static_cast<ssize_t>(frame.size())) shutdown(socket_, SHUT_RDWR);
+  if (sent == static_cast<ssize_t>(frame.size())) return;
+  is_left_ = is_left_ || sent >= 0 || (errno != ECONNRESET && errno != EPIPE);
+  shutdown(socket_, SHUT_RDWR);
 }
 
 void Wire::send(const std::string& message) {
@@ -144,10 +169,12 @@ void Wire::read_on() {
     const ssize_t got = recv(socket_, part, sizeof part, MSG_DONTWAIT);
     if (got < 0 && errno == EINTR) continue;
     if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return;
-    if (got <= 0)
-      has_ended_ = true;
-    else
+    if (got > 0) {
       read_.insert(read_.end(), part, part + got);
+      continue;
+    }
+    has_died_ = !is_left_ && (got == 0 || errno == ECONNRESET);
+    has_ended_ = true;
   }
 }
 
@@ -156,7 +183,7 @@ std::optional<RunKey::Bytes> Wire::next_frame() {
   std::size_t size = 0;
   for (std::size_t i = 0; i < kSizeBytes; ++i) size = size << 8 | read_[i];
   if (size > kMaxFrame) {
-    has_ended_ = true;
+    end();
     return std::nullopt;
   }
   if (read_.size() < kSizeBytes + size) return std::nullopt;
@@ -171,14 +198,14 @@ std::optional<std::string> Wire::take() {
   read_on();
   while (const auto frame = next_frame()) {
     if (theirs_.empty()) {
-      has_ended_ = has_ended_ || frame->size() != kFreshDigits;
+      if (frame->size() != kFreshDigits) end();
       theirs_.assign(frame->begin(), frame->end());
       for (const std::string& message : std::exchange(waiting_, {})) send(message);
       continue;
     }
     const auto message = key_.open(name_of(!keeps_, taken_++), *frame);
     if (!message) {
-      has_ended_ = true;
+      end();
       break;
     }
     return std::string(message->begin(), message->end());
@@ -187,7 +214,14 @@ std::optional<std::string> Wire::take() {
   return std::nullopt;
 }
 
-Meeting::Meeting(RendezvousAddress place) : place_(std::move(place)), ranks_(static_cast<std::size_t>(place_.size)) {
+Meeting::Meeting(RendezvousAddress place, std::optional<std::set<int>> expected)
+    : place_(std::move(place)), seats_(static_cast<std::size_t>(place_.size)) {
+  if (expected)
+    expected_ = std::move(*expected);
+  else
+    for (int r = 0; r < place_.size; ++r) expected_.insert(r);
+  expected_.erase(place_.rank);
+  seats_[static_cast<std::size_t>(place_.rank)].address = place_.address;
   std::string why;
   for (const int port : place_.ports) {
     try {
@@ -201,40 +235,63 @@ Meeting::Meeting(RendezvousAddress place) : place_(std::move(place)), ranks_(sta
     if (::listen(listener_, SOMAXCONN) == 0 && fcntl(listener_, F_SETFL, O_NONBLOCK) == 0) return;
     close(std::exchange(listener_, -1));
   }
-  throw std::runtime_error(rule_got_fix("The supervisor of rank 0 must keep the meeting of the others.", why,
-                                        "MASTER_ADDR of rank 0's host, and another MASTER_PORT"));
+  throw std::runtime_error(
+      rule_got_fix(concat("The supervisor of rank ", place_.rank, " must keep the meeting of the others."), why,
+                   "MASTER_ADDR of rank 0's host, and another MASTER_PORT"));
 }
 
 Meeting::~Meeting() {
   if (listener_ >= 0) close(listener_);
 }
 
+std::set<int> Meeting::present() const {
+  std::set<int> ranks = {place_.rank};
+  for (int r = 0; r < place_.size; ++r)
+    if (seats_[static_cast<std::size_t>(r)].wire) ranks.insert(r);
+  return ranks;
+}
+
 std::set<int> Meeting::absent() const {
   std::set<int> ranks;
-  for (int r = 1; r < place_.size; ++r)
-    if (!ranks_[static_cast<std::size_t>(r)]) ranks.insert(r);
+  for (const int r : expected_)
+    if (!seats_[static_cast<std::size_t>(r)].wire && !gone_.contains(r)) ranks.insert(r);
   return ranks;
 }
 
 void Meeting::tell(const std::string& message) {
-  for (const auto& wire : ranks_)
-    if (wire) wire->send(message);
+  for (const Seat& seat : seats_)
+    if (seat.wire) seat.wire->send(message);
+}
+
+void Meeting::tell(int rank, const std::string& message) {
+  if (const auto& wire = seats_.at(static_cast<std::size_t>(rank)).wire) wire->send(message);
+}
+
+void Meeting::leave(int rank) {
+  seats_.at(static_cast<std::size_t>(rank)).wire = nullptr;
+  gone_[rank] = false;
+}
+
+bool Meeting::may_sit(int rank) const {
+  return rank >= 0 && rank < place_.size && rank != place_.rank && !seats_[static_cast<std::size_t>(rank)].wire;
 }
 
 void Meeting::welcome_guests() {
   constexpr std::chrono::seconds kHelloLimit{10};
-  const std::size_t most = 2 * ranks_.size() + 64;
+  const std::size_t most = 2 * seats_.size() + 64;
   while (guests_.size() < most) {
     const int fd = accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
     if (fd < 0) break;
-    guests_.push_back({std::make_unique<Wire>(fd, place_, true), Clock::now()});
+    std::string address = guest_address(fd, place_.address);
+    guests_.push_back({std::make_unique<Wire>(fd, place_, true), Clock::now(), std::move(address)});
   }
   for (Guest& guest : guests_) {
     if (const auto hello = guest.wire->take()) {
       const int rank = rank_in(*hello);
-      if (absent().contains(rank)) {
+      if (may_sit(rank)) {
         guest.wire->send(std::string(kWelcome));
-        ranks_[static_cast<std::size_t>(rank)] = std::move(guest.wire);
+        seats_[static_cast<std::size_t>(rank)] = {std::move(guest.wire), guest.address};
+        gone_.erase(rank);
       } else {
         guest.wire = nullptr;
       }
@@ -243,24 +300,23 @@ void Meeting::welcome_guests() {
     }
   }
   std::erase_if(guests_, [](const Guest& guest) { return !guest.wire; });
-  if (!absent().empty()) return;
-  guests_.clear();  // nobody else is expected
-  close(std::exchange(listener_, -1));
 }
 
 std::vector<std::pair<int, std::string>> Meeting::listen(int wait_ms, int also) {
   std::vector<pollfd> waits = {{also, POLLIN, 0}, {listener_, POLLIN, 0}};  // of negative ones nothing comes
   for (const Guest& guest : guests_) waits.push_back({guest.wire->descriptor(), POLLIN, 0});
-  for (const auto& wire : ranks_)
-    if (wire) waits.push_back({wire->descriptor(), POLLIN, 0});
+  for (const Seat& seat : seats_)
+    if (seat.wire) waits.push_back({seat.wire->descriptor(), POLLIN, 0});
   poll(waits.data(), waits.size(), wait_ms);
-  if (listener_ >= 0) welcome_guests();
+  welcome_guests();
   std::vector<std::pair<int, std::string>> said;
-  for (int r = 1; r < place_.size; ++r) {
-    const auto& wire = ranks_[static_cast<std::size_t>(r)];
+  for (int r = 0; r < place_.size; ++r) {
+    auto& wire = seats_[static_cast<std::size_t>(r)].wire;
     if (!wire) continue;
     while (auto message = wire->take()) said.emplace_back(r, std::move(*message));
-    if (!wire->is_open()) gone_.insert(r);
+    if (wire->is_open()) continue;
+    gone_[r] = wire->has_died();
+    wire = nullptr;
   }
   return said;
 }
@@ -270,8 +326,12 @@ std::unique_ptr<Wire> come_to(const RendezvousAddress& place, double timeout_s,
   const auto until = Clock::now() + std::chrono::duration<double>(timeout_s);
   while (true) {
     for (const int port : place.ports) {
+      constexpr std::chrono::seconds kSilent{1};
+      const auto begin = Clock::now();
       if (auto wire = try_port(place, port)) return wire;
       if (is_to_end(0)) return nullptr;
+      const auto now = Clock::now();
+      if (now >= until && now >= begin + kSilent) break;  // a host that does not answer does not at other ports either
     }
     if (is_to_end(0.1)) return nullptr;
     if (Clock::now() >= until)
