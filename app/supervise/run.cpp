@@ -28,6 +28,7 @@
 #include "megatron/config/megatron/translate.h"
 #include "megatron/config/options.h"
 #include "megatron/plan/rules.h"
+#include "megatron/recipe/resolve.h"
 #include "megatron/supervise/child.h"
 #include "megatron/supervise/events.h"
 #include "megatron/supervise/layouts.h"
@@ -356,8 +357,11 @@ class Supervisor {
 
   /// The one of the most ranks below `ranks`; whether there is one. `why`, for who reads.
   bool take_layout_below(int ranks, const std::string& why) {
-    const auto smaller = sv::smaller_layout(resolved(), ranks, options_.min_ranks,
-                                            [](const config::RunConfig& c) { return plan::broken_rules(c).empty(); });
+    const config::RunConfig config = resolved();
+    const plan::Facts facts = facts_of(config);
+    const auto smaller = sv::smaller_layout(config, ranks, options_.min_ranks, [&](const config::RunConfig& tried) {
+      return plan::broken_rules(tried, facts).empty();
+    });
     if (!smaller) {
       events_.write("no_smaller_layout", {{"ranks", ranks}, {"min_ranks", options_.min_ranks}});
       return false;
@@ -369,6 +373,17 @@ class Supervisor {
     tell_layout(command, why);
     command_ = command;
     return true;
+  }
+
+  /// What rules ask of files. A run that was lost before it has resolved its vocabulary may have any.
+  static plan::Facts facts_of(const config::RunConfig& config) {
+    constexpr std::int64_t kSomeVocabulary = 32000;
+    plan::Facts facts{.tokenizer_vocab = config.model.vocab_size > 0 ? 0 : kSomeVocabulary};
+    try {
+      facts.schedule_file = recipe::read_schedule_file(config.parallel.pp_schedule);
+    } catch (const ConfigError&) {  // then no layout with a pipeline is allowed, as the job would say
+    }
+    return facts;
   }
 
   void tell_layout(const TrainingCommand& next, const std::string& why) {

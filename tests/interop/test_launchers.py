@@ -1,5 +1,6 @@
 """Ranks that real launchers start: torchrun, Open MPI's, MPICH's and Slurm's, by the scripts of examples/launch. They
 train as ranks of one process do; with different options all end before anything is written."""
+import functools
 import getpass
 import os
 import pathlib
@@ -8,6 +9,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import unittest
 
@@ -158,8 +160,9 @@ class Launchers(unittest.TestCase):
         said += log.read_text() if launcher == "slurm" and log.exists() else ""
         return process.returncode, said
 
-    def kill_rank(self, launcher, rank, name, supervisor=False):
-        """Ends the process of a rank, or its supervisor's, once that has started it for the first time."""
+    def kill_rank(self, launcher, rank, name, supervisor=False, first=None):
+        """Ends the process of a rank, or its supervisor's, once that has started it for the first time; `first`:
+        another process that is ended before."""
         marks = [f"{LAUNCHERS[launcher][1]}={rank}".encode(), b"MEGATRON_ATTEMPT=0"]
         folder = os.fsencode(self.place.path / name)
         until = time.monotonic() + ENDS_IN
@@ -169,6 +172,8 @@ class Launchers(unittest.TestCase):
                     variables = (process / "environ").read_bytes().split(b"\0")
                     if set(marks) <= set(variables) and folder in (process / "cmdline").read_bytes().split(b"\0"):
                         parent = (process / "stat").read_text().rpartition(")")[2].split()[1]
+                        if first:
+                            first.kill()
                         return os.kill(int(parent if supervisor else process.name), signal.SIGKILL)
                 except OSError:
                     continue  # it is over, or another user's
@@ -221,6 +226,34 @@ class Launchers(unittest.TestCase):
         self.assertIn("rank 1 ends before iteration 3, as guard.inject_faults says", done.stderr)
         self.assertEqual(self.place.losses("again"), self.place.losses("threads"))
 
+    def node(self, port, options, command, address, hosts):
+        """An agent and its rank; addresses decide who is rank 0. `hosts`: whether it keeps torchrun's store."""
+        agent = subprocess.Popen(
+            [sys.executable, "-m", "torch.distributed.run", *options, "--nproc-per-node", "1", "--rdzv-backend", "c10d",
+             "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-conf", f"last_call_timeout=15,is_host={hosts}",
+             "--local-addr", address, "--no-python", *command],
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+        self.addCleanup(agent.kill)
+        return agent
+
+    def test_supervisors_of_the_nodes_of_torchrun_that_are_left_continue(self):
+        command = [os.path.abspath(MEGATRON), *self.words("node left", "--restart", 2)]
+        left, lost = [self.node(port, ["--nnodes", "2"], command, address, hosts) for port in [free_port()]
+                      for address, hosts in (("127.0.0.1", True), ("127.0.0.2", False))]
+        self.kill_rank("torchrun", 1, "node left", supervisor=True, first=lost)
+        end = threading.Timer(ENDS_IN, left.kill)
+        end.start()
+        self.addCleanup(end.cancel)
+        said = ""  # an agent itself waits 300 s for the other at its end
+        while "supervisor: done, after 1 restart\n" not in said:
+            said += left.stdout.readline() or self.fail(said)
+        for agent in (left, lost):
+            agent.kill()
+            agent.communicate()
+        self.assertIn("supervisor: 1 rank is left: 1 rank (tp 1, pp 1) instead of 2", said)
+        run(*self.words("node alone", "--world-size", 1))
+        self.assertEqual(self.place.losses("node left"), self.place.losses("node alone"))
+
     def test_torchrun_continues_with_the_nodes_that_are_left(self):
         exact = ("--train.dtype", "fp64", "--global-batch-size", 12, "--micro-batch-size", 1)
         run(*self.words("whole", *exact))
@@ -230,19 +263,9 @@ class Launchers(unittest.TestCase):
         words = self.words("left", "--save-interval", 1, *exact)
         at = words.index("--world-size")
         del words[at:at + 2]  # as many as the launcher has started
-        port = free_port()
-
-        def node(address, hosts):
-            """An agent and its rank; addresses decide who is rank 0. `hosts`: whether it keeps torchrun's store."""
-            agent = subprocess.Popen(
-                [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2:3", "--nproc-per-node", "1",
-                 "--max-restarts", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}",
-                 "--rdzv-conf", f"last_call_timeout=15,is_host={hosts}", "--local-addr", address, "--no-python", "bash",
-                 "-c", lost_once, str(self.place.path / "lost"), os.path.abspath(MEGATRON), *words],
-                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
-            self.addCleanup(agent.kill)
-            return agent
-
+        node = functools.partial(self.node, free_port(), ["--nnodes", "2:3", "--max-restarts", "2"],
+                                 ["bash", "-c", lost_once, str(self.place.path / "lost"), os.path.abspath(MEGATRON),
+                                  *words])
         left, lost = [node("127.0.0.1", True), node("127.0.0.2", False)], node("127.0.0.3", False)
         said = [agent.communicate(timeout=ENDS_IN)[0] for agent in left]
         self.assertEqual([agent.returncode for agent in left], [0, 0], "\n".join(said))
@@ -257,7 +280,7 @@ class Launchers(unittest.TestCase):
     def test_open_mpi_trains(self):
         self.check_training("openmpi")
 
-    def test_open_mpi_goes_on_with_the_rank_that_is_left(self):
+    def test_open_mpi_continues_with_the_rank_that_is_left(self):
         self.check_loss("openmpi", 0, mpirun=" --enable-recovery")
 
     def test_open_mpi_with_different_options_is_refused(self):
@@ -281,7 +304,7 @@ class Launchers(unittest.TestCase):
     def test_slurm_trains(self):
         self.check_training("slurm")
 
-    def test_slurm_goes_on_with_the_rank_that_is_left(self):
+    def test_slurm_continues_with_the_rank_that_is_left(self):
         self.check_loss("slurm", 1)
 
     def test_slurm_with_different_options_is_refused(self):
