@@ -141,6 +141,70 @@ TEST_F(TileProductTest, ThreeBf16ProductsOfFloat32AreNearlyAsExactAsFloat32) {
   });
 }
 
+// Three bf16 numbers hold all bits of a float32 one, and what six products leave out is below what float32 rounds off.
+TEST_F(TileProductTest, SixBf16ProductsOfFloat32AreAsExactAsFloat32) {
+  on_each([] {
+    for (const Shape& s : std::vector<Shape>{{128, 256, 256}, {130, 300, 270}, {300, 257, 1000}}) {
+      SCOPED_TRACE(testing::Message() << s.rows << " x " << s.outputs << " x " << s.inputs);
+      const at::Tensor x = at::randn({s.rows, s.inputs}), w = at::randn({s.outputs, s.inputs});
+      const at::Tensor dy = at::randn({s.rows, s.outputs}), grad = at::zeros({s.outputs, s.inputs});
+      const bool tiles = cpu::emulated_tiles() || instruction_set() == "amx";
+      EXPECT_EQ(on_tiles(x, w), tiles);
+      PackedWeight packed;
+      linear_weight_gradient(grad, dy, x, 0.0);
+      const at::Tensor y = kernels::linear(x, w, &packed), dx = linear_input_gradient(dy, w, &packed);
+      const at::Tensor of_y = at::matmul(wide(x), wide(w).t()), of_dx = at::matmul(wide(dy), wide(w));
+      EXPECT_LT(relative_error(y, of_y), 1.5 * relative_error(at::matmul(x, w.t()), of_y));
+      EXPECT_LT(relative_error(dx, of_dx), 1.5 * relative_error(at::matmul(dy, w), of_dx));
+      const at::Tensor of_grad = at::matmul(wide(dy).t(), wide(x));
+      EXPECT_LT(relative_error(grad, of_grad), 1.5 * relative_error(at::matmul(dy.t(), x), of_grad));
+      EXPECT_FALSE(packed.kept_for_output(w).defined()) << "a copy would take half as much again as the weight";
+      if (tiles) {
+        configure_thread(3);
+        EXPECT_TRUE(kernels::linear(x, w).equal(y)) << "threads change the result";
+        configure_thread(1);
+      }
+    }
+  });
+}
+
+// Numbers with 24 bits, of which the sums are exact in float64 and the products need all parts.
+TEST_F(TileProductTest, NoBitOfAFloat32NumberIsLost) {
+  const at::Tensor x = at::zeros({128, 256}), w = at::zeros({256, 256});
+  x.select(1, 0).fill_(1.0f + 0x1p-11f + 0x1p-23f);
+  w.select(1, 0).fill_(1.0f);
+  EXPECT_TRUE(kernels::linear(x, w).eq(1.0f + 0x1p-11f + 0x1p-23f).all().item<bool>());
+  x.select(1, 0).fill_(-1.0f);
+  w.select(1, 0).fill_(0x1.fffffep+3f);
+  EXPECT_TRUE(kernels::linear(x, w).eq(-0x1.fffffep+3f).all().item<bool>());
+}
+
+TEST_F(TileProductTest, LargeOperandsOfFloat32AreCut) {
+  const at::Tensor x = at::randn({130, 270}), w = at::randn({320, 270}), bias = at::randn({320});
+  const at::Tensor dy = at::randn({130, 320}), begin = at::randn({320, 270}), dz = at::randn({130, 300});
+  const at::Tensor v = at::randn({300, 256}), u = at::randn({130, 512});
+  const auto results = [&] {
+    const at::Tensor grad = begin.clone();
+    linear_weight_gradient(grad, dy, x, 1.0);
+    const ActivatedOutput gated = linear_activation(x, w, bias, Activation::Silu, true);
+    const ActivatedOutput back = linear_activation_gradient(dz, v, u, Activation::Silu, true, true);
+    return std::vector{kernels::linear(x, w),
+                       kernels::linear(x, w, nullptr, bias),
+                       linear_input_gradient(dy, w),
+                       grad,
+                       gated.u,
+                       gated.y,
+                       back.u,
+                       back.y};
+  };
+  const auto whole = results();
+  const std::size_t before = set_most_packed_words(60'000);
+  const auto in_parts = results();
+  set_most_packed_words(before);
+  for (std::size_t i = 0; i < whole.size(); ++i)
+    EXPECT_LT(relative_error(in_parts[i], wide(whole[i])), 1e-6) << "result " << i;
+}
+
 // From kRowsPackedWhileRead on a product keeps no copy, and so needs not be told of what is written.
 TEST_F(TileProductTest, OfManyRowsPacksTheWeightWhileItIsRead) {
   on_each([] {

@@ -89,7 +89,8 @@ struct TrainConfig {
       "(tests).",
       Choices({"auto", "amx", "avx512_bf16", "avx512", "avx2", "reference", "cuda-emulated"}));
     v("matmul_precision", matmul_precision,
-      "float32 matrix products: high permits three bf16 ones (error 4e-6 instead of 4e-7) on AMX, TF32 on CUDA.",
+      "float32 matrix products: high permits three bf16 ones in place of six (error 4e-6 instead of 4e-7) on AMX, TF32 "
+      "on CUDA.",
       "matmul-precision", Choices({"highest", "high"}));
     v("deterministic_mode", deterministic_mode,
       "On CUDA, the same bits in every run: attention's gradients are summed in one order, by slower kernels. On a CPU "

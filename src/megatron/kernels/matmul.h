@@ -46,7 +46,7 @@ class PackedWeight {
     at::Tensor words;
     std::uint32_t version = 0;
     const void* data = nullptr;
-    bool split = false;
+    std::size_t parts = 0;
   };
   static bool holds(const Copy& copy, const at::Tensor& operand);
   static const at::Tensor& update(Copy& copy, const at::Tensor& operand);

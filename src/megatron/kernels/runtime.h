@@ -54,10 +54,11 @@ std::string instruction_set();
 std::vector<std::string> instruction_sets();  ///< those that this machine has, the one that "auto" chooses first
 void force_instruction_set(const std::string& name);
 
-/// What products of float32 matrices may lose: "highest", nothing; "high", what three bf16 products on the matrix unit
-/// of AMX leave (relative error 4e-6 instead of 4e-7), and on CUDA TF32, which reads 10 bits of a mantissa. As in
-/// PyTorch "high" permits it: where there is no such unit, products stay what they are. Process-wide
-/// (--train.matmul_precision); "highest" at first. Throws ConfigError for other names.
+/// What products of float32 matrices may lose: "highest", nothing (on AMX large ones are six of bf16, as exact as one
+/// of float32); "high", what three bf16 products on that matrix unit leave (relative error 4e-6 instead of 4e-7), and
+/// on CUDA TF32, which reads 10 bits of a mantissa. As in PyTorch "high" permits it: where there is no such unit,
+/// products stay what they are. Process-wide (--train.matmul_precision); "highest" at first. Throws ConfigError for
+/// other names.
 void set_matmul_precision(const std::string& name);
 /// What products do on `device`: "high" only where it is permitted and, on a CPU, there is such a unit.
 std::string matmul_precision(at::DeviceType device = at::kCPU);

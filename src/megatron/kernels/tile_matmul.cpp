@@ -22,10 +22,13 @@ std::atomic<bool>& high_precision_suffices() {
   return high;
 }
 
-/// Three products of bf16 are faster than one of float32 on tiles alone.
+/// Three products of bf16, and six, are faster than one of float32 on tiles alone.
 bool splits(cpu::TileUnit unit) { return unit == cpu::TileUnit::Hardware || unit == cpu::TileUnit::Emulated; }
 
-bool split(const at::Tensor& x) { return x.scalar_type() == at::kFloat; }
+/// How many bf16 numbers stand for an element of x.
+std::size_t parts_of(const at::Tensor& x) {
+  return x.scalar_type() == at::kFloat ? high_precision_suffices() ? 2 : cpu::kMostParts : 1;
+}
 
 std::uint16_t* words_of(const at::Tensor& packed) {
   return reinterpret_cast<std::uint16_t*>(packed.mutable_data_ptr<std::int16_t>());
@@ -42,9 +45,10 @@ std::size_t whole_panels(std::size_t n) { return std::max<std::size_t>(cpu::pane
 Cut cut_of(const cpu::TileProduct& p, std::size_t threads) {
   // Left operands that have to be packed stay in the second cache; that few columns are left is worse than few rows.
   constexpr std::size_t kRows = 512, kPackedWords = 1 << 19, kLeastColumns = 256;
-  const std::size_t row_words = cpu::pieces_of(p.depth) * cpu::kPieceDepth * (p.split ? 2 : 1);
+  const std::size_t row_words = cpu::pieces_of(p.depth) * cpu::kPieceDepth;
   const auto whole = [](std::size_t n) { return std::max<std::size_t>(n / cpu::kPanelLines, 1) * cpu::kPanelLines; };
-  const std::size_t most = cpu::reads_in_place(p) ? kRows : kPackedWords / std::max<std::size_t>(row_words, 1);
+  const bool there = cpu::reads_in_place(p) || p.packed_a != nullptr;
+  const std::size_t most = there ? kRows : kPackedWords / std::max<std::size_t>(row_words, 1);
   Cut cut{whole(std::min(kRows, most)), p.columns};
   const auto pieces = [&] { return parts_of(p.rows, cut.rows) * parts_of(p.columns, cut.columns); };
   // As many pieces as threads, or a multiple of it: the last of them all are done at once.
@@ -70,6 +74,16 @@ Cut cut_of_plain(const cpu::TileProduct& p, std::size_t threads) {
 }
 /// With fewer rows a piece, and several pieces of the same columns, it is packed once before.
 constexpr std::size_t kRowsWorthPacking = 1024;
+/// Operands of float32 are packed before, once for all threads.
+std::atomic<std::size_t>& most_words() {
+  static std::atomic<std::size_t> words = std::size_t{12} << 20;
+  return words;
+}
+/// The first part of `size`, about half, in whole panels and pieces.
+std::int64_t half_of(std::int64_t size) {
+  constexpr std::int64_t kWhole = cpu::kPanelLines;
+  return std::min((size / 2 + kWhole - 1) / kWhole * kWhole, size);
+}
 
 }  // namespace
 
@@ -92,36 +106,89 @@ bool on_tiles(const at::Tensor& a, const at::Tensor& b) {
   if (!a.is_cpu() || !b.is_cpu() || a.scalar_type() != b.scalar_type()) return false;
   const cpu::TileUnit unit = cpu::tile_unit();
   if (a.scalar_type() == at::kBFloat16) return unit != cpu::TileUnit::None;
-  return a.scalar_type() == at::kFloat && high_precision_suffices() && splits(unit);
+  // Six products pay where each packed number is used often enough; the weight is packed anew each time, since its
+  // parts would take half as much memory again as it does.
+  constexpr std::int64_t kLeastRows = 128, kLeastWidth = 256;
+  if (a.scalar_type() != at::kFloat || !splits(unit)) return false;
+  return high_precision_suffices() ||
+         (a.size(0) >= kLeastRows && std::min({a.size(1), b.size(0), b.size(1)}) >= kLeastWidth);
 }
 
-at::Tensor pack_for_tiles(const at::Tensor& b_any) {
-  const at::Tensor b = cpu::laid_out(b_any);
-  const auto depth = static_cast<std::size_t>(b.size(0)), columns = static_cast<std::size_t>(b.size(1));
-  const std::size_t words = cpu::packed_words(columns, depth), panel_words = cpu::packed_words(1, depth);
-  const at::Tensor packed = at::empty({split(b) ? 2 : 1, static_cast<std::int64_t>(words)}, at::kShort);
+std::size_t set_most_packed_words(std::size_t words) { return most_words().exchange(words); }
+
+bool keeps_packed(const at::Tensor& w) { return w.scalar_type() != at::kFloat || high_precision_suffices(); }
+
+namespace {
+
+/// The lines of `operand` as panels, [parts, words].
+at::Tensor packed_lines(const at::Tensor& operand, cpu::TileSide side) {
+  const at::Tensor laid_out = cpu::laid_out(operand);
+  const auto count = static_cast<std::size_t>(operand.size(0)), depth = static_cast<std::size_t>(operand.size(1));
+  const std::size_t words = cpu::packed_words(count, depth), panel_words = cpu::packed_words(1, depth);
+  const std::size_t parts = parts_of(operand);
+  const at::Tensor packed = at::empty({static_cast<std::int64_t>(parts), static_cast<std::int64_t>(words)}, at::kShort);
   std::uint16_t* const to = words_of(packed);
-  const cpu::Matrix lines = cpu::matrix(b).transposed();
+  const cpu::Matrix lines = cpu::matrix(laid_out);
   // Of a piece of work: rows of many panels from end to end, or the lines of one panel.
   const bool side_by_side = lines.row == 1 && lines.column != 1;
   const std::size_t most_lines = (side_by_side ? 12 : 1) * cpu::kPanelLines;
   const std::size_t most_depth = side_by_side ? 8 * cpu::kPieceDepth : std::max<std::size_t>(depth, 1);
-  const std::size_t across = (columns + most_lines - 1) / most_lines, down = (depth + most_depth - 1) / most_depth;
+  const std::size_t across = (count + most_lines - 1) / most_lines, down = (depth + most_depth - 1) / most_depth;
   cpu::for_each_block(static_cast<std::int64_t>(across * down), [&](std::int64_t i, int) {
     const std::size_t line = static_cast<std::size_t>(i) % across * most_lines;
     const std::size_t k = static_cast<std::size_t>(i) / across * most_depth;
     const std::size_t offset = line / cpu::kPanelLines * panel_words + k / cpu::kPieceDepth * cpu::kPieceWords;
-    for (const cpu::TilePart part : {cpu::TilePart::High, cpu::TilePart::Low})
-      if (part == cpu::TilePart::High || split(b))
-        cpu::pack_panels(lines.at(line, k), std::min(most_lines, columns - line), std::min(most_depth, depth - k), part,
-                         cpu::TileSide::Right, to + offset + (part == cpu::TilePart::Low ? words : 0), panel_words);
+    cpu::pack_panels(lines.at(line, k), std::min(most_lines, count - line), std::min(most_depth, depth - k), side,
+                     to + offset, panel_words, parts, words);
   });
   return packed;
 }
 
+/// Calls tile_matmul for parts of a product of float32 operands of which one takes too much room when it is packed;
+/// whether it did so. Parts of the depth are added up, which an epilogue does not wait for.
+bool multiply_by_parts(const at::Tensor& c, const at::Tensor& a, const at::Tensor& b, const at::Tensor& packed_b,
+                       bool accumulate, const cpu::Epilogue& epilogue) {
+  const std::int64_t rows = a.size(0), depth = a.size(1), columns = b.size(1);
+  const auto too_large = [&](std::int64_t lines) {
+    return cpu::packed_words(static_cast<std::size_t>(lines), static_cast<std::size_t>(depth)) * parts_of(a) >
+           most_words();
+  };
+  const bool has_epilogue = epilogue.kind != cpu::Epilogue::Kind::None;
+  const bool a_is = too_large(rows), b_is = !packed_b.defined() && too_large(columns);
+  if (!has_epilogue && !packed_b.defined() && ((a_is && depth >= rows) || (b_is && depth >= columns))) {
+    const std::int64_t first = half_of(depth);
+    tile_matmul(c, a.narrow(1, 0, first), b.narrow(0, 0, first), {}, accumulate);
+    tile_matmul(c, a.narrow(1, first, depth - first), b.narrow(0, first, depth - first), {}, true);
+    return true;
+  }
+  const auto at = [&](std::int64_t row, std::int64_t column) {
+    return epilogue.at(static_cast<std::size_t>(row), static_cast<std::size_t>(column), *cpu::element_of(c));
+  };
+  if (b_is && epilogue.half == 0) {
+    const std::int64_t first = half_of(columns), rest = columns - first;
+    tile_matmul(c.narrow(1, 0, first), a, b.narrow(1, 0, first), {}, accumulate, epilogue);
+    tile_matmul(c.narrow(1, first, rest), a, b.narrow(1, first, rest), {}, accumulate, at(0, first));
+    return true;
+  }
+  if (!a_is || rows <= static_cast<std::int64_t>(cpu::kPanelLines)) return false;
+  const std::int64_t first = half_of(rows), rest = rows - first;
+  tile_matmul(c.narrow(0, 0, first), a.narrow(0, 0, first), b, packed_b, accumulate, epilogue);
+  tile_matmul(c.narrow(0, first, rest), a.narrow(0, first, rest), b, packed_b, accumulate, at(first, 0));
+  return true;
+}
+
+}  // namespace
+
+at::Tensor pack_for_tiles(const at::Tensor& b) { return packed_lines(b.t(), cpu::TileSide::Right); }
+
 void tile_matmul(const at::Tensor& c, const at::Tensor& a_any, const at::Tensor& b_any, const at::Tensor& packed_b,
                  bool accumulate, const cpu::Epilogue& epilogue) {
   const at::Tensor a = cpu::laid_out(a_any), plain_b = cpu::laid_out(b_any);
+  const std::size_t parts = parts_of(a);
+  if (parts > 1 && multiply_by_parts(c, a, plain_b, packed_b, accumulate, epilogue)) return;
+  if (parts > 1 && !packed_b.defined())
+    return tile_matmul(c, a, plain_b, pack_for_tiles(plain_b), accumulate, epilogue);
+  const at::Tensor packed_a = parts > 1 ? packed_lines(a, cpu::TileSide::Left) : at::Tensor();
   const auto depth = static_cast<std::size_t>(a.size(1));
   // What two halves have in common, and so has a product whose gradient goes to two.
   const auto columns = static_cast<std::size_t>(epilogue.half != 0 ? epilogue.half : c.size(1));
@@ -131,9 +198,11 @@ void tile_matmul(const at::Tensor& c, const at::Tensor& a_any, const at::Tensor&
                                depth,
                                cpu::matrix(a),
                                cpu::matrix(plain_b),
+                               packed_a.defined() ? words_of(packed_a) : nullptr,
                                b,
-                               b != nullptr && split(a) ? b + packed_b.size(1) : nullptr,
-                               split(a),
+                               packed_a.defined() ? static_cast<std::size_t>(packed_a.size(1)) : 0,
+                               b != nullptr ? static_cast<std::size_t>(packed_b.size(1)) : 0,
+                               parts,
                                columns % cpu::kPanelLines == 0,
                                cpu::mutable_matrix(c),
                                accumulate,
@@ -161,8 +230,8 @@ void tile_matmul(const at::Tensor& c, const at::Tensor& a_any, const at::Tensor&
     part.c = whole.c.at(row, column);
     part.epilogue = epilogue.at(row, column, whole.c.type);
     part.b = whole.b.at(0, column);
+    if (part.packed_a != nullptr) part.packed_a += row / cpu::kPanelLines * panel_words;
     if (part.packed_b != nullptr) part.packed_b += column / cpu::kPanelLines * panel_words;
-    if (part.packed_b_low != nullptr) part.packed_b_low += column / cpu::kPanelLines * panel_words;
     cpu::tile_product(part, unit, bytes + thread * scratch_bytes);
   });
 }
@@ -176,12 +245,12 @@ std::uint32_t version_of(const at::Tensor& x) {
 
 bool PackedWeight::holds(const Copy& copy, const at::Tensor& operand) {
   return !operand.is_inference() && copy.words.defined() && copy.version == version_of(operand) &&
-         copy.data == operand.const_data_ptr() && copy.split == split(operand);
+         copy.data == operand.const_data_ptr() && copy.parts == parts_of(operand);
 }
 const at::Tensor& PackedWeight::update(Copy& copy, const at::Tensor& operand) {
   if (holds(copy, operand)) return copy.words;
   copy.words.reset();  // before the new one is allocated
-  copy = {pack_for_tiles(operand), version_of(operand), operand.const_data_ptr(), split(operand)};
+  copy = {pack_for_tiles(operand), version_of(operand), operand.const_data_ptr(), parts_of(operand)};
   return copy.words;
 }
 at::Tensor PackedWeight::kept_for_output(const at::Tensor& w) const {

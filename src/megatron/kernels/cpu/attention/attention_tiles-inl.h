@@ -81,11 +81,11 @@ inline void pack_over_features(const AttentionProblem& p, const Heads& x, const 
                                std::size_t count, TileSide side, Words* to, std::size_t number) {
   static_assert(kLeastBlock % kPanelLines == 0 && kLeastBlock % kPieceDepth == 0, "they lie together");
   const std::size_t panel = TileCounts(p).features * kPieceWords;
-  pack_panels(positions_of(x, head, k), count, p.size, TilePart::High, side, to + number * panel, panel);
+  pack_panels(positions_of(x, head, k), count, p.size, side, to + number * panel, panel);
 }
 inline void pack_over_positions(const AttentionProblem& p, const Heads& x, const Head& head, std::size_t k,
                                 std::size_t count, TileSide side, Words* to, std::size_t number, std::size_t pieces) {
-  pack_panels(positions_of(x, head, k).transposed(), p.size, count, TilePart::High, side, to + number * kPieceWords,
+  pack_panels(positions_of(x, head, k).transposed(), p.size, count, side, to + number * kPieceWords,
               pieces * kPieceWords);
 }
 

@@ -123,7 +123,7 @@ Blocks queries_gradient(const Pass& pass, Tiles& tiles, std::size_t batch, std::
   for (const auto& [from, square] : {std::pair(w.weights, w.probabilities), std::pair(w.dweights, w.gradients)}) {
     std::fill(from + rows * kWordStride, from + kPanelLines * kWordStride, Words{0});
     const Matrix transposed{from + begin, ElementType::BFloat16, 1, kWordStride};
-    pack_panels(transposed, (blocks.end - blocks.begin) * kPanelLines, kPanelLines, TilePart::High, TileSide::Right,
+    pack_panels(transposed, (blocks.end - blocks.begin) * kPanelLines, kPanelLines, TileSide::Right,
                 square.at(blocks.begin, i), kBatchBlocks * kPieceWords);
   }
   float* const dq = pass.dq.rows(pass.member, batch / kBatch) + i * kPanelLines * pass.dq.stride;

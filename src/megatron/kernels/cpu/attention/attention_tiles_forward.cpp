@@ -31,7 +31,7 @@ void forward_rows(const AttentionProblem& p, Tiles& tiles, const Head& head, std
   const std::size_t stride = count.stride(), panel = count.features * kPieceWords;
   const Words* const values = packed + count.keys * panel;
   Running running[kPanelLines];
-  pack_panels(positions_of(p.q, head, q0), rows, p.size, TilePart::High, TileSide::Left, space.queries, 0);
+  pack_panels(positions_of(p.q, head, q0), rows, p.size, TileSide::Left, space.queries, 0);
   const KeyRange all = visible_of_block(p, head.b, q0, q0 + rows);
   if (all.begin >= all.end) std::fill(space.sum, space.sum + rows * stride, 0.0f);
   for (std::size_t k0 = all.begin; k0 < all.end; k0 += kKeyBlock) {

@@ -132,7 +132,7 @@ Way way_of(const at::Tensor& rows, const at::Tensor& w, bool forward, PackedWeig
   }
   if (forward && few_rows(rows.size(0), w) && readable(rows)) return {Way::Kind::FewRows};
   if (!on_tiles(rows, w)) return {own_product(rows, w) ? Way::Kind::Own : Way::Kind::Library};
-  if (packed == nullptr) return {Way::Kind::Tiles};
+  if (packed == nullptr || !keeps_packed(w)) return {Way::Kind::Tiles};
   if (rows.size(0) >= kRowsPackedWhileRead)
     return {Way::Kind::Tiles, forward ? packed->kept_for_output(w) : at::Tensor()};
   return {Way::Kind::Tiles, forward ? packed->for_output(w) : packed->for_input_gradient(w)};
@@ -384,7 +384,7 @@ void grouped_weight_gradient(const Groups& gradients, const at::Tensor& dy, cons
 void linear_weight_gradient(const at::Tensor& grad_w, const at::Tensor& dy, const at::Tensor& x, double beta) {
   const at::Tensor dy_rows = rows_of(dy), x_rows = rows_of(x);
   const bool own = readable(grad_w) && readable(dy) && readable(x) && grad_w.stride(1) == 1;
-  if (own && (is_half(dy) || on_tiles(dy, x) || cpu::own_float32_products())) {
+  if (own && (is_half(dy) || on_tiles(dy_rows, x_rows) || cpu::own_float32_products())) {
     if (beta != 0 && beta != 1) grad_w.mul_(beta);
     return add_weight_gradient(grad_w, dy_rows, x_rows, beta != 0);
   }

@@ -8,7 +8,10 @@
 namespace megatron::kernels::cpu {
 namespace {
 
-constexpr std::size_t kDepthPieces = 8;         // of a row panel: 16 KB, which stays in the first cache
+constexpr std::size_t kDepthPieces = 8;  // of a row panel: 16 KB, which stays in the first cache
+// Operands that are split are packed before and read from the third cache. The sums of a group stay in the second, and
+// what a chunk of both operands, one part, adds to them: 12 panels of columns and as many rows or fewer.
+constexpr std::size_t kSplitPieces = 4, kSplitPanels = 12;
 constexpr std::size_t kChunkParts = 6;          // as many times as many of column panels stay in the second
 constexpr std::size_t kGroupBytes = 800 << 10;  // of column panels, in that chunk
 constexpr std::size_t kMostPanels = 64, kMostDeepPanels = 16;  // of a group
@@ -17,22 +20,28 @@ constexpr std::size_t kGap = 16;  // floats, so that the rows of a tile do not s
 /// How a product is cut. Columns are taken a group of panels at a time, and of these a chunk of the depth: so many stay
 /// in the second cache while the rows go by, 32 at a time, of which the pieces of a part stay in the first.
 struct Cut {
-  std::size_t operands, halves, pieces, parts, chunks, chunk_pieces, panels, most_panels;
+  bool split;
+  std::size_t halves, pieces, parts, chunks, chunk_pieces, panels, most_panels;
 
   explicit Cut(const TileProduct& p)
-      : operands(p.split ? 2 : 1),
+      : split(p.parts > 1),
         halves(p.epilogue.two_halves() ? 2 : 1),
         pieces(pieces_of(p.depth)),
-        parts(std::max<std::size_t>(over(pieces, kDepthPieces / operands), 1)),
-        chunks(over(parts, kChunkParts)),
+        parts(std::max<std::size_t>(over(pieces, depth_pieces()), 1)),
+        chunks(over(parts, split ? 1 : kChunkParts)),
         chunk_pieces(over(pieces * over(parts, chunks), parts)),
         panels(panels_of(p.columns)),
-        most_panels(std::min(kGroupBytes / (std::max<std::size_t>(chunk_pieces, 1) * piece_bytes()),
-                             chunks > 1 ? kMostDeepPanels : kMostPanels) /
-                    halves) {}
+        most_panels(panels_at_once() / halves) {}
 
+  /// Panels of a group.
+  std::size_t panels_at_once() const {
+    if (split) return kSplitPanels;
+    return std::min(kGroupBytes / (std::max<std::size_t>(chunk_pieces, 1) * kPieceWords * sizeof(std::uint16_t)),
+                    chunks > 1 ? kMostDeepPanels : kMostPanels);
+  }
+  /// Pieces of depth of a part: those of a row panel stay in the first cache.
+  std::size_t depth_pieces() const { return split ? kSplitPieces : kDepthPieces; }
   static std::size_t over(std::size_t size, std::size_t part) { return (size + part - 1) / part; }
-  std::size_t piece_bytes() const { return kPieceWords * sizeof(std::uint16_t) * operands; }
   std::size_t pieces_before(std::size_t part) const { return pieces * part / parts; }
   std::size_t part_before(std::size_t chunk) const { return parts * chunk / chunks; }
   /// The most panels that a group has.
@@ -55,12 +64,13 @@ class Worker {
 
   static std::size_t left_words(const TileProduct& p) {
     const Cut cut(p);
+    if (p.packed_a != nullptr) return 0;
     // Rows at the end that fill no panel are packed whatever lies where it is read.
-    return packed_words(reads_in_place(p) ? 1 : p.rows, 1) * cut.chunk_pieces * cut.operands;
+    return packed_words(reads_in_place(p) ? 1 : p.rows, 1) * cut.chunk_pieces;
   }
   static std::size_t right_words(const TileProduct& p) {
     const Cut cut(p);
-    return p.packed_b != nullptr ? 0 : cut.group_panels() * cut.chunk_pieces * kPieceWords * cut.operands;
+    return p.packed_b != nullptr ? 0 : cut.group_panels() * cut.chunk_pieces * kPieceWords;
   }
   static std::size_t bytes(const TileProduct& p) {
     return (left_words(p) + right_words(p)) * sizeof(std::uint16_t) + Cut(p).sums(p.rows) * sizeof(float);
@@ -88,9 +98,10 @@ class Worker {
     return half * static_cast<std::size_t>(p_.epilogue.half) / kPanelLines + panel;
   }
 
-  // What of an operand is not there as tiles is packed for a chunk: [panel][high, low][pieces].
+  // What of an operand is not there as tiles is packed for a chunk: [panel][pieces].
 
   void pack_left() {
+    if (p_.packed_a != nullptr) return;
     const std::size_t row = reads_in_place(p_) ? p_.rows / kPanelLines * kPanelLines : 0;
     if (row < p_.rows) pack_lines(p_.a.at(row, first_ * kPieceDepth), p_.rows - row, TileSide::Left, left_);
   }
@@ -104,19 +115,21 @@ class Worker {
   }
   void pack_lines(const Matrix& lines, std::size_t count, TileSide side, std::uint16_t* to) const {
     const std::size_t depth = std::min(p_.depth - first_ * kPieceDepth, count_ * kPieceDepth);
-    pack_panels(lines, count, depth, TilePart::High, side, to, panel_words());
-    if (p_.split) pack_panels(lines, count, depth, TilePart::Low, side, to + count_ * kPieceWords, panel_words());
+    pack_panels(lines, count, depth, side, to, panel_words());
   }
-  std::size_t panel_words() const { return count_ * kPieceWords * cut_.operands; }
+  std::size_t panel_words() const { return count_ * kPieceWords; }
 
   /// The panel of rows from `row` on, from piece `piece` of the chunk.
-  LeftPanel left(std::size_t row, TilePart part, std::size_t piece) const {
+  LeftPanel left(std::size_t row, std::size_t piece) const {
     const std::size_t rows = std::min(kPanelLines, p_.rows - row);
+    if (p_.packed_a != nullptr) {
+      LeftPanel there = packed_panel(p_.packed_a + (row / kPanelLines * cut_.pieces + first_ + piece) * kPieceWords);
+      there.rows = rows;
+      return there;
+    }
     if (!reads_in_place(p_) || rows < kPanelLines) {
       const std::size_t panel = reads_in_place(p_) ? 0 : row / kPanelLines;
-      const std::uint16_t* const at =
-          left_ + panel * panel_words() + (part == TilePart::Low ? count_ * kPieceWords : 0) + piece * kPieceWords;
-      LeftPanel panel_at = packed_panel(at);
+      LeftPanel panel_at = packed_panel(left_ + panel * panel_words() + piece * kPieceWords);
       panel_at.rows = rows;
       return panel_at;
     }
@@ -125,11 +138,12 @@ class Worker {
     return {static_cast<const std::byte*>(at.data), stride, 16 * stride, 64, rows};
   }
   /// Panel number `i` of the group, from piece `piece` of the chunk.
-  const std::uint16_t* right(std::size_t i, TilePart part, std::size_t piece) const {
-    if (p_.packed_b == nullptr)
-      return right_ + i * panel_words() + (part == TilePart::Low ? count_ * kPieceWords : 0) + piece * kPieceWords;
-    return (part == TilePart::Low ? p_.packed_b_low : p_.packed_b) +
-           (panel_of(i) * cut_.pieces + first_ + piece) * kPieceWords;
+  const std::uint16_t* right(std::size_t i, std::size_t piece) const {
+    if (p_.packed_b == nullptr) return right_ + i * panel_words() + piece * kPieceWords;
+    return p_.packed_b + (panel_of(i) * cut_.pieces + first_ + piece) * kPieceWords;
+  }
+  PartSteps part_steps() const {
+    return {p_.parts, static_cast<std::ptrdiff_t>(p_.packed_a_part * sizeof(std::uint16_t)), p_.packed_b_part};
   }
 
   /// 32 rows of c, or fewer: what the chunk adds to the group's columns.
@@ -148,16 +162,15 @@ class Worker {
     for (std::size_t part = cut_.part_before(chunk_); part < end; ++part) {
       const std::size_t piece = cut_.pieces_before(part) - first_, next = cut_.pieces_before(part + 1) - first_;
       const bool accumulate = part > 0 || (in_c && p_.accumulate);
-      const LeftPanel a = left(row, TilePart::High, piece), a_low = p_.split ? left(row, TilePart::Low, piece) : a;
+      const LeftPanel a = left(row, piece);
       for (std::size_t i = 0; i < group_panels(); ++i) {
         float* const to = data + i / (end_ - begin_) * sums.second + i % (end_ - begin_) * kPanelLines;
         if (part + 1 == end && in_c && reads_c && row + kPanelLines < p_.rows) prefetch_sums(c.at(kPanelLines, 0), i);
-        if (p_.split)
-          multiply_split_tiles(tiles_, a, a_low, right(i, TilePart::High, piece), right(i, TilePart::Low, piece),
-                               next - piece, to, sums.stride, accumulate, ahead(row, part, i));
+        if (p_.parts > 1)
+          multiply_split_tiles(tiles_, a, right(i, piece), part_steps(), next - piece, to, sums.stride, accumulate,
+                               parts_ahead(row, i));
         else
-          multiply_tiles(tiles_, a, right(i, TilePart::High, piece), next - piece, to, sums.stride, accumulate,
-                         ahead(row, part, i));
+          multiply_tiles(tiles_, a, right(i, piece), next - piece, to, sums.stride, accumulate, ahead(row, part, i));
       }
     }
     if (chunk_ + 1 < cut_.chunks) return;
@@ -176,11 +189,31 @@ class Worker {
       return {left_ahead(row, part, i), right_ahead(row, part, i)};
   }
 
+  /// What the next chunk, of the group or the next one, reads of operands that are split: with panel number `i` of
+  /// columns a share of this panel of rows, and of it a share with each panel of rows.
+  AheadOfParts parts_ahead(std::size_t row, std::size_t i) const {
+    const bool last = chunk_ + 1 == cut_.chunks;
+    const std::size_t first = last ? 0 : first_ + count_, runs = kSplitPieces * p_.parts;
+    const std::size_t panel = panel_of(i) + (last ? end_ - begin_ : 0), shares = panels_of(p_.rows);
+    const auto run = [&](const std::uint16_t* panel_words, std::size_t part_words, std::size_t number) {
+      const std::size_t piece = first + number % kSplitPieces;
+      const std::uint16_t* const at = panel_words + number / kSplitPieces * part_words + piece * kPieceWords;
+      return piece < cut_.pieces ? reinterpret_cast<const std::byte*>(at) : nullptr;
+    };
+    AheadOfParts ahead;
+    if (i < runs) ahead.runs[0] = run(p_.packed_a + row / kPanelLines * cut_.pieces * kPieceWords, p_.packed_a_part, i);
+    if (last && end_ + i % (end_ - begin_) >= cut_.panels) return ahead;
+    const std::size_t share = row / kPanelLines, begin = runs * share / shares, end = runs * (share + 1) / shares;
+    for (std::size_t k = begin; k < std::min(end, begin + 2); ++k)
+      ahead.runs[1 + k - begin] = run(p_.packed_b + panel * cut_.pieces * kPieceWords, p_.packed_b_part, k);
+    return ahead;
+  }
+
   /// A share of the left operand that comes next.
   Ahead left_ahead(std::size_t row, std::size_t part, std::size_t i) const {
     if (++part == cut_.part_before(chunk_ + 1)) part = cut_.part_before(chunk_), row += kPanelLines;
     if (row >= p_.rows) return {};
-    const LeftPanel next = left(row, TilePart::High, cut_.pieces_before(part) - first_);
+    const LeftPanel next = left(row, cut_.pieces_before(part) - first_);
     const auto line = [&](std::size_t r) {
       return next.data + static_cast<std::ptrdiff_t>(r / kTileRows16) * next.second +
              static_cast<std::ptrdiff_t>(r % kTileRows16) * next.stride;
@@ -236,7 +269,7 @@ class Worker {
 }  // namespace
 
 bool reads_in_place(const TileProduct& p) {
-  return !p.split && p.a.type == ElementType::BFloat16 && p.a.column == 1 && p.depth % kPieceDepth == 0;
+  return p.a.type == ElementType::BFloat16 && p.a.column == 1 && p.depth % kPieceDepth == 0;
 }
 
 std::size_t tile_scratch_bytes(const TileProduct& p) { return Worker<EmulatedTiles>::bytes(p); }

@@ -19,22 +19,27 @@ constexpr std::size_t packed_words(std::size_t lines, std::size_t depth) {
   return panels_of(lines) * pieces_of(depth) * kPieceWords;
 }
 
-/// What of an element is packed: the nearest bf16 number, or the nearest one to what that leaves of a float32.
-enum class TilePart : std::uint8_t { High, Low };
+/// Of a float32 element these parts are packed: the nearest bf16 number, then the nearest to what that leaves, then, of
+/// three, to what both leave. Two keep 16 bits of the element, three all 24.
+inline constexpr std::size_t kMostParts = 3;
 /// Left operands have lines of pairs side by side in a tile, right ones pairs of lines.
 enum class TileSide : std::uint8_t { Left, Right };
-/// The panels of a matrix [lines, depth], `panel_words` from one to the next.
-void pack_panels(const Matrix& matrix, std::size_t lines, std::size_t depth, TilePart part, TileSide side,
-                 std::uint16_t* to, std::size_t panel_words);
+/// The panels of a matrix [lines, depth], `panel_words` from one to the next; of float32 `parts`, two or three,
+/// `part_words` from one to the next.
+void pack_panels(const Matrix& matrix, std::size_t lines, std::size_t depth, TileSide side, std::uint16_t* to,
+                 std::size_t panel_words, std::size_t parts = 1, std::size_t part_words = 0);
 
-/// c [rows, columns] = or += a [rows, depth] b [depth, columns]. Where `split`, both operands are split in two parts,
-/// and c is the sum of three products: high high + high low + low high. Where the epilogue has two halves, `columns`
-/// are those of one, whole panels, and b has those of both.
+/// c [rows, columns] = or += a [rows, depth] b [depth, columns]. Operands of float32 are split in `parts`, and c is the
+/// sum of the products of those whose numbers (from 0) add up to less: of two parts three, with an error of some
+/// 2^-16 of the terms, of three six, with one below what float32 rounds off. Where the epilogue has two halves,
+/// `columns` are those of one, whole panels, and b has those of both.
 struct TileProduct {
   std::size_t rows, columns, depth;
   Matrix a, b;
-  const std::uint16_t *packed_b, *packed_b_low;  ///< b packed by its columns; null: it is packed while it is used
-  bool split;
+  /// a packed by its rows, b by its columns; null: it is packed while it is used, which those that are split are not.
+  const std::uint16_t *packed_a, *packed_b;
+  std::size_t packed_a_part, packed_b_part;  ///< words from a part to the next
+  std::size_t parts;                         ///< 1: not split
   bool fills_panels;  ///< whether the columns of the whole product, of which this may be a part, are whole panels
   MutableMatrix c;
   bool accumulate;  ///< not with an epilogue
