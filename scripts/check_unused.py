@@ -21,6 +21,7 @@ BEFORE_CALLS = {"return", "else", "throw", "case", "do", "new", "delete", "and",
 ALLOWED = {
     "choose_float32_products": "tests of both on each machine, of which a run has one",
     "emulate_tiles": "tests of AMX's products on machines without AMX",
+    "set_most_packed_words": "large products of float32 are cut, which tests show with small ones",
     "set_launch_order": "no result of a kernel may depend on the order of its threads, which tests change",
     "load_cuda_from": "which operators a plugin serves is tested with one that needs no GPU",
     "copy_by": "a step on a device without numbers is answered by its test",
