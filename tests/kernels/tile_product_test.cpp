@@ -4,6 +4,7 @@
 #include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
 
+#include <utility>
 #include <vector>
 
 #include "megatron/base/error.h"
@@ -78,6 +79,15 @@ TEST_F(TileProductTest, WeightGradientsOfManyRowsAreSummedInSeveralParts) {
   const at::Tensor x = bf16({2100, 35}), dy = bf16({2100, 33}), grad = at::zeros({33, 35});
   linear_weight_gradient(grad, dy, x, 0.0);
   EXPECT_LT(relative_error(grad, at::matmul(wide(dy).t(), wide(x))), kFloat);
+}
+
+TEST_F(TileProductTest, AGradientOfNoRowsIsZero) {
+  configure_thread(2);
+  for (const at::ScalarType type : {at::kBFloat16, at::kFloat}) {
+    const at::Tensor grad = at::ones({512, 64});
+    linear_weight_gradient(grad, at::empty({0, 512}, type), at::empty({0, 64}, type), 0.0);
+    EXPECT_TRUE(grad.eq(0).all().item<bool>());
+  }
 }
 
 TEST_F(TileProductTest, OperandsMayBeViewsWithGapsBetweenRows) {
@@ -181,17 +191,25 @@ TEST_F(TileProductTest, NoBitOfAFloat32NumberIsLost) {
 
 TEST_F(TileProductTest, LargeOperandsOfFloat32AreCut) {
   const at::Tensor x = at::randn({130, 270}), w = at::randn({320, 270}), bias = at::randn({320});
-  const at::Tensor dy = at::randn({130, 320}), begin = at::randn({320, 270}), dz = at::randn({130, 300});
+  const at::Tensor dy = at::randn({130, 320}), begin = at::randn({320 * 270 + 14}), dz = at::randn({130, 300});
   const at::Tensor v = at::randn({300, 256}), u = at::randn({130, 512});
+  const at::Tensor many_x = at::randn({290, 270}), many_dy = at::randn({290, 320});
+  const at::Tensor deep_x = at::randn({128, 700}), deep_w = at::randn({256, 700}), deep_bias = at::randn({256});
+  for (const auto& [a, b] : {std::pair(x, w), std::pair(many_dy, many_x), std::pair(dz, v), std::pair(deep_x, deep_w)})
+    ASSERT_TRUE(on_tiles(a, b));
   const auto results = [&] {
-    const at::Tensor grad = begin.clone();
-    linear_weight_gradient(grad, dy, x, 1.0);
+    const at::Tensor buffer = begin.clone(), grad = buffer.narrow(0, 7, 320 * 270).view({320, 270});
+    linear_weight_gradient(grad, many_dy, many_x, 1.0);
+    const at::Tensor rounded = at::zeros({320, 270}, at::kBFloat16);
+    linear_weight_gradient(rounded, many_dy, many_x, 0.0);
+    EXPECT_LT(relative_error(rounded, at::matmul(wide(many_dy).t(), wide(many_x))), kBf16);
     const ActivatedOutput gated = linear_activation(x, w, bias, Activation::Silu, true);
     const ActivatedOutput back = linear_activation_gradient(dz, v, u, Activation::Silu, true, true);
     return std::vector{kernels::linear(x, w),
                        kernels::linear(x, w, nullptr, bias),
+                       kernels::linear(deep_x, deep_w, nullptr, deep_bias),
                        linear_input_gradient(dy, w),
-                       grad,
+                       buffer,
                        gated.u,
                        gated.y,
                        back.u,

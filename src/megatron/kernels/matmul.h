@@ -11,7 +11,8 @@
 // Matrix products of a linear layer y = x W^T, x [.., k], w [n, k], y [.., n]; the leading dimensions are one. float64,
 // float32, bf16, fp16; sums of bf16 and fp16 are taken in float32, and rounded once.
 // On the CPU bf16 is computed by AMX or AVX512_BF16, else by float32 arithmetic on numbers widened piece by piece;
-// float32 by libtorch, or by own kernels where these are faster (decision 38).
+// float32 by libtorch, or by own kernels where these are faster (decision 38), large products on AMX as six of bf16
+// (decision 155).
 namespace megatron::kernels {
 
 struct QuantizedMatrix;  // quantized/blocks.h
@@ -24,7 +25,7 @@ inline constexpr std::int64_t kRowsPackedWhileRead = 256;
 /// wants them, and again once the weight was written to. That is known by the tensor's version, which every
 /// operation of ATen raises; who writes through a pointer calls written_to(). 2 bytes per element for linear() and 2
 /// for linear_input_gradient(), twice that for float32 with precision "high". Empty where there is no such unit
-/// (cpu/products/tiles.h). One thread at a time.
+/// (cpu/products/tiles.h), and for float32 with precision "highest". One thread at a time.
 class PackedWeight {
  public:
   const at::Tensor& for_output(const at::Tensor& w);  ///< w^T as the right operand

@@ -25,10 +25,11 @@ std::atomic<bool>& high_precision_suffices() {
 /// Three products of bf16, and six, are faster than one of float32 on tiles alone.
 bool splits(cpu::TileUnit unit) { return unit == cpu::TileUnit::Hardware || unit == cpu::TileUnit::Emulated; }
 
-/// How many bf16 numbers stand for an element of x.
-std::size_t parts_of(const at::Tensor& x) {
-  return x.scalar_type() == at::kFloat ? high_precision_suffices() ? 2 : cpu::kMostParts : 1;
+/// How many bf16 numbers stand for an element.
+std::size_t parts_of(at::ScalarType type) {
+  return type == at::kFloat ? high_precision_suffices() ? 2 : cpu::kMostParts : 1;
 }
+std::size_t parts_of(const at::Tensor& x) { return parts_of(x.scalar_type()); }
 
 std::uint16_t* words_of(const at::Tensor& packed) {
   return reinterpret_cast<std::uint16_t*>(packed.mutable_data_ptr<std::int16_t>());
@@ -116,6 +117,11 @@ bool on_tiles(const at::Tensor& a, const at::Tensor& b) {
 
 std::size_t set_most_packed_words(std::size_t words) { return most_words().exchange(words); }
 
+bool fits_packed(at::ScalarType type, std::int64_t lines, std::int64_t depth) {
+  return cpu::packed_words(static_cast<std::size_t>(lines), static_cast<std::size_t>(depth)) * parts_of(type) <=
+         most_words();
+}
+
 bool keeps_packed(const at::Tensor& w) { return w.scalar_type() != at::kFloat || high_precision_suffices(); }
 
 namespace {
@@ -149,10 +155,7 @@ at::Tensor packed_lines(const at::Tensor& operand, cpu::TileSide side) {
 bool multiply_by_parts(const at::Tensor& c, const at::Tensor& a, const at::Tensor& b, const at::Tensor& packed_b,
                        bool accumulate, const cpu::Epilogue& epilogue) {
   const std::int64_t rows = a.size(0), depth = a.size(1), columns = b.size(1);
-  const auto too_large = [&](std::int64_t lines) {
-    return cpu::packed_words(static_cast<std::size_t>(lines), static_cast<std::size_t>(depth)) * parts_of(a) >
-           most_words();
-  };
+  const auto too_large = [&](std::int64_t lines) { return !fits_packed(a.scalar_type(), lines, depth); };
   const bool has_epilogue = epilogue.kind != cpu::Epilogue::Kind::None;
   const bool a_is = too_large(rows), b_is = !packed_b.defined() && too_large(columns);
   if (!has_epilogue && !packed_b.defined() && ((a_is && depth >= rows) || (b_is && depth >= columns))) {
@@ -164,7 +167,7 @@ bool multiply_by_parts(const at::Tensor& c, const at::Tensor& a, const at::Tenso
   const auto at = [&](std::int64_t row, std::int64_t column) {
     return epilogue.at(static_cast<std::size_t>(row), static_cast<std::size_t>(column), *cpu::element_of(c));
   };
-  if (b_is && epilogue.half == 0) {
+  if (b_is && epilogue.half == 0 && columns > static_cast<std::int64_t>(cpu::kPanelLines)) {
     const std::int64_t first = half_of(columns), rest = columns - first;
     tile_matmul(c.narrow(1, 0, first), a, b.narrow(1, 0, first), {}, accumulate, epilogue);
     tile_matmul(c.narrow(1, first, rest), a, b.narrow(1, first, rest), {}, accumulate, at(0, first));
@@ -172,8 +175,9 @@ bool multiply_by_parts(const at::Tensor& c, const at::Tensor& a, const at::Tenso
   }
   if (!a_is || rows <= static_cast<std::int64_t>(cpu::kPanelLines)) return false;
   const std::int64_t first = half_of(rows), rest = rows - first;
-  tile_matmul(c.narrow(0, 0, first), a.narrow(0, 0, first), b, packed_b, accumulate, epilogue);
-  tile_matmul(c.narrow(0, first, rest), a.narrow(0, first, rest), b, packed_b, accumulate, at(first, 0));
+  const at::Tensor all_b = packed_b.defined() ? packed_b : pack_for_tiles(b);
+  tile_matmul(c.narrow(0, 0, first), a.narrow(0, 0, first), b, all_b, accumulate, epilogue);
+  tile_matmul(c.narrow(0, first, rest), a.narrow(0, first, rest), b, all_b, accumulate, at(first, 0));
   return true;
 }
 
@@ -208,9 +212,9 @@ void tile_matmul(const at::Tensor& c, const at::Tensor& a_any, const at::Tensor&
                                accumulate,
                                epilogue};
   const int threads = cpu::num_threads();
-  const Cut cut = b != nullptr ? cut_of(whole, static_cast<std::size_t>(threads))
-                               : cut_of_plain(whole, static_cast<std::size_t>(threads));
-  if (b == nullptr && cut.rows < std::min(whole.rows, kRowsWorthPacking))
+  const Cut cut = packed_b.defined() ? cut_of(whole, static_cast<std::size_t>(threads))
+                                     : cut_of_plain(whole, static_cast<std::size_t>(threads));
+  if (!packed_b.defined() && cut.rows < std::min(whole.rows, kRowsWorthPacking))
     return tile_matmul(c, a, plain_b, pack_for_tiles(plain_b), accumulate, epilogue);
   const std::size_t across = (columns + cut.columns - 1) / std::max<std::size_t>(cut.columns, 1);
   const std::size_t down = (whole.rows + cut.rows - 1) / cut.rows, panel_words = cpu::packed_words(1, depth);

@@ -12,6 +12,9 @@ namespace megatron::kernels {
 bool on_tiles(const at::Tensor& a, const at::Tensor& b);
 /// Whether a packed copy of such a weight may be kept from one product to the next.
 bool keeps_packed(const at::Tensor& w);
+/// Whether an operand of `lines` takes no more room, packed, than a product gives it: larger ones of float32 are cut,
+/// those of an epilogue with two halves excepted.
+bool fits_packed(at::ScalarType type, std::int64_t lines, std::int64_t depth);
 /// The most words that an operand of float32 takes when it is packed for a product; one with larger operands is
 /// computed in parts. For tests, which make it small; returns what it was.
 std::size_t set_most_packed_words(std::size_t words);

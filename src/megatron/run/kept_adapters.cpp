@@ -38,11 +38,11 @@ std::vector<plan::ParameterSpec> specs_of(const checkpoint::WeightSource& source
   return specs;
 }
 
-/// Elements of the matrices, and of the copies of B that few rows read (kernels::LowRank).
-std::int64_t elements_of(const std::vector<plan::ParameterSpec>& specs) {
+/// Elements of the matrices, and on a CPU of the copies of B that few rows read (kernels::LowRank).
+std::int64_t elements_of(const std::vector<plan::ParameterSpec>& specs, bool on_cpu) {
   std::int64_t elements = 0;
   for (const plan::ParameterSpec& spec : specs)
-    elements += spec.local_size() * (spec.name.ends_with(".lora_B.weight") ? 2 : 1);
+    elements += spec.local_size() * (on_cpu && spec.name.ends_with(".lora_B.weight") ? 2 : 1);
   return elements;
 }
 
@@ -117,6 +117,7 @@ void keep_adapters(TrainedModel& model, const std::vector<std::string>& folders,
     throw ConfigError(rule_got_fix(concat(job, ": adapters lie beside the weights of models that write texts."),
                                    "an encoder", merging_of(folders.front())));
   const auto element = static_cast<std::int64_t>(c10::elementSize(train::scalar_type(run.config)));
+  const bool on_cpu = run.config.parallel.device == "cpu";
   for (const std::string& folder : folders) {
     check_folder(model, folder, job);
     const interchange::OpenedAdapter opened = interchange::open_kept(folder, model.folder);
@@ -130,7 +131,7 @@ void keep_adapters(TrainedModel& model, const std::vector<std::string>& folders,
     for (int rank = 0; rank < run.grid.world_size(); ++rank)
       for (const plan::StageSpec& part : plan::parts_of_rank(
                run.parts, run.placement, run.grid.coord_of(rank)[static_cast<std::size_t>(plan::Axis::Pp)]))
-        model.kept_bytes += element * elements_of(specs_of(*opened.matrices, shape, run, rank, part));
+        model.kept_bytes += element * elements_of(specs_of(*opened.matrices, shape, run, rank, part), on_cpu);
     model.kept.push_back(folder);
   }
   check_memory(run, comm::place_from(comm::process_environment()), model.holding(),

@@ -55,10 +55,11 @@ inline KeyRange visible_of_rows(const AttentionProblem& p, std::size_t b, std::s
   return union_of_rows(q0, q1, p.keys, [&](std::size_t i) { return visible(p, b, i); });
 }
 
-/// The same, its begin rounded down to a panel of keys: the products begin at one.
-inline KeyRange visible_of_block(const AttentionProblem& p, std::size_t b, std::size_t q0, std::size_t q1) {
+/// Of queries [q0, q1), the begin rounded down to a `panel` of keys: the products begin at one.
+inline KeyRange visible_of_block(const AttentionProblem& p, std::size_t b, std::size_t q0, std::size_t q1,
+                                 std::size_t panel = kPanel) {
   const KeyRange all = visible_of_rows(p, b, q0, q1);
-  return {all.begin / kPanel * kPanel, all.end};
+  return {all.begin / panel * panel, all.end};
 }
 
 /// What the queries of a block see of keys [k0, k0 + count). Where a window, a document or the causal mask ends within

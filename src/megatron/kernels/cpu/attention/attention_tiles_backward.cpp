@@ -192,7 +192,7 @@ void part_gradient(const Pass& pass, Tiles& tiles) {
   const AttentionProblem& p = pass.p;
   for (std::size_t q0 = 0; q0 < p.queries; q0 += kBatch) {
     const std::size_t rows = std::min(kBatch, p.queries - q0);
-    const KeyRange all = visible_of_block(p, pass.head.b, q0, q0 + rows);
+    const KeyRange all = visible_of_block(p, pass.head.b, q0, q0 + rows, kPanelLines);
     const std::size_t begin = std::max(all.begin, pass.part.begin), end = std::min(all.end, pass.part.end);
     if (begin >= end) continue;
     std::uint8_t& touched = pass.dq.touched_at(pass.member, q0 / kBatch);

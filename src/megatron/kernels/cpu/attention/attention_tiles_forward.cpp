@@ -32,7 +32,7 @@ void forward_rows(const AttentionProblem& p, Tiles& tiles, const Head& head, std
   const Words* const values = packed + count.keys * panel;
   Running running[kPanelLines];
   pack_panels(positions_of(p.q, head, q0), rows, p.size, TileSide::Left, space.queries, 0);
-  const KeyRange all = visible_of_block(p, head.b, q0, q0 + rows);
+  const KeyRange all = visible_of_block(p, head.b, q0, q0 + rows, kPanelLines);
   if (all.begin >= all.end) std::fill(space.sum, space.sum + rows * stride, 0.0f);
   for (std::size_t k0 = all.begin; k0 < all.end; k0 += kKeyBlock) {
     const std::size_t keys = std::min(kKeyBlock, all.end - k0), first = k0 / kPieceDepth;

@@ -162,7 +162,9 @@ void product_into(const at::Tensor& c, const Way& way, const at::Tensor& rows, c
 template <class... Buffers>
 bool takes_epilogue(const Way& way, const at::Tensor& rows, std::int64_t half, const Buffers&... buffers) {
   const bool whole_panels = half % static_cast<std::int64_t>(cpu::kPanelLines) == 0;
-  const bool computes = way.kind == Way::Kind::Own || (way.kind == Way::Kind::Tiles && whole_panels);
+  const bool on_tiles = whole_panels && (half == 0 || rows.scalar_type() != at::kFloat || way.packed.defined() ||
+                                         fits_packed(at::kFloat, 2 * half, rows.size(1)));
+  const bool computes = way.kind == Way::Kind::Own || (way.kind == Way::Kind::Tiles && on_tiles);
   return computes && cpu::fast_as(rows.scalar_type(), buffers...);
 }
 
@@ -174,7 +176,10 @@ void add_weight_gradient(const at::Tensor& grad, const at::Tensor& dy, const at:
   for (std::int64_t begin = 0; begin < std::max<std::int64_t>(rows, 1); begin += step) {
     const std::int64_t count = std::min(step, rows - begin);
     const at::Tensor part = x.narrow(0, begin, count);
-    tile_matmul(grad, dy.narrow(0, begin, count).t(), part, pack_for_tiles(part), accumulate || begin > 0);
+    // Large float32 operands are cut, unless the sum would be rounded more than once by that.
+    const bool may_be_cut = part.scalar_type() == at::kFloat && !is_half(grad);
+    tile_matmul(grad, dy.narrow(0, begin, count).t(), part, may_be_cut ? at::Tensor() : pack_for_tiles(part),
+                accumulate || begin > 0);
   }
 }
 

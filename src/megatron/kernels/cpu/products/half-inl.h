@@ -46,14 +46,20 @@ HWY_INLINE F load(const c10::Half* p, std::size_t lanes) {
   return hn::PromoteTo(Floats(), hn::BitCast(hn::Rebind<hwy::float16_t, Floats>(), load_bits(p, lanes)));
 }
 
+#if HWY_TARGET <= HWY_AVX3
+/// to_bf16() where rounds_by_instruction, which loops ask once; in assembler, since AVX512_BF16 is not what the file is
+/// compiled for.
+HWY_INLINE HalfBits to_bf16_by_instruction(F v) {
+  HalfBits rounded;
+  asm("vcvtneps2bf16 %1, %0" : "=v"(rounded.raw) : "v"(v.raw));
+  return rounded;
+}
+#endif
+
 /// The upper halves, rounded to nearest, ties to even; NaN stays NaN.
 HWY_INLINE HalfBits to_bf16(F v) {
 #if HWY_TARGET <= HWY_AVX3
-  if (rounds_by_instruction.load(std::memory_order_relaxed)) {
-    HalfBits rounded;  // in assembler, since AVX512_BF16 is not what the file is compiled for
-    asm("vcvtneps2bf16 %1, %0" : "=v"(rounded.raw) : "v"(v.raw));
-    return rounded;
-  }
+  if (rounds_by_instruction.load(std::memory_order_relaxed)) return to_bf16_by_instruction(v);
 #endif
   const hn::RebindToUnsigned<Floats> du;
   const auto bits = hn::BitCast(du, v);

@@ -135,8 +135,8 @@ struct PartSteps {
   std::size_t right;
 };
 
-/// Which of the six or three products of parts come after one another, the smallest terms first, so that each but the
-/// first needs one new part: left, right.
+/// Which of the six or three products of parts come after one another, so that each but the first needs one new part:
+/// left, right.
 struct PartPair {
   std::uint8_t left, right;
 };

@@ -24,48 +24,62 @@ constexpr std::size_t kRightPanels = 12, kLeftPanels = 4;
 // Elements that are asked for ahead in each line: 32 lines are more than the processor follows.
 constexpr std::size_t kAheadAlong = 4 * kPieceDepth;
 
-/// The parts of `lanes` elements: the nearest bf16 numbers, then the nearest to what those before leave.
-template <std::size_t kParts>
-HWY_INLINE void split(const c10::BFloat16* p, std::size_t lanes, HalfBits (&parts)[kParts]) {
-  static_assert(kParts == 1);
-  parts[0] = load_bits(p, lanes);
-}
-template <std::size_t kParts>
-HWY_INLINE void split(const float* p, std::size_t lanes, HalfBits (&parts)[kParts]) {
-  F left = load(p, lanes);
-#pragma GCC unroll 3
-  for (std::size_t i = 0; i < kParts; ++i) {
-    parts[i] = to_bf16(left);
-    if (i + 1 < kParts)
-      left = hn::Sub(left, hn::BitCast(Floats(), hn::ShiftLeft<16>(hn::PromoteTo(Pairs(), parts[i]))));
+/// How elements become the words that are packed: bf16 numbers as they are.
+struct OfBf16 {
+  using Element = c10::BFloat16;
+  static constexpr std::size_t kParts = 1;
+  static HWY_INLINE void split(const Element* p, std::size_t lanes, HalfBits (&parts)[1]) {
+    parts[0] = load_bits(p, lanes);
   }
-}
+};
+/// float32 numbers as the nearest bf16 ones, then the nearest to what those before leave.
+template <std::size_t kCount, bool kByInstruction>
+struct OfFloat32 {
+  using Element = float;
+  static constexpr std::size_t kParts = kCount;
+  static HWY_INLINE HalfBits rounded(F v) {
+#if HWY_TARGET <= HWY_AVX3
+    if constexpr (kByInstruction) return to_bf16_by_instruction(v);
+#endif
+    return to_bf16(v);
+  }
+  static HWY_INLINE void split(const float* p, std::size_t lanes, HalfBits (&parts)[kCount]) {
+    F left = load(p, lanes);
+#pragma GCC unroll 3
+    for (std::size_t i = 0; i < kCount; ++i) {
+      parts[i] = rounded(left);
+      if (i + 1 < kCount)
+        left = hn::Sub(left, hn::BitCast(Floats(), hn::ShiftLeft<16>(hn::PromoteTo(Pairs(), parts[i]))));
+    }
+  }
+};
 
 HWY_INLINE P pair_up(HalfBits first, HalfBits second) {
   const Pairs d;
   return hn::Or(hn::PromoteTo(d, first), hn::ShiftLeft<16>(hn::PromoteTo(d, second)));
 }
 /// `lanes` elements of a row and of the one below it, in pairs.
-template <class T, std::size_t kParts>
-HWY_INLINE void pairs_of_rows(const T* row, const T* below, std::size_t lanes, P (&pairs)[kParts]) {
-  HalfBits first[kParts], second[kParts];
-  split(row, lanes, first);
-  split(below, lanes, second);
+template <class Of>
+HWY_INLINE void pairs_of_rows(const typename Of::Element* row, const typename Of::Element* below, std::size_t lanes,
+                              P (&pairs)[Of::kParts]) {
+  HalfBits first[Of::kParts], second[Of::kParts];
+  Of::split(row, lanes, first);
+  Of::split(below, lanes, second);
 #pragma GCC unroll 3
-  for (std::size_t i = 0; i < kParts; ++i) pairs[i] = pair_up(first[i], second[i]);
+  for (std::size_t i = 0; i < Of::kParts; ++i) pairs[i] = pair_up(first[i], second[i]);
 }
 
 /// Pairs of neighbours of one run of `count` elements, zeros behind it.
-template <class T, std::size_t kParts>
-HWY_INLINE void pairs_along(const T* p, std::size_t count, P (&pairs)[kParts]) {
+template <class Of>
+HWY_INLINE void pairs_along(const typename Of::Element* p, std::size_t count, P (&pairs)[Of::kParts]) {
   const Halves d;
   const std::size_t first = std::min(count, kLanes);
-  HalfBits below[kParts], above[kParts];
-  split(p, first, below);
+  HalfBits below[Of::kParts], above[Of::kParts];
+  Of::split(p, first, below);
   for (HalfBits& each : above) each = hn::Zero(d);
-  if (count > kLanes) split(p + kLanes, count - kLanes, above);
+  if (count > kLanes) Of::split(p + kLanes, count - kLanes, above);
 #pragma GCC unroll 3
-  for (std::size_t i = 0; i < kParts; ++i) {
+  for (std::size_t i = 0; i < Of::kParts; ++i) {
     alignas(64) std::uint16_t words[2 * kLanes];
     hn::Store(below[i], d, words);
     hn::Store(above[i], d, words + kLanes);
@@ -73,68 +87,70 @@ HWY_INLINE void pairs_along(const T* p, std::size_t count, P (&pairs)[kParts]) {
   }
 }
 
-HWY_INLINE void whole_pairs_along(const c10::BFloat16* p, P (&pairs)[1]) {
-  pairs[0] = hn::LoadU(Pairs(), reinterpret_cast<const std::uint32_t*>(p));  // they lie as pairs already
-}
-template <std::size_t kParts>
-HWY_INLINE void whole_pairs_along(const float* p, P (&pairs)[kParts]) {
-  const hn::Repartition<std::uint16_t, Pairs> both;
-  HalfBits below[kParts], above[kParts];
-  split(p, kLanes, below);
-  split(p + kLanes, kLanes, above);
+template <class Of>
+HWY_INLINE void whole_pairs_along(const typename Of::Element* p, P (&pairs)[Of::kParts]) {
+  if constexpr (Of::kParts == 1) {  // they lie as pairs already
+    pairs[0] = hn::LoadU(Pairs(), reinterpret_cast<const std::uint32_t*>(p));
+  } else {
+    const hn::Repartition<std::uint16_t, Pairs> both;
+    HalfBits below[Of::kParts], above[Of::kParts];
+    Of::split(p, kLanes, below);
+    Of::split(p + kLanes, kLanes, above);
 #pragma GCC unroll 3
-  for (std::size_t i = 0; i < kParts; ++i) pairs[i] = hn::BitCast(Pairs(), hn::Combine(both, above[i], below[i]));
+    for (std::size_t i = 0; i < Of::kParts; ++i) pairs[i] = hn::BitCast(Pairs(), hn::Combine(both, above[i], below[i]));
+  }
 }
 
 /// Vectors of pairs of a tile's square of lines and depth: row i is of line i, with depths from `corner` on, where they
 /// lie side by side (`along`), else of all lines, of the i-th pair of depths. Zeros where the matrix, of which `lines`
 /// and `depth` are left, has ended.
-template <class T, std::size_t kParts>
-HWY_INLINE void pairs_of_square(const T* corner, std::ptrdiff_t line_stride, std::ptrdiff_t depth_stride,
-                                std::size_t lines, std::size_t depth, P (&block)[kParts][kLanes]) {
+template <class Of>
+HWY_INLINE void pairs_of_square(const typename Of::Element* corner, std::ptrdiff_t line_stride,
+                                std::ptrdiff_t depth_stride, std::size_t lines, std::size_t depth,
+                                P (&block)[Of::kParts][kLanes]) {
   const bool whole = lines >= kLanes && depth >= 2 * kLanes;
   for (std::size_t i = 0; i < kLanes; ++i) {
-    P pairs[kParts];
+    P pairs[Of::kParts];
     for (P& each : pairs) each = hn::Zero(Pairs());
     if (depth_stride == 1) {
-      const T* const line = corner + static_cast<std::ptrdiff_t>(i) * line_stride;
+      const typename Of::Element* const line = corner + static_cast<std::ptrdiff_t>(i) * line_stride;
       if (whole) {
-        ask_for_row<T>(reinterpret_cast<const std::byte*>(line + kAheadAlong), kPieceDepth);
-        whole_pairs_along(line, pairs);
+        ask_for_row<typename Of::Element>(reinterpret_cast<const std::byte*>(line + kAheadAlong), kPieceDepth);
+        whole_pairs_along<Of>(line, pairs);
       } else if (i < lines && depth > 0) {
-        pairs_along(line, std::min(depth, 2 * kLanes), pairs);
+        pairs_along<Of>(line, std::min(depth, 2 * kLanes), pairs);
       }
     } else {
       const std::size_t k = 2 * i, count = std::min(lines, kLanes);
-      const T* const row = corner + static_cast<std::ptrdiff_t>(k) * depth_stride;
+      const typename Of::Element* const row = corner + static_cast<std::ptrdiff_t>(k) * depth_stride;
       if (k + 1 < depth && count > 0) {
-        pairs_of_rows(row, row + depth_stride, count, pairs);
+        pairs_of_rows<Of>(row, row + depth_stride, count, pairs);
       } else if (k < depth && count > 0) {
-        HalfBits last[kParts];
-        split(row, count, last);
+        HalfBits last[Of::kParts];
+        Of::split(row, count, last);
 #pragma GCC unroll 3
-        for (std::size_t part = 0; part < kParts; ++part) pairs[part] = hn::PromoteTo(Pairs(), last[part]);
+        for (std::size_t part = 0; part < Of::kParts; ++part) pairs[part] = hn::PromoteTo(Pairs(), last[part]);
       }
     }
 #pragma GCC unroll 3
-    for (std::size_t part = 0; part < kParts; ++part) block[part][i] = pairs[part];
+    for (std::size_t part = 0; part < Of::kParts; ++part) block[part][i] = pairs[part];
   }
 }
 
 /// One tile, of each part, from the matrix [lines, depth] whose element (line, k) is at line * line_stride +
 /// k * depth_stride; `part_words` from one part to the next.
-template <class T, std::size_t kParts>
-void tile(const T* from, std::ptrdiff_t line_stride, std::ptrdiff_t depth_stride, std::size_t lines, std::size_t depth,
-          TileSide side, std::uint16_t* to, std::size_t part_words) {
+template <class Of>
+void tile(const typename Of::Element* from, std::ptrdiff_t line_stride, std::ptrdiff_t depth_stride, std::size_t lines,
+          std::size_t depth, TileSide side, std::uint16_t* to, std::size_t part_words) {
   const bool along = depth_stride == 1;
-  P block[kParts][kLanes];
+  P block[Of::kParts][kLanes];
   for (std::size_t line = 0; line < kTileLines; line += kLanes) {
     for (std::size_t pair = 0; pair < kTilePairs; pair += kLanes) {
       const std::size_t lines_left = lines > line ? lines - line : 0, left = depth > 2 * pair ? depth - 2 * pair : 0;
-      const T* const corner =
+      const typename Of::Element* const corner =
           from + static_cast<std::ptrdiff_t>(line) * line_stride + static_cast<std::ptrdiff_t>(2 * pair) * depth_stride;
-      pairs_of_square(corner, line_stride, depth_stride, lines_left, left, block);
-      for (std::size_t part = 0; part < kParts; ++part) {
+      pairs_of_square<Of>(corner, line_stride, depth_stride, lines_left, left, block);
+      for (std::size_t part = 0; part < Of::kParts; ++part) {
         if (along != (side == TileSide::Left)) transpose(block[part]);
         auto* const words = reinterpret_cast<std::uint32_t*>(to + part * part_words);
         for (std::size_t i = 0; i < kLanes; ++i) {
@@ -147,14 +163,15 @@ void tile(const T* from, std::ptrdiff_t line_stride, std::ptrdiff_t depth_stride
 }
 
 /// One panel of at most kPanelLines lines, from depth `k` on.
-template <class T, std::size_t kParts>
+template <class Of>
 void panel(const Matrix& m, std::size_t lines, std::size_t depth, std::size_t k, TileSide side, std::uint16_t* to,
            std::size_t part_words) {
   for (to += k / kPieceDepth * kPieceWords; k < depth; k += kPieceDepth) {
     for (std::size_t line = 0; line < kPanelLines; line += kTileLines, to += kTileWords) {
       const std::size_t count = lines > line ? lines - line : 0;
       const Matrix corner = count > 0 ? m.at(line, k) : m;
-      tile<T, kParts>(static_cast<const T*>(corner.data), m.row, m.column, count, depth - k, side, to, part_words);
+      tile<Of>(static_cast<const typename Of::Element*>(corner.data), m.row, m.column, count, depth - k, side, to,
+               part_words);
     }
   }
 }
@@ -179,33 +196,35 @@ HWY_INLINE void pair_words(const c10::BFloat16* row, const c10::BFloat16* below,
 
 /// Pairs of the numbers of two rows: `to` is a row of the first tile of a right operand's piece, whose second tile
 /// follows.
-template <class T, std::size_t kParts>
-HWY_INLINE void pair_rows(const T* row, const T* below, std::uint16_t* to, std::size_t part_words) {
+template <class Of>
+HWY_INLINE void pair_rows(const typename Of::Element* row, const typename Of::Element* below, std::uint16_t* to,
+                          std::size_t part_words) {
 #if HWY_TARGET <= HWY_AVX3
-  if constexpr (kParts == 1) return pair_words(row, below, to);
+  if constexpr (Of::kParts == 1) return pair_words(row, below, to);
 #endif
   for (std::size_t line = 0; line < kPanelLines; line += kLanes) {
-    P pairs[kParts];
-    pairs_of_rows(row + line, below + line, kLanes, pairs);
+    P pairs[Of::kParts];
+    pairs_of_rows<Of>(row + line, below + line, kLanes, pairs);
     std::uint16_t* const at = to + line / kTileLines * kTileWords + line % kTileLines * 2;
 #pragma GCC unroll 3
-    for (std::size_t part = 0; part < kParts; ++part)
+    for (std::size_t part = 0; part < Of::kParts; ++part)
       hn::StoreU(pairs[part], Pairs(), reinterpret_cast<std::uint32_t*>(at + part * part_words));
   }
 }
 
 /// One piece of `panels` whole panels of a matrix whose lines lie side by side, `row`: from its first row of depth.
 /// Rows are read from end to end: whole lines of the caches, each once.
-template <class T, std::size_t kParts>
-void right_piece(const T* row, std::ptrdiff_t stride, std::size_t panels, std::uint16_t* to, std::size_t panel_words,
-                 std::size_t part_words) {
+template <class Of>
+void right_piece(const typename Of::Element* row, std::ptrdiff_t stride, std::size_t panels, std::uint16_t* to,
+                 std::size_t panel_words, std::size_t part_words) {
   const std::ptrdiff_t piece = static_cast<std::ptrdiff_t>(kPieceDepth) * stride;  // the next one is asked for
   for (std::size_t pair = 0; pair < kTilePairs; ++pair, row += 2 * stride)
     for (std::size_t p = 0; p < panels; ++p) {
-      ask_for_row<T>(reinterpret_cast<const std::byte*>(row + p * kPanelLines + piece), kPanelLines);
-      ask_for_row<T>(reinterpret_cast<const std::byte*>(row + p * kPanelLines + piece + stride), kPanelLines);
-      pair_rows<T, kParts>(row + p * kPanelLines, row + stride + p * kPanelLines,
-                           to + p * panel_words + 2 * pair * kTilePairs, part_words);
+      ask_for_row<typename Of::Element>(reinterpret_cast<const std::byte*>(row + p * kPanelLines + piece), kPanelLines);
+      ask_for_row<typename Of::Element>(reinterpret_cast<const std::byte*>(row + p * kPanelLines + piece + stride),
+                                        kPanelLines);
+      pair_rows<Of>(row + p * kPanelLines, row + stride + p * kPanelLines, to + p * panel_words + 2 * pair * kTilePairs,
+                    part_words);
     }
 }
 
@@ -225,23 +244,24 @@ HWY_INLINE void turn_tile(const std::uint16_t* from, std::uint16_t* to) {
 }
 
 /// All whole pieces of whole panels of a matrix whose lines lie side by side.
-template <class T, std::size_t kParts>
+template <class Of>
 void whole_panels(const Matrix& m, std::size_t panels, std::size_t pieces, TileSide side, std::uint16_t* to,
                   std::size_t panel_words, std::size_t part_words) {
   const std::size_t at_once = side == TileSide::Right ? kRightPanels : kLeftPanels;
   for (std::size_t first = 0; first < panels; first += at_once) {
     const std::size_t count = std::min(at_once, panels - first);
     for (std::size_t piece = 0; piece < pieces; ++piece) {
-      const T* const row = static_cast<const T*>(m.at(first * kPanelLines, piece * kPieceDepth).data);
+      const typename Of::Element* const row =
+          static_cast<const typename Of::Element*>(m.at(first * kPanelLines, piece * kPieceDepth).data);
       std::uint16_t* const at = to + first * panel_words + piece * kPieceWords;
       if (side == TileSide::Right) {
-        right_piece<T, kParts>(row, m.column, count, at, panel_words, part_words);
+        right_piece<Of>(row, m.column, count, at, panel_words, part_words);
         continue;
       }
       constexpr std::size_t kTurnedWords = kLeftPanels * kPieceWords;
-      alignas(64) std::uint16_t turned[kParts * kTurnedWords];
-      right_piece<T, kParts>(row, m.column, count, turned, kPieceWords, kTurnedWords);
-      for (std::size_t part = 0; part < kParts; ++part)
+      alignas(64) std::uint16_t turned[Of::kParts * kTurnedWords];
+      right_piece<Of>(row, m.column, count, turned, kPieceWords, kTurnedWords);
+      for (std::size_t part = 0; part < Of::kParts; ++part)
         for (std::size_t p = 0; p < count; ++p)
           for (std::size_t tile_words = 0; tile_words < kPieceWords; tile_words += kTileWords)
             turn_tile(turned + part * kTurnedWords + p * kPieceWords + tile_words,
@@ -250,26 +270,32 @@ void whole_panels(const Matrix& m, std::size_t panels, std::size_t pieces, TileS
   }
 }
 
-template <class T, std::size_t kParts>
+template <class Of>
 void pack_parts(const Matrix& m, std::size_t lines, std::size_t depth, TileSide side, std::uint16_t* to,
                 std::size_t panel_words, std::size_t part_words) {
   const bool side_by_side = m.row == 1 && m.column != 1;
   const std::size_t whole = side_by_side ? lines / kPanelLines : 0, pieces = depth / kPieceDepth;
-  whole_panels<T, kParts>(m, whole, pieces, side, to, panel_words, part_words);
+  whole_panels<Of>(m, whole, pieces, side, to, panel_words, part_words);
   for (std::size_t line = 0; line < lines; line += kPanelLines)
-    panel<T, kParts>(m.at(line, 0), std::min(kPanelLines, lines - line), depth,
-                     line < whole * kPanelLines ? pieces * kPieceDepth : 0, side, to + line / kPanelLines * panel_words,
-                     part_words);
+    panel<Of>(m.at(line, 0), std::min(kPanelLines, lines - line), depth,
+              line < whole * kPanelLines ? pieces * kPieceDepth : 0, side, to + line / kPanelLines * panel_words,
+              part_words);
 }
 
 void pack(const Matrix& m, std::size_t lines, std::size_t depth, TileSide side, std::uint16_t* to,
           std::size_t panel_words, std::size_t parts, std::size_t part_words) {
-  if (m.type == ElementType::BFloat16)
-    pack_parts<c10::BFloat16, 1>(m, lines, depth, side, to, panel_words, part_words);
-  else if (parts == 2)
-    pack_parts<float, 2>(m, lines, depth, side, to, panel_words, part_words);
+  if (m.type == ElementType::BFloat16) return pack_parts<OfBf16>(m, lines, depth, side, to, panel_words, part_words);
+  const bool by_instruction = rounds_by_instruction.load(std::memory_order_relaxed);
+  const auto pack_float32 = [&]<std::size_t kParts>() {
+    if (by_instruction)
+      pack_parts<OfFloat32<kParts, true>>(m, lines, depth, side, to, panel_words, part_words);
+    else
+      pack_parts<OfFloat32<kParts, false>>(m, lines, depth, side, to, panel_words, part_words);
+  };
+  if (parts == 2)
+    pack_float32.template operator()<2>();
   else
-    pack_parts<float, 3>(m, lines, depth, side, to, panel_words, part_words);
+    pack_float32.template operator()<3>();
 }
 
 }  // namespace
