@@ -181,6 +181,8 @@ TEST(LayoutSearch, KnowsWhatProductsIn8BitsCost) {
   const LayoutSearch as_asked = search_layouts(config, h100(), 80e9, {}, 100, 1 << 20, 2);
   EXPECT_GT(as_asked.layouts.size(), 1U);
   for (const FoundLayout& each : as_asked.layouts) EXPECT_EQ(each.choice.micro_batch_size, 2);
+  EXPECT_TRUE(std::ranges::any_of(as_asked.layouts, [](const FoundLayout& each) { return each.choice.cp == 2; }))
+      << "a smaller microbatch, which would share less, is not allowed";
 }
 
 TEST(LayoutSearch, ProposesUnequalStagesWhereTheLayersDoNotDivideOrTheOutputIsLarge) {

@@ -238,15 +238,22 @@ class Search {
     }
   }
 
+  /// How many of a rank's `samples` may be a microbatch.
+  std::vector<std::int64_t> microbatches_of(std::int64_t samples) const {
+    const std::int64_t own = recipe_.train.micro_batch_size;
+    if (!follows_microbatch_) return divisors(samples, kMostMicroBatch);
+    return own > 0 && samples % own == 0 ? std::vector{own} : std::vector<std::int64_t>{};
+  }
+
   /// Those with the sizes of `sizes` and so many samples at once.
   void add(std::vector<Candidate>& all, const LayoutChoice& sizes, std::int64_t dp) {
     const WholeWeights* const weights = whole_weights(sizes);
     if (weights == nullptr) return;
     const std::int64_t most_vpp = sizes.pp == 1 ? 1 : std::min<std::int64_t>(num_layers_ / sizes.pp, kMostVpp);
     for (std::int64_t vpp = 1; vpp <= most_vpp; ++vpp)
-      for (const std::int64_t micro : divisors(batch_ / dp, kMostMicroBatch)) {
-        if (std::gcd(micro, sizes.cp) > 1) continue;  // another has as many tokens on each rank, and shares them less
-        if (follows_microbatch_ && micro != recipe_.train.micro_batch_size) continue;
+      for (const std::int64_t micro : microbatches_of(batch_ / dp)) {
+        // Another has as many tokens on each rank, and shares them less.
+        if (!follows_microbatch_ && std::gcd(micro, sizes.cp) > 1) continue;
         LayoutChoice choice = sizes;
         choice.vpp = static_cast<int>(vpp);
         choice.micro_batch_size = micro;
