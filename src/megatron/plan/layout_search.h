@@ -71,13 +71,14 @@ struct LayoutSearch {
 /// where the layers divide, and of stages balanced by cost where these differ; experts split as other weights on every
 /// ep that divides them and dp x cp, and whole ones (etp 1) on every ep that divides them and tp x dp x cp; each cp
 /// that leaves a rank kLeastSharedTokens of a sequence, with every way of exchange that the heads allow. What the
-/// recipe says of all this is replaced. Layouts whose states alone do not fit, or which could be no faster than those
-/// found, are not evaluated; at most `max_evaluated` are. Nor are layouts that another one beats whatever the rest:
-/// with a micro batch that shares a divisor with cp (dividing both by it, and multiplying dp, leaves each rank as many
-/// tokens, of fewer ranks' sequences), or a way that takes longer than another in both passes and gathers no less. Of
-/// those that recompute, also with as few layers as fit. On `threads` threads; the result does not depend on how many.
-/// `facts`: as resolve() takes them. The device is the recipe's; of a CPU's ranks memory is that on the hardware's
-/// processor. Throws ConfigError where the recipe itself, or the world size, is wrong.
+/// recipe says of all this is replaced, but the micro batch where losses follow from it (fp8.recipe tensorwise).
+/// Layouts whose states alone do not fit, or which could be no faster than those found, are not evaluated; at most
+/// `max_evaluated` are. Nor are layouts that another one beats whatever the rest: with a micro batch, of several, that
+/// shares a divisor with cp (dividing both by it, and multiplying dp, leaves each rank as many tokens, of fewer ranks'
+/// sequences), or a way that takes longer than another in both passes and gathers no less. Of those that recompute,
+/// also with as few layers as fit. On `threads` threads; the result does not depend on how many. `facts`: as resolve()
+/// takes them. The device is the recipe's; of a CPU's ranks memory is that on the hardware's processor. Throws
+/// ConfigError where the recipe itself, or the world size, is wrong.
 LayoutSearch search_layouts(const config::RunConfig& recipe, const Hardware& hardware, double capacity_bytes,
                             const Facts& facts, int most, int max_evaluated, int threads);
 
