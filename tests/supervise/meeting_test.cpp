@@ -3,11 +3,14 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <future>
 #include <thread>
+#include <utility>
 
 #include "megatron/base/error.h"
 #include "megatron/base/ranks/host_address.h"
@@ -141,6 +144,19 @@ TEST(Meeting, IsWhereRankZerosHostIs) {
               ThrowsMessage<std::runtime_error>(AllOf(HasSubstr("cannot listen on 192.0.2.1"), HasSubstr("fix:"))));
 }
 
+TEST(Meeting, HasRoomForMoreRanksThanFilesAreAllowedAtFirst) {
+  rlimit before{};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
+  rlimit few = before;
+  few.rlim_cur = std::min<rlim_t>(256, before.rlim_max);
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &few), 0);
+  const Meeting meeting(place_of(0, 1000));
+  rlimit after{};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &after), 0);
+  EXPECT_GE(after.rlim_cur, std::min<rlim_t>(2000, before.rlim_max));
+  setrlimit(RLIMIT_NOFILE, &before);
+}
+
 TEST(Meeting, PortsAreNeverThoseOfTheRanks) {
   for (int port = 1; port < 65536; port += 7) {
     const RendezvousAddress place = place_of(0, 2, kSecret, port);
@@ -163,9 +179,12 @@ struct Raw {
       write(frame.data(), frame.size());
     }
   }
-  ~Raw() { close(ends[1]); }
+  ~Raw() { close_other(); }
   Raw(const Raw&) = delete;
   Raw& operator=(const Raw&) = delete;
+  void close_other() {
+    if (ends[1] >= 0) close(std::exchange(ends[1], -1));
+  }
   void write(const void* data, std::size_t size) {
     EXPECT_EQ(::send(ends[1], data, size, MSG_NOSIGNAL), static_cast<ssize_t>(size));
   }
@@ -194,6 +213,32 @@ TEST(Wire, EndsAtWhatNoRankHasWritten) {
   huge.write(&size, sizeof size);
   EXPECT_FALSE(huge.wire->take());
   EXPECT_FALSE(huge.wire->is_open());
+}
+
+// A host that lives resets a connection too, where it has given the other end up.
+TEST(Wire, TellsAnEndInOrderFromAReset) {
+  std::string fresh(68, '\0');
+  Raw ended({});
+  ASSERT_EQ(recv(ended.ends[1], fresh.data(), fresh.size(), MSG_WAITALL), 68);
+  ended.close_other();
+  EXPECT_EQ(next(*ended.wire), "closed");
+  EXPECT_TRUE(ended.wire->has_died());
+  Raw reset({});  // what has not been read makes it one
+  reset.close_other();
+  EXPECT_EQ(next(*reset.wire), "closed");
+  EXPECT_FALSE(reset.wire->has_died());
+  Raw written({});
+  written.close_other();
+  written.wire->send("more");
+  EXPECT_EQ(next(*written.wire), "closed");
+  EXPECT_FALSE(written.wire->has_died());
+}
+
+TEST(Wire, TakesNoMessageThatTheOtherWouldRefuse) {
+  Raw raw({});
+  EXPECT_NO_THROW(raw.wire->send(std::string(63 << 10, 'x')));
+  EXPECT_THAT([&] { raw.wire->send(std::string(1 << 16, 'x')); },
+              ThrowsMessage<std::runtime_error>(AllOf(HasSubstr("got:  65536"), HasSubstr("fewer hosts"))));
 }
 
 // What was recorded of one connection is not believed on another.

@@ -5,6 +5,7 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -110,6 +111,16 @@ std::unique_ptr<Wire> try_port(const RendezvousAddress& place, int port) {
   return nullptr;
 }
 
+/// Each supervisor is a connection: where the system allows more of them than it does at first, as many as are needed.
+void allow_connections(std::size_t count) {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  const rlim_t needed = std::min<rlim_t>(limit.rlim_max, count);
+  if (limit.rlim_cur >= needed) return;
+  limit.rlim_cur = needed;
+  setrlimit(RLIMIT_NOFILE, &limit);  // else those that are too many are not there in time, which is said
+}
+
 }  // namespace
 
 std::string RendezvousAddress::text() const { return concat(address, ", ports ", ports.front(), " to ", ports.back()); }
@@ -151,11 +162,16 @@ void Wire::write_frame(const RunKey::Bytes& bytes) {
   // Where the system does not take it, the other end has read nothing for long, or is gone.
   const ssize_t sent = ::send(socket_, frame.data(), frame.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
   if (sent == static_cast<ssize_t>(frame.size())) return;
-  is_left_ = is_left_ || sent >= 0 || (errno != ECONNRESET && errno != EPIPE);
+  is_left_ = is_left_ || sent >= 0 || errno != EPIPE;  // what read_on() says of a reset holds here too
   shutdown(socket_, SHUT_RDWR);
 }
 
 void Wire::send(const std::string& message) {
+  constexpr std::size_t kMost = kMaxFrame - 1024;  // besides its hash
+  if (message.size() > kMost)
+    throw std::runtime_error(rule_got_fix(concat("Supervisors say at most ", kMost, " bytes at once."),
+                                          concat(message.size(), ", as a rule the list of all hosts and ranks"),
+                                          "ranks numbered host by host; shorter options; fewer hosts"));
   if (!is_open()) return;
   if (theirs_.empty())  // what the hash is over is not known yet
     waiting_.push_back(message);
@@ -173,7 +189,9 @@ void Wire::read_on() {
       read_.insert(read_.end(), part, part + got);
       continue;
     }
-    has_died_ = !is_left_ && (got == 0 || errno == ECONNRESET);
+    // A reset may come from a host that lives and has given this one up, so it counts as silence. A process that is
+    // killed before it has read all resets too, and costs the wait that a silent one does.
+    has_died_ = !is_left_ && got == 0;
     has_ended_ = true;
   }
 }
@@ -221,6 +239,7 @@ Meeting::Meeting(RendezvousAddress place, std::optional<std::set<int>> expected)
   else
     for (int r = 0; r < place_.size; ++r) expected_.insert(r);
   expected_.erase(place_.rank);
+  allow_connections(4 * seats_.size() + 1024);  // guests too, and this process's files
   seats_[static_cast<std::size_t>(place_.rank)].address = place_.address;
   std::string why;
   for (const int port : place_.ports) {

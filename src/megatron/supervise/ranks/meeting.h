@@ -14,7 +14,7 @@
 #include "megatron/base/ranks/run_key.h"
 
 // How the supervisors of a run's ranks talk, where a launcher has started one for each: one keeps a meeting, at first
-// that of rank 0, the others come to it and stay. Messages are texts of less than 64 KiB.
+// that of rank 0, the others come to it and stay. Messages are texts of at most 63 KiB.
 namespace megatron::supervise {
 
 /// Where the supervisors of a run meet, which follows from what a launcher has told each of them.
@@ -46,9 +46,11 @@ class Wire {
 
   int descriptor() const { return socket_; }     ///< readable once there is news; negative: closed
   bool is_open() const { return socket_ >= 0; }  ///< messages may wait all the same
-  bool has_died() const { return has_died_; }    ///< the process at the other end has ended: its host has said so
-  void send(const std::string& message);         ///< where the other end is gone, take() says so
-  std::optional<std::string> take();             ///< the next message, without waiting
+  /// The process at the other end has ended in order, as its host has said. A connection that was reset is no sign.
+  bool has_died() const { return has_died_; }
+  /// Where the other end is gone, take() says so. Throws std::runtime_error for more than 63 KiB.
+  void send(const std::string& message);
+  std::optional<std::string> take();  ///< the next message, without waiting
 
  private:
   void write_frame(const RunKey::Bytes& bytes);
