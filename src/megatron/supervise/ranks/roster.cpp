@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <nlohmann/json.hpp>
+#include <stdexcept>
 
 #include "megatron/base/text/json.h"
 
@@ -17,6 +18,32 @@ bool has_any(const std::set<int>& of, const RosterHost& host) {
 
 const RosterHost& host_of(const Roster& roster, int rank) {
   return *std::ranges::find_if(roster, [&](const RosterHost& host) { return has_any({rank}, host); });
+}
+
+constexpr int kMostRanks = 1 << 20;
+
+/// Ranks in as few numbers as go: those of a host are consecutive, or each n-th, as a launcher counts them. Each entry
+/// is the first of a row, how many it has, and what the next is more.
+Json rows_of(const std::vector<int>& ranks) {
+  Json rows = Json::array();
+  for (std::size_t i = 0; i < ranks.size();) {
+    const int step = i + 1 < ranks.size() ? ranks[i + 1] - ranks[i] : 0;
+    int count = 1;
+    for (std::size_t j = i + 1; j < ranks.size() && ranks[j] - ranks[j - 1] == step; ++j) ++count;
+    rows.push_back({ranks[i], count, step});
+    i += static_cast<std::size_t>(count);
+  }
+  return rows;
+}
+
+std::vector<int> ranks_in(const Json& rows) {
+  std::vector<int> ranks;
+  for (const Json& row : rows) {
+    const int count = row.at(1);
+    if (count > kMostRanks - static_cast<int>(ranks.size())) throw std::runtime_error("no ranks of a run");
+    for (int i = 0; i < count; ++i) ranks.push_back(row.at(0).get<int>() + i * row.at(2).get<int>());
+  }
+  return ranks;
 }
 
 }  // namespace
@@ -45,16 +72,17 @@ std::vector<std::pair<int, std::string>> heirs_of(const Roster& roster) {
 }
 
 bool may_continue(const Roster& before, const std::set<int>& present, const std::set<int>& dead) {
+  const int keeper = before.front().ranks.front();
   int here = 0, all = 0;
-  bool has_first = false;
   for (const RosterHost& host : before) {
     const bool is_here = has_any(present, host);
-    if (!is_here && has_any(dead, host)) continue;
-    has_first = has_first || (all == 0 && is_here);
+    const bool has_died = std::ranges::all_of(host.ranks, [&](int rank) { return dead.contains(rank); });
+    const bool has_lost_keeper = host.ranks.front() == keeper && dead.contains(keeper);  // of the others nobody knows
+    if (!is_here && (has_died || has_lost_keeper)) continue;
     ++all;
     here += is_here ? 1 : 0;
   }
-  return 2 * here > all || (2 * here == all && has_first);
+  return 2 * here > all || (2 * here == all && present.contains(keeper));
 }
 
 std::vector<int> seats_of(const Roster& roster, const std::set<int>& left_out, int count) {
@@ -85,7 +113,7 @@ std::string order_message(const StartOrder& order) {
                  {"hosts", Json::array()},
                  {"spare", order.is_spare},
                  {"words", order.words}};
-  for (const RosterHost& host : order.roster) object["hosts"].push_back({host.address, host.ranks});
+  for (const RosterHost& host : order.roster) object["hosts"].push_back({host.address, rows_of(host.ranks)});
   if (order.seat) {
     const LaunchedRank& seat = *order.seat;
     object["seat"] = {seat.rank, seat.world_size, seat.local_rank, seat.local_size, seat.port};
@@ -100,7 +128,7 @@ std::optional<StartOrder> order_in(const std::string& message) {
   if (!object || !object->is_object()) return std::nullopt;
   try {
     StartOrder order{.attempt = object->at("start"), .restarts = object->at("restarts")};
-    for (const Json& host : object->at("hosts")) order.roster.push_back({host.at(0), host.at(1)});
+    for (const Json& host : object->at("hosts")) order.roster.push_back({host.at(0), ranks_in(host.at(1))});
     order.is_spare = object->at("spare");
     order.words = object->at("words").get<std::vector<std::string>>();
     if (!object->contains("seat")) return order;

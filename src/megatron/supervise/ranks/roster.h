@@ -30,8 +30,9 @@ Roster roster_of(const std::vector<std::pair<int, std::string>>& ranks, int keep
 std::vector<std::pair<int, std::string>> heirs_of(const Roster& roster);
 
 /// Whether the supervisors that are `present` may continue the run without the others: at most one part of a divided
-/// network may. They need more than half of the hosts of `before`, or half of them with the first. Hosts without a
-/// present supervisor one of whose is `dead`, which a host that answers has said, do not count.
+/// network may. They need more than half of the hosts of `before`, or half of them with the one that decides, which
+/// keeps the meeting. Hosts all of whose supervisors are `dead`, which a host that answers has said, do not count; of
+/// that of a keeper that is dead it is enough that none is present, since the others know of no other death.
 bool may_continue(const Roster& before, const std::set<int>& present, const std::set<int>& dead);
 
 /// The first `count` ranks of the roster without those in `left_out`: rank r of the next attempt is entry r.
