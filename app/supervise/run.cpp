@@ -420,7 +420,8 @@ class Supervisor {
     const auto until = Clock::now() + std::chrono::duration<double>(seconds);
     for (double left = seconds; left > 0; left = std::chrono::duration<double>(until - Clock::now()).count()) {
       if (ranks_) ranks_->listen(static_cast<int>(std::min(left, 1.) * 1000));
-      const int signal = signals_.take(ranks_ ? 0 : left);
+      int signal = signals_.take(ranks_ ? 0 : left);
+      if (ranks_ && ranks_->is_asked_to_end()) signal = SIGTERM;
       if (signal != SIGINT && signal != SIGTERM && signal != SIGHUP) continue;
       events_.write("interrupted", {{"exit_code", 128 + signal}});
       say("interrupted while it waited for a restart");

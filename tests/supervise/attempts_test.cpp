@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <csignal>
@@ -11,6 +12,7 @@
 #include <thread>
 
 #include "megatron/base/error.h"
+#include "megatron/base/ranks/host_address.h"
 #include "tests/testing/temporary_folder.h"
 
 namespace megatron::supervise {
@@ -91,15 +93,15 @@ TEST(Attempts, EndsTravelAsMessages) {
 /// Supervisors of two ranks in one process: one in this thread, the other played by another.
 class TwoRanks : public ::testing::Test {
  protected:
-  static LaunchedRank place(int rank) {
+  static LaunchedRank place(int rank, int size = 2) {
     LaunchedRank launched;
     launched.rank = rank;
-    launched.world_size = 2;
+    launched.world_size = size;
     launched.port = 30000 + getpid() % 10000;
     launched.secret = "a secret that is long enough";
     return launched;
   }
-  static RendezvousAddress meeting(int rank) { return rendezvous_address(place(rank)); }
+  static RendezvousAddress meeting(int rank, int size = 2) { return rendezvous_address(place(rank, size)); }
 
   /// A rank that ends with this code once let_end() has been called, and takes a SIGTERM as an order to save.
   ProgramStart rank(int code) const {
@@ -125,11 +127,26 @@ class TwoRanks : public ::testing::Test {
   static std::string start(int attempt) {
     return order_message({.attempt = attempt, .roster = {{"127.0.0.1", {0, 1}}}});
   }
-  static std::unique_ptr<Wire> come() {
-    return come_to(meeting(1), 60, [](double) {
+  static std::unique_ptr<Wire> come(int rank = 1, int size = 2) {
+    return come_to(meeting(rank, size), 60, [](double) {
       std::this_thread::yield();
       return false;
     });
+  }
+  /// The same from another address of this host's, which makes it another host.
+  static std::unique_ptr<Wire> come_from(const std::string& address, int rank, int size) {
+    while (true)
+      for (const int port : meeting(rank, size).ports) {
+        const int fd = bound_socket(address, 0);
+        const HostAddress peer = addresses_of("127.0.0.1", port).front();
+        if (connect(fd, peer.get(), peer.size) != 0) {
+          close(fd);
+          continue;
+        }
+        auto wire = std::make_unique<Wire>(fd, meeting(rank, size), false);
+        wire->send(concat("rank ", rank));
+        if (next(*wire) == "welcome") return wire;
+      }
   }
   /// Until the other has come.
   static void gather(Meeting& kept) {
@@ -238,6 +255,94 @@ TEST_F(TwoRanks, TheFirstGoesOnAloneWhereTheOtherIsGone) {
   EXPECT_EQ(alone, "0/1 --tp 1");
 }
 
+/// The supervisors of a host that has lost one are asked to end by who has started them, as torchrun's agent does.
+class TornHost : public TwoRanks {
+ protected:
+  /// Rank 1 is killed, and rank 2, of the same host, is asked to end: while its rank runs, or once it has ended.
+  void lose_one_of_a_host(bool is_late) {
+    std::filesystem::remove(file_);
+    Attempts attempts(place(0, 3), signals_, limits_);
+    std::promise<void> has_run;
+    auto others = std::async(std::launch::async, [&, run = has_run.get_future()] {
+      auto killed = come_from("127.0.0.2", 1, 3), left = come_from("127.0.0.2", 2, 3);
+      EXPECT_EQ(next(*killed), "start 0");
+      EXPECT_EQ(next(*left), "start 0");
+      killed.reset();
+      EXPECT_EQ(next(*left), "stop 0");
+      ChildEnd end = with_code(1);
+      end.stopped = !is_late;
+      left->send(end_message(0, end));
+      let_end();
+      if (is_late) {
+        run.wait();
+        end.stopped = true;
+        left->send(end_message(0, end));
+      }
+      EXPECT_EQ(next(*left), "finish 1");
+      EXPECT_EQ(next(*left), "gone");
+    });
+    const ChildEnd end = run(attempts, rank(1), 0);
+    EXPECT_EQ(end.rank, 1);
+    EXPECT_TRUE(end.lost);
+    EXPECT_FALSE(end.stopped);
+    has_run.set_value();
+    while (attempts.available() > 1) {
+      EXPECT_FALSE(attempts.gather());
+      EXPECT_FALSE(attempts.is_asked_to_end());
+    }
+    others.get();
+    EXPECT_EQ(run(attempts, rank(0), 1).code, 0);
+  }
+};
+
+TEST_F(TornHost, IsLeftAndEndsNobodyElse) { lose_one_of_a_host(false); }
+
+TEST_F(TornHost, IsLeftWhereItIsAskedWhileARestartIsWaitedFor) { lose_one_of_a_host(true); }
+
+TEST_F(TwoRanks, AStopWhileARestartIsWaitedForEndsAll) {
+  Attempts attempts(place(0), signals_, limits_);
+  let_end();
+  std::promise<void> has_run;
+  auto other = std::async(std::launch::async, [&, run = has_run.get_future()] {
+    const auto wire = come();
+    EXPECT_EQ(next(*wire), "start 0");
+    ChildEnd end = with_code(0);
+    wire->send(end_message(0, end));
+    run.wait();
+    end.stopped = true;
+    wire->send(end_message(0, end));
+    std::string last = next(*wire);
+    return last == "stop 0" ? next(*wire) : last;
+  });
+  EXPECT_FALSE(run(attempts, rank(1), 0).stopped);
+  has_run.set_value();
+  while (!attempts.is_asked_to_end()) attempts.listen(1000);
+  const auto end = attempts.gather();
+  ASSERT_TRUE(end);
+  EXPECT_EQ(end->code, 128 + SIGTERM);
+  EXPECT_TRUE(end->stopped);
+  attempts.finish(end->code);
+  EXPECT_EQ(other.get(), "finish 143");
+}
+
+TEST_F(TwoRanks, TheStartWaitsForOneThatIsGoneAgain) {
+  Attempts attempts(place(0, 3), signals_, {.join_s = 0});
+  const auto come_and_hear = [&](int rank) {
+    auto coming = std::async(std::launch::async, [rank] { return come(rank, 3); });
+    while (coming.wait_for(std::chrono::seconds(0)) != std::future_status::ready) attempts.listen(5);
+    return coming.get();
+  };
+  auto gone = come_and_hear(1);
+  const auto there = come_and_hear(2);
+  EXPECT_EQ(attempts.available(), 3);
+  gone.reset();
+  while (attempts.available() > 2) attempts.listen(1000);
+  EXPECT_THAT([&] { attempts.gather(); },
+              ::testing::ThrowsMessage<std::runtime_error>(::testing::HasSubstr("got:  rank 1 not there")));
+  gone = come_and_hear(1);
+  EXPECT_FALSE(attempts.gather());
+}
+
 TEST_F(TwoRanks, WhoComesAgainTakesPartAgain) {
   Attempts attempts(place(0), signals_, limits_);
   let_end();
@@ -273,6 +378,29 @@ TEST_F(TwoRanks, TheOtherTakesTheFirstsPlace) {
   EXPECT_TRUE(heir->is_dead);
   Attempts attempts(place(1), signals_, limits_, *heir);
   EXPECT_EQ(run(attempts, rank(0), 5).code, 0);
+}
+
+// The order has come, with who follows and its number, but the one that gave it is gone: nobody else carries it out.
+TEST_F(TwoRanks, AnOrderOfOneThatIsGoneIsNotCarriedOut) {
+  auto first = std::async(std::launch::async, [&] {
+    {
+      Meeting kept(meeting(0));
+      gather(kept);
+      kept.tell(start(3));
+      while (!std::filesystem::exists(begun_)) std::this_thread::yield();
+      kept.tell(start(4));
+    }
+    let_end();
+  });
+  const std::string script =
+      concat("echo $MEGATRON_ATTEMPT >>", begun_.string(), "; until [ -e ", file_.string(), " ]; do sleep 0.01; done");
+  const auto end = follow(place(1), {.path = "/bin/sh", .words = {"sh", "-c", script}}, signals_, limits_);
+  first.get();
+  const auto* heir = std::get_if<Inheritance>(&end);
+  ASSERT_TRUE(heir);
+  EXPECT_EQ(heir->last.attempt, 4);
+  std::ifstream begun(begun_);
+  EXPECT_EQ(std::string(std::istreambuf_iterator<char>(begun), {}), "3\n");
 }
 
 TEST_F(TwoRanks, TheOtherDoesWhatTheFirstSays) {

@@ -14,6 +14,7 @@
 
 #include "megatron/base/error.h"
 #include "megatron/base/ranks/host_address.h"
+#include "megatron/base/text/printable.h"
 
 namespace megatron::supervise {
 namespace {
@@ -89,6 +90,7 @@ class Follower {
       if (finish_) return *finish_;
       if (!wire_->is_open()) {
         const std::string gone = concat("the supervisor of rank ", keeper_, " is gone");
+        if (start_) told_ = *std::exchange(start_, std::nullopt);  // who keeps the meeting next, and from which number
         if (told_.attempt < 0 || last_.stopped) throw broken(gone);
         if (const auto heir = next_keeper(is_to_end)) return *heir;
         if (!wire_) return 128 + signal;
@@ -248,6 +250,7 @@ Attempts::Attempts(const LaunchedRank& place, const HeldSignals& signals, const 
     : place_(place), meeting_(meeting_at(place, limits, from), expected_of(from)), signals_(signals), limits_(limits) {
   if (!from) return;
   has_inherited_ = true;
+  attempt_ = from->last.attempt;
   roster_ = from->last.roster;
   if (from->is_dead)
     known_dead_.insert(from->from);
@@ -255,22 +258,36 @@ Attempts::Attempts(const LaunchedRank& place, const HeldSignals& signals, const 
     settled_at_ = after(settling_s(meeting_.place(), limits));
 }
 
+/// Whom the next attempt waits for: at the start all, also one that has come and is gone again.
+std::set<int> Attempts::awaited() const {
+  if (has_gathered_) return {};
+  std::set<int> ranks = meeting_.absent();
+  if (has_inherited_) return ranks;
+  for (const auto& [rank, has_died] : meeting_.gone()) ranks.insert(rank);
+  return ranks;
+}
+
 std::optional<ChildEnd> Attempts::gather() {
   const auto begin = Clock::now();
   const double limit_s = has_inherited_ ? settling_s(meeting_.place(), limits_) : limits_.join_s;
-  while ((!has_gathered_ && !meeting_.absent().empty()) || Clock::now() < settled_at_) {
+  const auto end_by = [](int signal) {
+    return ChildEnd{.code = 128 + signal, .signal = signal, .stopped = true, .last_errors = ""};
+  };
+  hear(0);
+  while (!is_asked_to_end() && (!awaited().empty() || Clock::now() < settled_at_)) {
     hear(100);
     const int signal = signals_.take(0);
-    if (asks_to_end(signal))
-      return ChildEnd{.code = 128 + signal, .signal = signal, .stopped = true, .last_errors = ""};
+    if (asks_to_end(signal)) return end_by(signal);
     if (has_gathered_ || seconds_since(begin) < limit_s) continue;
+    if (awaited().empty()) continue;
     if (has_inherited_) break;  // who is not here does not come
-    throw std::runtime_error(rule_got_fix("The supervisors of all ranks meet at that of rank 0.",
-                                          concat(list_of(meeting_.absent()), " not there, at ", meeting_.place().text(),
-                                                 ", within ", limits_.join_s, " s"),
-                                          "start all ranks with the same command"));
+    throw std::runtime_error(rule_got_fix(
+        "The supervisors of all ranks meet at that of rank 0.",
+        concat(list_of(awaited()), " not there, at ", meeting_.place().text(), ", within ", limits_.join_s, " s"),
+        "start all ranks with the same command"));
   }
-  hear(0);
+  if (is_asked_to_end()) return end_by(SIGTERM);
+  leave_torn_hosts();
   has_gathered_ = true;
   require_majority();
   return std::nullopt;
@@ -317,9 +334,44 @@ void Attempts::stop() {
 
 bool Attempts::is_late() const { return stop_at_ && seconds_since(*stop_at_) > kGraceS; }
 
+bool Attempts::has_asked(int rank) const {
+  const auto end = ends_.find(rank);
+  return asked_.contains(rank) || (end != ends_.end() && end->second.stopped);
+}
+
+/// Whether the host of this rank has lost another, which was not asked to end: then who started them, as torchrun's
+/// agent, asks those that are left, and nobody means the run.
+bool Attempts::is_of_torn_host(int rank) const {
+  for (const RosterHost& host : roster_) {
+    if (std::ranges::find(host.ranks, rank) == host.ranks.end()) continue;
+    return std::ranges::any_of(host.ranks, [&](int other) {
+      const auto end = ends_.find(other);
+      const bool is_lost =
+          meeting_.gone().contains(other) || known_dead_.contains(other) || (end != ends_.end() && end->second.lost);
+      return other != rank && is_lost && !has_asked(other);
+    });
+  }
+  return false;
+}
+
+bool Attempts::is_asked_to_end() const {
+  return std::ranges::any_of(asked_, [&](int rank) { return rank == place_.rank || !is_of_torn_host(rank); });
+}
+
+/// Those that were asked to end because their host has lost another will be gone too: their ranks have ended, so that
+/// nothing waits for them.
+void Attempts::leave_torn_hosts() {
+  for (const int rank : meeting_.present()) {
+    if (rank == place_.rank || !has_asked(rank) || !is_of_torn_host(rank)) continue;
+    meeting_.tell(rank, "finish 1");
+    meeting_.leave(rank);
+    known_dead_.insert(rank);
+  }
+}
+
 void Attempts::note(int rank, const ChildEnd& end) {
-  if (std::ranges::find(seats_, rank) == seats_.end()) {  // one that waits was asked to end
-    asked_to_end_ = asked_to_end_ || end.stopped;
+  if (!is_under_way_ || std::ranges::find(seats_, rank) == seats_.end()) {  // one that waits
+    if (end.stopped) asked_.insert(rank);
     return;
   }
   ends_[rank] = end;
@@ -337,10 +389,18 @@ void Attempts::note_losses() {
 }
 
 void Attempts::hear(int wait_ms) {
+  const std::map<int, bool> gone = meeting_.gone();
   for (const auto& [rank, message] : meeting_.listen(wait_ms, signals_.descriptor())) {
     const auto said = end_in(message);
-    if (said && said->first == attempt_) note(rank, said->second);
+    if (!said) continue;
+    if (said->first == attempt_)
+      note(rank, said->second);
+    else if (said->second.stopped)  // on the way when this attempt began
+      asked_.insert(rank);
   }
+  const std::set<int> present = meeting_.present();
+  for (const auto& [rank, has_died] : gone)
+    if (present.contains(rank)) write_line(stderr, concat("supervisor: rank ", rank, " is there again"));
   note_losses();
 }
 
@@ -350,8 +410,8 @@ void Attempts::wait_for_others() {
   while (!running().empty()) {
     hear(500);
     const bool asked = asks_to_end(signals_.take(0));
-    if ((asked && asked_to_end_) || seconds_since(begin) > limits_.hang_s) stop();  // a first signal lets them save
-    asked_to_end_ = asked_to_end_ || asked;
+    const bool is_second = asked && !asked_.insert(place_.rank).second;  // the first lets them save
+    if (is_second || seconds_since(begin) > limits_.hang_s) stop();
     if (!stop_at_ || seconds_since(std::max(*stop_at_, begin)) <= most_s) continue;
     for (const int rank : running()) {  // whatever holds it: it is not to wake up among the next attempt's
       meeting_.tell(rank, "finish 1");
@@ -369,8 +429,9 @@ ChildEnd Attempts::run(const ProgramStart& program, StartOrder order, int ranks,
   known_dead_.clear();
   attempt_ = order.attempt;
   stop_at_.reset();
-  asked_to_end_ = false;
+  asked_.clear();
   ends_.clear();
+  is_under_way_ = true;
   seats_ = seats_of(roster_, left_out_, ranks);
   const bool is_whole = static_cast<int>(seats_.size()) == meeting_.place().size;
   LaunchedRank store = place_;
@@ -405,8 +466,13 @@ ChildEnd Attempts::run(const ProgramStart& program, StartOrder order, int ranks,
   std::set<int> late;
   for (const auto& [rank, end] : ends_)
     if (end.hung && !(rank == place_.rank && was_stuck)) late.insert(rank);
+  is_under_way_ = false;
+  for (auto& [rank, end] : ends_)
+    if (end.stopped) asked_.insert(rank);
+  const bool is_stopped = is_asked_to_end();
+  leave_torn_hosts();
   ChildEnd end = end_of(ends_, late);
-  end.stopped = end.stopped || asked_to_end_;
+  end.stopped = is_stopped;
   return end;
 }
 

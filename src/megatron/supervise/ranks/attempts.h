@@ -28,7 +28,7 @@ struct RankLimits {
 /// What has become of an attempt: the end of the rank that has failed, where several have the one with the highest exit
 /// code, since those that follow another's failure exit with 1; of those that were ended because another had failed,
 /// which `late` names, only where there is no other, and one that is lost before all others. Where none has failed, the
-/// highest code of all. `stopped` where it is of any.
+/// highest code of all. `stopped` where it is of any: whose is to count is run()'s to say.
 ChildEnd end_of(const std::map<int, ChildEnd>& ranks, const std::set<int>& late);
 
 /// A message of a rank's supervisor, and back; nothing where it is none.
@@ -53,9 +53,9 @@ class Attempts {
 
   /// Waits for the supervisors: at the run's start for all, within RankLimits::join_s; where this one has taken
   /// another's place for those of the last attempt, for as long as they may need to notice; after a loss until whoever
-  /// has only been cut off has ended its rank. Returns an end where a signal asked for that meanwhile. Throws
-  /// std::runtime_error where one does not come at the start, and where those who are there may not continue alone
-  /// (may_continue()).
+  /// has only been cut off has ended its rank. Returns an end where a signal asked for that meanwhile, this process or
+  /// another (is_asked_to_end()). Throws std::runtime_error where one is not there at the start, and where those who
+  /// are there may not continue alone (may_continue()).
   std::optional<ChildEnd> gather();
   /// Ranks that an attempt may have now.
   int available() const;
@@ -63,6 +63,9 @@ class Attempts {
   void leave_out(int rank);
   /// Hears who comes and goes while a restart is waited for, for at most so long, or until there is a signal.
   void listen(int wait_ms);
+  /// Whether a supervisor was asked to end, by a signal after its rank had ended, that of a host which has lost nobody.
+  /// Another host's are asked by who started them, because of that loss: they are left instead.
+  bool is_asked_to_end() const;
 
   /// Lets `ranks` ranks, at most available(), start `program` with `order.words`, and waits until all have ended. The
   /// caller fills in `attempt`, `restarts` and `words` of the order. Once a rank has failed the others have 10 s to end
@@ -80,6 +83,10 @@ class Attempts {
   void wait_for_others();
   std::set<int> running() const;
   std::set<int> dead() const;
+  std::set<int> awaited() const;
+  bool has_asked(int rank) const;
+  bool is_of_torn_host(int rank) const;
+  void leave_torn_hosts();
   void require_majority();
 
   const LaunchedRank place_;
@@ -92,7 +99,8 @@ class Attempts {
   std::set<int> known_dead_;                            ///< besides those of whom the meeting knows
   std::chrono::steady_clock::time_point settled_at_{};  ///< by then ranks that were cut off have ended
   int attempt_ = 0;
-  bool asked_to_end_ = false;  ///< by a signal after this rank had ended, or at one that waits
+  bool is_under_way_ = false;  ///< the attempt
+  std::set<int> asked_;        ///< ranks whose supervisor was asked to end after its rank had ended, or while it waited
   std::vector<int> seats_;     ///< of the attempt
   std::map<int, ChildEnd> ends_;
   std::optional<std::chrono::steady_clock::time_point> stop_at_;  ///< when the ranks were told to end
