@@ -90,11 +90,9 @@ int run_on_host(const HostOptions& options, const Args& words) {
   program.words.insert(program.words.end(), words.begin(), words.end());
   std::set<pid_t> running;
   std::map<pid_t, int> statuses;
-  pid_t first = 0;
   for (int r = 0; r < options.nproc_per_node; ++r) {
     program.variables = environment_of(place_of(options, r));
     running.insert(start_process(program, signals));
-    if (r == 0 && options.node_rank == 0) first = *running.begin();
   }
   while (true) {
     int status = 0;
@@ -106,7 +104,7 @@ int run_on_host(const HostOptions& options, const Args& words) {
     if (running.empty()) return code_of(statuses);
     const int signal = signals.take(0.5);
     for (const pid_t pid : running)
-      if (signal != 0 && (signal != SIGUSR1 || pid == first)) kill(pid, signal);
+      if (signal != 0) kill(pid, signal);
   }
 }
 

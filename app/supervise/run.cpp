@@ -206,13 +206,23 @@ class Supervisor {
     run_events_.next();
     if (predecessor_ >= 0) {
       say(concat("the one of rank ", predecessor_, " is gone, and that of rank ", ranks_->rank(), " takes its place"));
-      if (const auto code = after_failure({.code = kFailed, .last_errors = "", .rank = predecessor_, .lost = true}))
+      if (const auto code = after_failure({.code = kFailed, .last_errors = "", .rank = predecessor_, .lost = true})) {
+        gather_to_finish();
         return *code;
+      }
     }
     while (true) {
       const sv::ChildEnd end = run_once();
       if (const auto code = final_code(end)) return *code;
       if (const auto code = after_failure(end)) return *code;
+    }
+  }
+
+  /// Those that follow this supervisor are still on their way to it, and hear finish() once they have come.
+  void gather_to_finish() {
+    try {
+      (void)ranks_->gather();
+    } catch (const std::exception&) {  // too few to continue: they do not
     }
   }
 

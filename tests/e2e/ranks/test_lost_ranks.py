@@ -155,6 +155,12 @@ class LostRanks(Lost):
         self.check_curve(processes, 4, 2)
         return said
 
+    def test_where_no_restart_is_left_all_hear_it_once(self):
+        processes = self.launched("Slurm", words=["--max-restarts", 0])
+        processes.lose(0)
+        said = processes.end(code=1)
+        self.assertEqual(said.count("--max-restarts allows no more than 0 restarts"), 1, said)
+
     def test_a_rank_that_waits_takes_the_place_of_the_next_that_is_lost(self):
         processes = self.launched("PMI")
         for number, lost in enumerate((2, 0)):
@@ -222,9 +228,8 @@ class LostHosts(Lost):
         self.processes.lose(1)
         self.goes_on(2)
         self.start(1)
-        self.processes.wait_until(lambda: "supervisor" in self.processes.said())
-        again = self.processes.processes[2]
-        self.processes.wait_until(lambda: len(children_of(again.pid)) == 2)
+        back = [f"supervisor: rank {rank} is there again" for rank in (2, 3)]
+        self.processes.wait_until(lambda: all(line in self.processes.said() for line in back))
         self.train_on(self.processes)
         self.assertEqual(len(self.processes.events("started")), 2, "it waits for the next restart")
         os.kill(self.ranks_of(0)[0], signal.SIGKILL)
@@ -233,9 +238,22 @@ class LostHosts(Lost):
         self.assertIn("all are there again: 4 ranks (tp 2, pp 1) instead of 2", said)
         self.check_curve(self.processes, 4, 2, 4)
 
+    def test_a_host_whose_launcher_ends_what_is_left_of_it_is_left_out(self):
+        self.processes.lost.add(1)
+        killed, left = children_of(self.processes.processes[1].pid)
+        os.kill(killed, signal.SIGKILL)
+        os.kill(left, signal.SIGTERM)  # as torchrun's agent does
+        self.goes_on(2)
+        self.assertEqual(self.processes.processes[1].wait(120), 1)
+        self.processes.stop()
+        self.check_curve(self.processes, 4, 2)
+        self.assertEqual(len(self.processes.events("lost")), 1, "both at once")
+
     def test_the_first_host_is_lost_and_the_other_goes_on(self):
         self.processes.lose(0)
         self.goes_on(2)
+        self.processes.processes[1].send_signal(signal.SIGUSR1)
+        self.processes.wait_until(lambda: self.processes.events("save_requested"))
         said = self.processes.stop()
         self.assertIn("supervisor: the one of rank 0 is gone, and that of rank 2 takes its place", said)
         self.check_curve(self.processes, 4, 2)
