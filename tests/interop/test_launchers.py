@@ -121,10 +121,9 @@ class Launchers(unittest.TestCase):
         cls.place = RunFolder()
         cls.addClassCleanup(cls.place.close)
 
-    def words(self, name, *options):
+    def words(self, name, *options, size=("--world-size", 2)):
         return [str(word) for word in self.place.train_words(
-            name, "--train-iters", 4, "--log.interval", 1, "--parallel.threads_per_rank", 1, "--world-size", 2,
-            *options)]
+            name, "--train-iters", 4, "--log.interval", 1, "--parallel.threads_per_rank", 1, *size, *options)]
 
     def launch(self, launcher, *command):
         """What the launcher starts in two ranks; its result."""
@@ -226,21 +225,31 @@ class Launchers(unittest.TestCase):
         self.assertIn("rank 1 ends before iteration 3, as guard.inject_faults says", done.stderr)
         self.assertEqual(self.place.losses("again"), self.place.losses("threads"))
 
-    def node(self, port, options, command, address, hosts):
-        """An agent and its rank; addresses decide who is rank 0. `hosts`: whether it keeps torchrun's store."""
+    def node(self, port, options, command, address, hosts, ranks=1):
+        """An agent and its ranks; addresses decide who is rank 0. `hosts`: whether it keeps torchrun's store."""
         agent = subprocess.Popen(
-            [sys.executable, "-m", "torch.distributed.run", *options, "--nproc-per-node", "1", "--rdzv-backend", "c10d",
-             "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-conf", f"last_call_timeout=15,is_host={hosts}",
+            [sys.executable, "-m", "torch.distributed.run", *options, "--nproc-per-node", str(ranks), "--rdzv-backend",
+             "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-conf", f"last_call_timeout=15,is_host={hosts}",
              "--local-addr", address, "--no-python", *command],
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
         self.addCleanup(agent.kill)
         return agent
 
     def test_supervisors_of_the_nodes_of_torchrun_that_are_left_continue(self):
-        command = [os.path.abspath(MEGATRON), *self.words("node left", "--restart", 2)]
-        left, lost = [self.node(port, ["--nnodes", "2"], command, address, hosts) for port in [free_port()]
+        said = self.check_lost_node("node", ranks=1, with_agent=True)
+        self.assertIn("supervisor: 1 rank is left: 1 rank (tp 1, pp 1) instead of 2", said)
+
+    def test_a_node_of_torchrun_that_has_lost_a_supervisor_is_left_out(self):
+        said = self.check_lost_node("torn node", ranks=2, with_agent=False)  # which ends the other one
+        self.assertIn("supervisor: 2 ranks are left: 2 ranks (tp 1, pp 1) instead of 4", said)
+
+    def check_lost_node(self, name, ranks, with_agent):
+        """The last rank of two nodes is lost with its supervisor, and its node's agent if so. What is said."""
+        size = ["--world-size", str(2 * ranks), "--global-batch-size", "16"]
+        command = [os.path.abspath(MEGATRON), *self.words(f"{name} left", "--restart", 2, size=size)]
+        left, lost = [self.node(port, ["--nnodes", "2"], command, address, hosts, ranks) for port in [free_port()]
                       for address, hosts in (("127.0.0.1", True), ("127.0.0.2", False))]
-        self.kill_rank("torchrun", 1, "node left", supervisor=True, first=lost)
+        self.kill_rank("torchrun", 2 * ranks - 1, f"{name} left", supervisor=True, first=lost if with_agent else None)
         end = threading.Timer(ENDS_IN, left.kill)
         end.start()
         self.addCleanup(end.cancel)
@@ -250,9 +259,9 @@ class Launchers(unittest.TestCase):
         for agent in (left, lost):
             agent.kill()
             agent.communicate()
-        self.assertIn("supervisor: 1 rank is left: 1 rank (tp 1, pp 1) instead of 2", said)
-        run(*self.words("node alone", "--world-size", 1))
-        self.assertEqual(self.place.losses("node left"), self.place.losses("node alone"))
+        run(*self.words(f"{name} alone", size=["--world-size", str(ranks), "--global-batch-size", "16"]))
+        self.assertEqual(self.place.losses(f"{name} left"), self.place.losses(f"{name} alone"))
+        return said
 
     def test_torchrun_continues_with_the_nodes_that_are_left(self):
         exact = ("--train.dtype", "fp64", "--global-batch-size", 12, "--micro-batch-size", 1)
