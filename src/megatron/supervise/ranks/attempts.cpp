@@ -44,8 +44,8 @@ std::string list_of(const std::set<int>& ranks) {
 /// What only who has started the supervisors can mend.
 std::runtime_error broken(const std::string& what) {
   return std::runtime_error(
-      rule_got_fix("A run continues where more than half of its hosts can talk, or half of them with the first.", what,
-                   "start all ranks again: the run resumes; torchrun --max-restarts does so by itself"));
+      rule_got_fix("A run continues where more than half of its hosts can talk, or half with the one that decides.",
+                   what, "start all ranks again: the run resumes; torchrun --max-restarts does so by itself"));
 }
 
 /// By then a supervisor that has lost the others, at the latest when they lose it, has ended its rank.
