@@ -178,7 +178,8 @@ TEST(LayoutSearch, KnowsWhatProductsIn8BitsCost) {
   EXPECT_LT(best.cost.parts.matrices, in_bf16.layouts.at(0).cost.parts.matrices);
   config.fp8.recipe = "tensorwise";  // scales follow from the tensors of a microbatch
   config.train.micro_batch_size = 2;
-  const LayoutSearch as_asked = search_layouts(config, h100(), 80e9, {}, 100, 1 << 20, 2);
+  config.data.seq_length = 8192;
+  const LayoutSearch as_asked = search_layouts(config, h100(), 80e9, {}, 1000, 1 << 20, 2);
   EXPECT_GT(as_asked.layouts.size(), 1U);
   for (const FoundLayout& each : as_asked.layouts) EXPECT_EQ(each.choice.micro_batch_size, 2);
   EXPECT_TRUE(std::ranges::any_of(as_asked.layouts, [](const FoundLayout& each) { return each.choice.cp == 2; }))
