@@ -381,7 +381,7 @@ class Supervisor {
     command.config = smaller->config;
     command.words.insert(command.words.end(), smaller->words.begin(), smaller->words.end());
     tell_layout(command, why);
-    command_ = command;
+    command_ = std::move(command);
     return true;
   }
 
