@@ -21,37 +21,28 @@ inline std::vector<Layout> fp8_layouts() {
   };
   add(hybrid, {.micro_batch = 1});
   add(hybrid, {.tp = 2, .micro_batch = 2, .sp = true});
-  add(hybrid, {.pp = 2, .vpp = 2, .dp = 2, .schedule = "zb-v"});
-  add(hybrid, {.tp = 2, .pp = 2, .dp = 2, .sp = true, .schedule = "zb-h1", .recompute = "full", .sharded = true});
   add(hybrid, {.dp = 2, .micro_batch = 2, .sharded = true, .pooled = true});
-  add(hybrid, {.tp = 2,
-               .dp = 2,
-               .recompute = "selective",
-               .sharded = true,
-               .full = true,
-               .with = "train.recompute_modules=mlp"});
-  add(hybrid, {.tp = 2, .cp = 2, .micro_batch = 2, .sp = true, .llama = 2, .exchange = "p2p"});
-  add(hybrid, {.tp = 2, .dp = 2, .sp = true, .bert = true});
-  add(hybrid, {.tp = 2, .pp = 2, .sp = true, .t5 = true, .split = 1});
+  for (const std::string& recipe : {hybrid, own}) {
+    add(recipe, {.pp = 2, .vpp = 2, .dp = 2, .schedule = "zb-v"});
+    add(recipe, {.tp = 2, .pp = 2, .dp = 2, .sp = true, .schedule = "zb-h1", .recompute = "full", .sharded = true});
+    add(recipe, {.tp = 2,
+                 .dp = 2,
+                 .recompute = "selective",
+                 .sharded = true,
+                 .full = true,
+                 .with = "train.recompute_modules=mlp"});
+    add(recipe, {.tp = 2, .cp = 2, .micro_batch = 2, .sp = true, .llama = 2, .exchange = "p2p"});
+    add(recipe, {.tp = 2, .dp = 2, .sp = true, .bert = true});
+    add(recipe, {.tp = 2, .pp = 2, .sp = true, .t5 = true, .split = 1});
+  }
   add(e4m3, {.tp = 4, .dp = 2, .micro_batch = 2});
   add(e4m3, {.cp = 2, .dp = 2, .llama = 4, .exchange = "a2a"});
   add(half, {.tp = 2, .pp = 2, .dp = 2, .llama = 2});
   add(half, {.tp = 2, .pp = 2, .micro_batch = 2, .sp = true, .llama = 2, .with = "model.mtp_num_layers=1"});
   add(half, {.tp = 2, .micro_batch = 8, .sp = true, .gloo = true});
   add(own, {.tp = 2, .dp = 2, .micro_batch = 2, .sp = true});
-  add(own, {.pp = 2, .vpp = 2, .dp = 2, .schedule = "zb-v"});
-  add(own, {.tp = 2, .pp = 2, .dp = 2, .sp = true, .schedule = "zb-h1", .recompute = "full", .sharded = true});
   add(own, {.tp = 4, .dp = 2, .micro_batch = 2, .sharded = true, .pooled = true});
-  add(own, {.tp = 2,
-            .dp = 2,
-            .recompute = "selective",
-            .sharded = true,
-            .full = true,
-            .with = "train.recompute_modules=mlp"});
-  add(own, {.tp = 2, .cp = 2, .micro_batch = 2, .sp = true, .llama = 2, .exchange = "p2p"});
   add(own, {.cp = 2, .dp = 2, .llama = 4, .exchange = "a2a"});
-  add(own, {.tp = 2, .dp = 2, .sp = true, .bert = true});
-  add(own, {.tp = 2, .pp = 2, .sp = true, .t5 = true, .split = 1});
   add(own_half, {.tp = 2, .pp = 2, .micro_batch = 2, .sp = true, .llama = 2, .with = "model.mtp_num_layers=1"});
   add(own_half, {.tp = 2, .cp = 2, .micro_batch = 4, .llama = 2, .exchange = "allgather"});
   add(own, {.tp = 2, .pp = 2, .micro_batch = 2, .gloo = true});

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <stdexcept>
 
 #include "megatron/base/error.h"
 #include "megatron/kernels/cpu/isa.h"
@@ -189,6 +190,7 @@ void tile_matmul(const at::Tensor& c, const at::Tensor& a_any, const at::Tensor&
                  bool accumulate, const cpu::Epilogue& epilogue) {
   const at::Tensor a = cpu::laid_out(a_any), plain_b = cpu::laid_out(b_any);
   const std::size_t parts = parts_of(a);
+  if (parts > 1 && !splits(cpu::tile_unit())) throw std::logic_error("float32 is split for tiles alone");
   if (parts > 1 && multiply_by_parts(c, a, plain_b, packed_b, accumulate, epilogue)) return;
   if (parts > 1 && !packed_b.defined())
     return tile_matmul(c, a, plain_b, pack_for_tiles(plain_b), accumulate, epilogue);

@@ -24,6 +24,7 @@ at::Tensor pack_for_tiles(const at::Tensor& b);
 /// its last. `packed_b`: b as pack_for_tiles() gives it; undefined: threads pack what they read of it, while they read
 /// it, but float32, of which both operands are packed before. With an epilogue nothing is added to, and a half of a
 /// gated unit must be whole panels of 32 columns.
+/// Throws std::logic_error for float32 where on_tiles() never says so.
 void tile_matmul(const at::Tensor& c, const at::Tensor& a, const at::Tensor& b, const at::Tensor& packed_b,
                  bool accumulate, const cpu::Epilogue& epilogue = {});
 

@@ -76,8 +76,8 @@ class KeptAdapters {
   /// place. x [s, b, in] as the layer's weight multiplies it. Where s is 1 it does as add_to_rows(). Throws
   /// std::logic_error for another batch than the choice's.
   void add_to(const at::Tensor& y, const at::Tensor& x) const;
-  /// The same of one token of each sequence, y [b, out] and x [b, in]: on the CPU all adapters at once, so that each
-  /// sequence gets the bits that it gets alone (kernels::add_low_rank, which `scratch` is of).
+  /// Adapts y [b, out] in place, products W x of one token of each sequence: on the CPU all adapters at once, so that
+  /// each sequence gets the bits that it gets alone (kernels::add_low_rank, which `scratch` is of).
   void add_to_rows(const at::Tensor& y, const at::Tensor& x, at::Tensor& scratch) const;
   /// W x of kernels::few_rows() x [b, in] into y [b, out], and add_to_rows(). `wide`: as of kernels::few_rows_linear().
   void multiply_rows(const at::Tensor& y, const at::Tensor& x, const at::Tensor& wide, at::Tensor& scratch) const;

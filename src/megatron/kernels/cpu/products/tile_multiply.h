@@ -185,8 +185,5 @@ void multiply_split_tiles(Tiles& tiles, const LeftPanel& a, const std::uint16_t*
   else
     multiply_parts<kPairsOfThree>(tiles, a, b, parts, pieces, sums, stride, accumulate, ahead);
 }
-/// Never chosen: dot products are not so much faster than those of float32.
-inline void multiply_split_tiles(DotTiles&, const LeftPanel&, const std::uint16_t*, const PartSteps&, std::size_t,
-                                 float*, std::size_t, bool, AheadOfParts = {}) {}
 
 }  // namespace megatron::kernels::cpu

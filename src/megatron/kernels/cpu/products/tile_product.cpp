@@ -62,6 +62,10 @@ class Worker {
         right_(left_ + left_words(product)),
         sums_(reinterpret_cast<float*>(right_ + right_words(product))) {}
 
+  /// Dot products are not so much faster than those of float32 that operands would be split for them: tile_matmul()
+  /// refuses it.
+  static constexpr bool kSplits = !std::is_same_v<Tiles, DotTiles>;
+
   static std::size_t left_words(const TileProduct& p) {
     const Cut cut(p);
     if (p.packed_a != nullptr) return 0;
@@ -166,11 +170,14 @@ class Worker {
       for (std::size_t i = 0; i < group_panels(); ++i) {
         float* const to = data + i / (end_ - begin_) * sums.second + i % (end_ - begin_) * kPanelLines;
         if (part + 1 == end && in_c && reads_c && row + kPanelLines < p_.rows) prefetch_sums(c.at(kPanelLines, 0), i);
-        if (p_.parts > 1)
-          multiply_split_tiles(tiles_, a, right(i, piece), part_steps(), next - piece, to, sums.stride, accumulate,
-                               parts_ahead(row, i));
-        else
-          multiply_tiles(tiles_, a, right(i, piece), next - piece, to, sums.stride, accumulate, ahead(row, part, i));
+        if constexpr (kSplits) {
+          if (p_.parts > 1) {
+            multiply_split_tiles(tiles_, a, right(i, piece), part_steps(), next - piece, to, sums.stride, accumulate,
+                                 parts_ahead(row, i));
+            continue;
+          }
+        }
+        multiply_tiles(tiles_, a, right(i, piece), next - piece, to, sums.stride, accumulate, ahead(row, part, i));
       }
     }
     if (chunk_ + 1 < cut_.chunks) return;
