@@ -203,13 +203,17 @@ int plan(const Args& args) {
     if (options.as_json || !options.draw.empty() || !options.traffic.empty() || !options.trace.empty())
       throw ConfigError(rule_got_fix("--launches prints a table alone.", "--json, --draw, --traffic or --trace with it",
                                      "leave --json, --draw, --traffic and --trace out"));
+    const bool experts_differ =
+        run.shape.experts && (run.shape.experts->capacity_factor > 0 || run.shape.experts->router.jitter > 0 ||
+                              (run.config.parallel.etp > 0 && run.config.parallel.etp != run.config.parallel.tp));
     if (run.config.parallel.sp || run.config.parallel.cp > 1 || run.shape.encoder_decoder() ||
-        run.shape.sentence_head || run.shape.experts || run.shape.latents || run.config.fp8.format != "none" ||
+        run.shape.sentence_head || experts_differ || run.shape.latents || run.config.fp8.format != "none" ||
         !(run.config.model == config::LayerVariant{}) ||
         !(run.config.model == config::AttentionVariant{.add_qkv_bias = run.config.model.add_qkv_bias}))
       throw ConfigError(rule_got_fix(
-          "--launches is for a GPT of GPT-2's or Llama's layers without parallel.sp, parallel.cp and fp8.format.",
-          "another model, --sp, --cp or --fp8-format", "a GPT's recipe, --sp false --cp 1 --fp8-format none"));
+          "--launches is for a GPT of GPT-2's, Llama's or Mixtral's layers without parallel.sp, parallel.cp, "
+          "fp8.format, parallel.etp, capacities and jitter of experts.",
+          "another model, or one of these options", "a GPT's recipe, --sp false --cp 1 --fp8-format none"));
     print_text(plan::launch_text(plan::layer_launches(run)));
     return kDone;
   }

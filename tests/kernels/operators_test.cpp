@@ -216,6 +216,13 @@ const std::map<std::string, Case>& cases() {
        [](auto& o, auto t) {
          return of(o.bias_dropout_add_rms_norm(sbh(t, 1), h(t, 2), sbh(t, 3), dropout(), h(t, 4), 1e-5));
        }},
+      {"bias_dropout_add_norm_backward",
+       [](auto& o, auto t) {
+         const AddNormGradients into{h(wide_type(t), 6), h(wide_type(t), 7), h(wide_type(t), 8), 1, 0};
+         const auto dx = o.bias_dropout_add_norm_backward(sbh(t, 1), sbh(t, 2), rows(t, 3), rows(t, 4), h(t, 5),
+                                                          sbh(t, 9), dropout(), into);
+         return Outputs{dx.residual, dx.x, into.weight, into.norm_bias, into.bias};
+       }},
       {"accumulate_bias_gradient",
        [](auto& o, auto t) {
          const at::Tensor bias = h(wide_type(t), 1);

@@ -32,74 +32,13 @@
 #include "megatron/kernels/reference.h"
 #include "megatron/kernels/runtime.h"
 #include "tests/kernels/compare.h"
-#include "tests/kernels/launch_orders.h"
+#include "tests/kernels/phases_check.h"
 #include "tests/testing/cuda.h"
 
 // The kernels of CUDA against the reference: every dtype, odd shapes, every form. On the host (EmulatedKernels),
 // whatever order blocks and threads take; on a GPU (CudaKernels) also against the bits of the host driver.
 namespace megatron::kernels {
 namespace {
-
-using Outputs = std::vector<at::Tensor>;
-using Move = std::function<at::Tensor(const at::Tensor&)>;  ///< a copy on the device that is tested
-using Run = std::function<Outputs(const Operators&, const Move&)>;
-
-constexpr at::ScalarType kDtypes[] = {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf};
-at::ScalarType wide_type(at::ScalarType dtype) { return dtype == at::kDouble ? at::kDouble : at::kFloat; }
-
-/// Whether the device's results are the host driver's bits: not where the C library's exp and tanh are in between.
-enum class Bits { Same, OfTheLibrary };
-
-/// What the tests below compare, and on which device.
-class Check {
- public:
-  Check(at::ScalarType dtype, at::Device device) : dtype_(dtype), device_(device) {}
-
-  at::ScalarType dtype() const { return dtype_; }
-  at::Tensor normal(at::IntArrayRef shape) const { return at::randn(shape, at::kFloat).to(dtype_); }
-  at::Tensor normal_wide(at::IntArrayRef shape) const { return at::randn(shape, at::kFloat).to(wide_type(dtype_)); }
-
-  /// What `run` gives by the kernels, on this device.
-  Outputs kernels(const Run& run) const {
-    if (!device_.is_cpu()) return copied(run(cuda_operators(), mover(device_)));
-    const Outputs got = host(run);
-    in_other_orders([&] { expect_equal(got, host(run), "the order of threads"); });
-    return got;
-  }
-  static Outputs host(const Run& run) { return run(emulated_operators(), mover(at::kCPU)); }
-  static Outputs reference(const Run& run) { return run(reference_operators(), mover(at::kCPU)); }
-
-  /// `factor`: of the unit roundoffs that a result may be off.
-  void expect_reference(const Run& run, Bits bits, double factor = 8) const {
-    const c10::NoGradGuard no_grad;
-    const Outputs truth = reference(run), got = kernels(run);
-    ASSERT_EQ(got.size(), truth.size());
-    for (std::size_t i = 0; i < got.size(); ++i) {
-      ASSERT_EQ(got[i].sizes(), truth[i].sizes()) << i;
-      ASSERT_EQ(got[i].scalar_type(), truth[i].scalar_type()) << i;
-      const double allowed = factor * std::max(unit_roundoff(dtype_), unit_roundoff(got[i].scalar_type()));
-      EXPECT_LE(relative_error(got[i], wide(truth[i])), allowed) << "result " << i;
-    }
-    if (!device_.is_cpu() && bits == Bits::Same) expect_equal(got, host(run), "the device");
-  }
-  static void expect_equal(const Outputs& got, const Outputs& other, const char* what) {
-    for (std::size_t i = 0; i < got.size(); ++i)
-      EXPECT_TRUE(at::allclose(got[i], other[i], 0, 0, /*equal_nan=*/true)) << "result " << i << " depends on " << what;
-  }
-
- private:
-  static Move mover(at::Device device) {
-    return
-        [device](const at::Tensor& x) { return x.defined() ? x.to(device, x.scalar_type(), false, /*copy=*/true) : x; };
-  }
-  static Outputs copied(const Outputs& outputs) {
-    Outputs on_host;
-    for (const at::Tensor& x : outputs) on_host.push_back(x.cpu());
-    return on_host;
-  }
-  at::ScalarType dtype_;
-  at::Device device_;
-};
 
 Dropout dropout_of(std::int64_t batch, std::int64_t features = 0) {
   return {.p = 0.3,
@@ -168,6 +107,19 @@ void gradients_of_norms(const Check& check) {
               return out;
             },
             Bits::Same, 32);
+        for (const Dropout& dropout : {Dropout{}, dropout_of(b, h + 9)})
+          check.expect_reference(
+              [&](const Operators& o, const Move& to) {
+                const AddNormGradients biased{to(start), to(start), to(start), beta, 1 - beta},
+                    plain{to(start), {}, {}, beta, 0};
+                const auto with_bias = o.bias_dropout_add_norm_backward(to(dy), to(x), to(layer.mean), to(layer.rstd),
+                                                                        to(weight), to(past), dropout, biased),
+                           without = o.bias_dropout_add_norm_backward(to(dy), to(x), {}, to(rms.rstd), to(weight), {},
+                                                                      dropout, plain);
+                return Outputs{with_bias.residual, with_bias.x, biased.weight, biased.norm_bias,
+                               biased.bias,        without.x,   plain.weight};
+              },
+              Bits::Same, 32);
       }
   }
 }
@@ -243,6 +195,36 @@ void activated_products(const Check& check) {
           },
           Bits::OfTheLibrary, 16);
     }
+}
+
+/// What is between the products of experts; of rows that no expert took, with weights and without.
+void experts(const Check& check) {
+  for (const std::int64_t f : {1, 7, 40, 1033})
+    for (Activation form : kForms) {
+      const at::Tensor dy = check.normal({5, f}), u = check.normal({5, f}), both = check.normal({5, 2 * f}),
+                       weights = check.normal_wide({5});
+      for (const double clamp : {0.0, 0.7}) {
+        form.clamp = clamp;
+        form.offset = clamp;
+        check.expect_reference(
+            [&](const Operators& o, const Move& to) {
+              const WeightedGradient plain = o.weighted_activation_backward(to(dy), to(u), to(weights), form, false),
+                                     gated = o.weighted_activation_backward(to(dy), to(both), to(weights), form, true),
+                                     one = o.weighted_activation_backward(to(dy), to(both), {}, form, true);
+              return Outputs{plain.du, plain.y, plain.weights, gated.du, gated.y, gated.weights, one.du, one.y};
+            },
+            Bits::OfTheLibrary, 32);
+      }
+    }
+  for (const std::int64_t h : {1, 8, 77, 1100}) {
+    const at::Tensor rows = check.normal({6, h}), weights = check.normal_wide({9, 3}),
+                     index = at::randint(-1, 6, {9, 3}, at::kLong);
+    check.expect_reference(
+        [&](const Operators& o, const Move& to) {
+          return Outputs{o.combined_rows(to(rows), to(index), to(weights)), o.combined_rows(to(rows), to(index), {})};
+        },
+        Bits::Same);
+  }
 }
 
 void rotations(const Check& check) {
@@ -477,6 +459,7 @@ constexpr Tested kTested[] = {{"Norms", norms_and_the_sums_before_them},
                               {"NormGradients", gradients_of_norms},
                               {"Masks", masks},
                               {"Activations", activations},
+                              {"Experts", experts},
                               {"ActivationsAgain", activations_again},
                               {"ActivatedProducts", activated_products},
                               {"Rotations", rotations},

@@ -1,12 +1,16 @@
 #include "megatron/plan/steps/launches.h"
 
+#include <ATen/record_function.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <map>
+#include <memory>
 #include <string>
 #include <utility>
 
 #include "megatron/base/ranges.h"
+#include "megatron/comm/threads/local_backend.h"
 #include "megatron/kernels/cuda/epilogue_choice.h"
 #include "megatron/kernels/runtime.h"
 #include "tests/train/tiny_run.h"
@@ -17,34 +21,39 @@ namespace {
 
 using Calls = std::map<std::string, int>;
 
-/// Operators that the microbatch of a step calls, as a profiler is told; not those that they call themselves.
+thread_local Calls calls;
+thread_local int depth;
+
+/// Operators that the microbatch of a step calls on the first rank, as a profiler is told; not those that they call
+/// themselves.
 Calls calls_of(config::RunConfig config, std::int64_t layers) {
   config.model.num_layers = layers;
-  config.train.global_batch_size = 1;
+  config.train.global_batch_size = config.parallel.world_size;
   const plan::ResolvedRun run = plan::resolve(config);
   kernels::force_instruction_set(kernels::kCudaEmulated);
-  Engine engine(run, {}, at::kCPU);
-  static thread_local Calls calls;
-  static thread_local int depth;
-  calls.clear();
-  depth = 0;
   static constexpr RangeHooks hooks{.begin =
                                         [](const char* name) {
                                           if (++depth == 2) ++calls[name];  // 1: an operation of the schedule
                                         },
                                     .end = [] { --depth; }};
+  Calls of_first;
   range_hooks = &hooks;
-  testing::take_step(run, engine, 0);
+  comm::run_ranks(run.grid.world_size(), [&](const comm::Group& world) {
+    Engine engine(run, world, at::kCPU);
+    calls.clear();
+    depth = 0;
+    testing::take_step(run, engine, 0);
+    if (world.rank() == 0) of_first = calls;
+  });
   range_hooks = nullptr;
   kernels::force_instruction_set("auto");
-  return calls;
+  return of_first;
 }
 
 /// Of one layer in a stack of many.
 Calls calls_of_layer(const config::RunConfig& config) {
   Calls calls = calls_of(config, 3);
   for (const auto& [name, count] : calls_of(config, 2)) calls[name] -= count;
-  if (config.model.hidden_dropout == 0) calls.erase("dropout_backward");  // it gives back what it is given
   std::erase_if(calls, [](const auto& call) { return call.second == 0; });
   return calls;
 }
@@ -61,6 +70,58 @@ config::RunConfig small(const char* dtype) {
   config::RunConfig config = testing::tiny_config(1, 1, dtype);
   config.data.seq_length = 16;
   return config;
+}
+
+/// Mixtral's layers.
+config::RunConfig small_mixtral(const char* dtype) {
+  config::RunConfig mixtral = small(dtype);
+  mixtral.model.normalization = "RMSNorm";
+  mixtral.model.gated_linear_unit = true;
+  mixtral.model.activation = "silu";
+  mixtral.model.add_bias_linear = false;
+  mixtral.model.position_embedding_type = "rope";
+  mixtral.model.hidden_dropout = mixtral.model.attention_dropout = 0;
+  mixtral.model.num_query_groups = 2;
+  mixtral.model.num_experts = 4;
+  mixtral.model.moe_router_topk = 2;
+  mixtral.model.moe_aux_loss_coeff = 0.02;
+  return mixtral;
+}
+
+TEST(LayerLaunches, OfExpertsAreWhatAStepCalls) {
+  for (const char* dtype : {"fp32", "bf16"})
+    for (const int ranks : {1, 2}) {
+      SCOPED_TRACE(::testing::Message() << dtype << " on " << ranks);
+      config::RunConfig mixtral = small_mixtral(dtype);
+      mixtral.parallel.world_size = mixtral.parallel.ep = ranks;
+      EXPECT_EQ(planned(mixtral), calls_of_layer(mixtral));
+      mixtral.model.moe_shared_expert_intermediate_size = 32;
+      EXPECT_EQ(planned(mixtral), calls_of_layer(mixtral)) << "with a shared expert";
+      mixtral.model.moe_shared_expert_gate = true;
+      EXPECT_EQ(planned(mixtral), calls_of_layer(mixtral)) << "with its gate";
+      mixtral.model.gated_linear_unit = false;
+      mixtral.model.add_bias_linear = true;
+      mixtral.model.moe_shared_expert_gate = false;
+      mixtral.model.moe_shared_expert_intermediate_size = 0;
+      EXPECT_EQ(planned(mixtral), calls_of_layer(mixtral)) << "with biases";
+    }
+}
+
+/// Calls of at::_grouped_mm on every thread.
+std::atomic<int> grouped_products;
+
+// Weights of experts lie as one call for all of them reads them.
+TEST(LayerLaunches, MultiplyAllExpertsAtOnceOnHopper) {
+  const auto handle = at::addGlobalCallback(at::RecordFunctionCallback([](const at::RecordFunction& function) {
+    if (std::string(function.name()) == "aten::_grouped_mm") ++grouped_products;
+    return std::unique_ptr<at::ObserverContext>();
+  }));
+  for (const int layers : {1, 2}) {
+    grouped_products = 0;
+    calls_of(small_mixtral("bf16"), layers);
+    EXPECT_EQ(grouped_products, 4 * layers) << "two products forward, two of inputs' gradients";
+  }
+  at::removeCallback(handle);
 }
 
 TEST(LayerLaunches, AreWhatAStepCalls) {

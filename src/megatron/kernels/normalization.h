@@ -44,6 +44,25 @@ at::Tensor rms_norm_backward(const at::Tensor& dy, const at::Tensor& x, const at
 AddNormOutput bias_dropout_add_rms_norm(at::Tensor x, const at::Tensor& bias, const at::Tensor& residual,
                                         const Dropout& dropout, const at::Tensor& weight, double eps);
 
+/// Where the gradients of an addition and its norm go, and how (beta of the functions above): of the norm's weight and
+/// bias, of a layer norm alone; of the bias that was added, undefined where there was none.
+struct AddNormGradients {
+  at::Tensor weight, norm_bias, bias;
+  double norm_beta = 0, bias_beta = 0;
+};
+/// What flows on: along the residual stream, and into the branch. One tensor where nothing was dropped.
+struct AddNormInputGradients {
+  at::Tensor residual, x;
+};
+/// The way back through bias_dropout_add_norm or, `mean` undefined, bias_dropout_add_rms_norm, whose sum was `sum`:
+/// from dy, that of its norm, and `residual_gradient`, that of the sum where it flows past the norm; may be undefined.
+/// What layer_norm_backward (rms_norm_backward), dropout_backward and accumulate_bias_gradient give, in one pass on a
+/// GPU.
+AddNormInputGradients bias_dropout_add_norm_backward(const at::Tensor& dy, const at::Tensor& sum,
+                                                     const at::Tensor& mean, const at::Tensor& rstd,
+                                                     const at::Tensor& weight, const at::Tensor& residual_gradient,
+                                                     const Dropout& dropout, const AddNormGradients& into);
+
 /// grad_bias [h] (= or +=, by beta) the sum of dy [.., h] over all but the last dimension, summed in float64 blocks.
 void accumulate_bias_gradient(const at::Tensor& grad_bias, const at::Tensor& dy, double beta);
 

@@ -70,6 +70,8 @@ class ProfiledCall {
   void take(const AttentionOutput& x) { tensors_.insert(tensors_.end(), {x.out, x.logsumexp}); }
   void take(const NormOutput& x) { tensors_.insert(tensors_.end(), {x.y, x.mean, x.rstd}); }
   void take(const AddNormOutput& x) { tensors_.insert(tensors_.end(), {x.sum, x.y, x.mean, x.rstd}); }
+  void take(const AddNormGradients& x) { tensors_.insert(tensors_.end(), {x.weight, x.norm_bias, x.bias}); }
+  void take(const AddNormInputGradients& x) { tensors_.insert(tensors_.end(), {x.residual, x.x}); }
   void take(const ActivatedOutput& x) { tensors_.insert(tensors_.end(), {x.u, x.y}); }
   void take(const WeightedGradient& x) { tensors_.insert(tensors_.end(), {x.du, x.y, x.weights}); }
   void take(const Groups& groups) { tensors_.insert(tensors_.end(), groups.weights.begin(), groups.weights.end()); }

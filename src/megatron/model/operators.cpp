@@ -5,6 +5,7 @@
 #include <ATen/ops/zeros_like.h>
 
 #include <initializer_list>
+#include <optional>
 #include <stdexcept>
 #include <utility>
 #include <vector>
@@ -39,23 +40,63 @@ kernels::NormOutput norm_forward(const at::Tensor& x, const Norm& norm) {
                           : kernels::rms_norm(x, norm.factor(), norm.epsilon);
 }
 
+/// The gradients of a norm's own parameters, while they are written.
+class NormGradients {
+ public:
+  explicit NormGradients(const Norm& norm) : weight_(norm.weight, kWithTheRest), bias_(norm.bias, kWithTheRest) {
+    if (norm.bias && bias_.beta() != weight_.beta())
+      throw std::logic_error(norm.weight->spec.name + " and its bias have not got the same contributions");
+    into = {.weight = weight_.target(),
+            .norm_bias = norm.bias                ? bias_.target()
+                         : norm.no_bias.defined() ? at::zeros_like(norm.no_bias)
+                                                  : at::Tensor(),
+            .bias = {},
+            .norm_beta = weight_.beta()};
+  }
+  void written() {
+    weight_.written();
+    bias_.written();
+  }
+  kernels::AddNormGradients into;
+
+ private:
+  parallel::Contribution weight_, bias_;
+};
+
+at::Tensor weight_of(const Norm& norm) { return norm.one_plus ? norm.factor() : norm.weight->arrived(); }
+
 /// Gradient of the stream x before a norm, from those of its two continuations {residual, y}; writes the norm's own.
 at::Tensor norm_backward(const Norm& norm, const Gradients& grads, const at::Tensor& x, const at::Tensor& mean,
                          const at::Tensor& rstd) {
   const auto past = grads[0].defined() ? grads[0].contiguous() : at::Tensor();
   const auto dy = grads[1].contiguous();
-  parallel::Contribution weight(norm.weight, kWithTheRest), bias(norm.bias, kWithTheRest);
-  if (norm.bias && bias.beta() != weight.beta())
-    throw std::logic_error(norm.weight->spec.name + " and its bias have not got the same contributions");
-  const at::Tensor value = norm.one_plus ? norm.factor() : norm.weight->arrived();
-  const bool centered = norm.bias || norm.no_bias.defined();
-  const at::Tensor dbias = norm.bias ? bias.target() : centered ? at::zeros_like(norm.no_bias) : at::Tensor();
-  auto dx = centered
-                ? kernels::layer_norm_backward(dy, x, mean, rstd, value, weight.target(), dbias, weight.beta(), past)
-                : kernels::rms_norm_backward(dy, x, rstd, value, weight.target(), weight.beta(), past);
-  weight.written();
-  bias.written();
+  NormGradients own(norm);
+  const kernels::AddNormGradients& into = own.into;
+  auto dx = into.norm_bias.defined()
+                ? kernels::layer_norm_backward(dy, x, mean, rstd, weight_of(norm), into.weight, into.norm_bias,
+                                               into.norm_beta, past)
+                : kernels::rms_norm_backward(dy, x, rstd, weight_of(norm), into.weight, into.norm_beta, past);
+  own.written();
   return dx;
+}
+
+/// The same where the stream is residual + dropout(x + bias): gradients of x and residual; writes the bias's too.
+Gradients add_norm_backward(const Norm& norm, const Gradients& grads, const at::Tensor& sum, const at::Tensor& mean,
+                            const at::Tensor& rstd, const parallel::ParameterPtr& bias,
+                            const kernels::Dropout& dropout) {
+  NormGradients own(norm);
+  std::optional<parallel::Contribution> added;
+  if (bias && !bias->frozen()) {
+    added.emplace(bias, kWithTheRest);
+    own.into.bias = added->target();
+    own.into.bias_beta = added->beta();
+  }
+  const auto past = grads[0].defined() ? grads[0].contiguous() : at::Tensor();
+  const auto gradients = kernels::bias_dropout_add_norm_backward(grads[1].contiguous(), sum, mean, rstd,
+                                                                 weight_of(norm), past, dropout, own.into);
+  own.written();
+  if (added) added->written();
+  return {gradients.x, gradients.residual};
 }
 
 /// Adds dx, the gradient of what `bias` was added to, to the bias's.
@@ -223,8 +264,7 @@ Normed add_norm(const at::Tensor& x_sbh, const parallel::ParameterPtr& bias, con
   });
   const auto sum = out.sum.detach();
   auto backward = [sum, bias, dropout, norm, mean = out.mean, rstd = out.rstd](const Gradients& grads) -> Gradients {
-    const auto dresidual = norm_backward(norm, grads, sum, mean, rstd);
-    return residual_backward(dresidual, bias, dropout);
+    return add_norm_backward(norm, grads, sum, mean, rstd, bias, dropout);
   };
   const auto outputs = with_backward(inputs({x_sbh, residual_sbh}, {&bias, &norm.weight, &norm.bias}), {out.sum, out.y},
                                      std::move(backward));

@@ -1,16 +1,16 @@
 #pragma once
 #include <ATen/ops/_grouped_mm.h>
-#include <ATen/ops/cat.h>
 #include <ATen/ops/tensor.h>
 
+#include <algorithm>
 #include <cstdint>
-#include <cstdlib>
 #include <vector>
 
 #include "megatron/kernels/activation.h"
 #include "megatron/kernels/groups.h"
 
-// The products of a layer's experts by one kernel of ATen, where there is one and their weights lie as it reads them.
+// The products of a layer's experts by one kernel of ATen, where there is one and their weights lie as it reads them:
+// the first group's first. In a buffer of parameters those are of the last expert, whose gradients come first (Routes).
 // Gradients of weights are float32 sums in the gradients' buffer, which ATen's kernel does not write.
 namespace megatron::kernels::cuda {
 
@@ -20,7 +20,7 @@ struct GroupedCall {
   bool bfloat16 = false;      ///< rows and weights
   bool aligned = false;       ///< the rows are contiguous; they and the first weight begin at multiples of 16 bytes
   std::int64_t n = 0, k = 0;  ///< of weights [n, k]
-  std::int64_t distance = 0;  ///< elements from each weight to the next, either way; 0: not the same
+  std::int64_t distance = 0;  ///< elements from each weight to the next; 0: not the same, or the first one is last
   std::int64_t groups = 0, used = 0;  ///< weights; those that have rows
 };
 
@@ -29,8 +29,8 @@ struct GroupedCall {
 constexpr bool grouped_at_once(const GroupedCall& call) {
   constexpr std::int64_t kElements = 8, kMostGroups = 1023;
   return (call.capability == 9 || call.capability == 10) && call.bfloat16 && call.aligned && call.used > 1 &&
-         call.groups <= kMostGroups && (call.distance < 0 ? -call.distance : call.distance) >= call.n * call.k &&
-         call.distance % kElements == 0 && call.n % kElements == 0 && call.k % kElements == 0;
+         call.groups <= kMostGroups && call.distance >= call.n * call.k && call.distance % kElements == 0 &&
+         call.n % kElements == 0 && call.k % kElements == 0;
 }
 
 /// GroupedCall::distance of contiguous weights of one tensor's memory.
@@ -43,7 +43,7 @@ inline std::int64_t distance_of(const std::vector<at::Tensor>& weights) {
     if (g > 1 && here != distance) return 0;
     distance = here;
   }
-  return distance;
+  return std::max<std::int64_t>(distance, 0);
 }
 
 inline GroupedCall grouped_call(const at::Tensor& rows, const Groups& groups, int capability) {
@@ -81,8 +81,6 @@ struct GroupedOperators {
   }
 
  private:
-  using Offsets = std::vector<std::int64_t>;
-
   static bool at_once(const at::Tensor& rows, const Groups& groups) {
     return grouped_at_once(grouped_call(rows, groups, Rest::capability()));
   }
@@ -95,32 +93,16 @@ struct GroupedOperators {
     return y;
   }
 
-  /// Parameters lie in the order in which their gradients come, the last expert first: then rows are put in that order,
-  /// and what is made of them back.
   static at::Tensor multiply(const at::Tensor& rows, const Groups& groups, bool transposed) {
-    const std::int64_t distance = distance_of(groups.weights);
-    const at::Tensor& lowest = distance < 0 ? groups.weights.back() : groups.weights.front();
+    const at::Tensor& first = groups.weights.front();
     const at::Tensor weights =
-        lowest.as_strided({static_cast<std::int64_t>(groups.weights.size()), lowest.size(0), lowest.size(1)},
-                          {std::abs(distance), lowest.size(1), 1});
-    const auto by = [&](const at::Tensor& x, const Offsets& offsets) {
-      return at::_grouped_mm(x, transposed ? weights.transpose(1, 2) : weights, ends_of(offsets, x.device()));
-    };
-    if (distance > 0) return by(rows, groups.offsets);
-    Offsets turned = {0};
-    for (std::size_t g = groups.weights.size(); g > 0; --g)
-      turned.push_back(turned.back() + groups.offsets[g] - groups.offsets[g - 1]);
-    return turn(by(turn(rows, groups.offsets), turned), turned);
-  }
-  /// The rows of the last group first.
-  static at::Tensor turn(const at::Tensor& rows, const Offsets& offsets) {
-    std::vector<at::Tensor> parts;
-    for (std::size_t g = offsets.size() - 1; g > 0; --g)
-      if (offsets[g] > offsets[g - 1]) parts.push_back(rows.narrow(0, offsets[g - 1], offsets[g] - offsets[g - 1]));
-    return at::cat(parts);
+        first.as_strided({static_cast<std::int64_t>(groups.weights.size()), first.size(0), first.size(1)},
+                         {distance_of(groups.weights), first.size(1), 1});
+    return at::_grouped_mm(rows, transposed ? weights.transpose(1, 2) : weights,
+                           ends_of(groups.offsets, rows.device()));
   }
   /// Where the rows of each group end: int32, from pinned memory, so that the host does not wait.
-  static at::Tensor ends_of(const Offsets& offsets, at::Device device) {
+  static at::Tensor ends_of(const std::vector<std::int64_t>& offsets, at::Device device) {
     const std::vector<int> ends(offsets.begin() + 1, offsets.end());
     const at::Tensor on_host = at::tensor(ends, at::kInt);
     return (device.is_cuda() ? on_host.pin_memory() : on_host).to(device, /*non_blocking=*/true);

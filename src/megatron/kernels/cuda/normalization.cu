@@ -2,10 +2,12 @@
 #include "megatron/kernels/phases/column_sums.h"
 #include "megatron/kernels/phases/copy.h"
 #include "megatron/kernels/phases/dropout.h"
+#include "megatron/kernels/phases/norm_gradient.h"
 #include "megatron/kernels/phases/normalization.h"
 
 MEGATRON_DEVICE_KERNEL_OF_EVERY_DTYPE(AddNorm)
 MEGATRON_DEVICE_KERNEL_OF_EVERY_DTYPE(NormInputGradient)
+MEGATRON_DEVICE_KERNEL_OF_EVERY_DTYPE(AddNormGradient)
 MEGATRON_DEVICE_KERNEL_OF_EVERY_DTYPE(ColumnSums)
 MEGATRON_DEVICE_KERNEL_OF_EVERY_DTYPE(BiasDropoutAdd)
 MEGATRON_DEVICE_KERNEL_OF_EVERY_DTYPE(WriteMask)

@@ -38,8 +38,6 @@ const Operators& emulated_operators() {
     all.grouped_linear_activation = Grouped::grouped_linear_activation;
     all.grouped_input_gradient = Grouped::grouped_input_gradient;
     all.grouped_weight_gradient = cpu::grouped_weight_gradient;
-    all.weighted_activation_backward = cpu::weighted_activation_backward;
-    all.combined_rows = cpu::combined_rows;
     return all;
   }();
   return table;

@@ -79,40 +79,45 @@ struct ColumnSums : Straight {
   }
 };
 
-/// gradient[column] (= or +=) the sum of the groups' sums. A block has a tile of columns, a thread some groups of one.
+/// gradient[column] (= or +=) the sum of the groups' sums, of up to kMost gradients of as many columns. A block has a
+/// tile of columns of one, a thread some groups of a column.
 struct FinishColumnSums : Straight {
-  static constexpr int kThreads = 256, kPhases = 2, kAcross = 16, kDown = kThreads / kAcross;
+  static constexpr int kThreads = 256, kPhases = 2, kAcross = 16, kDown = kThreads / kAcross, kMost = 3;
   struct Args {
-    const double* sums = nullptr;  ///< [groups, h]
-    Out gradient = {};
+    In sums = {};              ///< [gradients, groups, h]
+    Out gradient[kMost] = {};  ///< of no memory: that one is not wanted
+    bool add[kMost] = {};
     std::int64_t groups = 0, h = 0;
-    bool add = false;
   };
   struct Shared {
     double part[kDown][kAcross];
   };
   using Local = Nothing;
 
-  static std::int64_t blocks(std::int64_t h) { return (h + kAcross - 1) / kAcross; }
+  /// Of one gradient.
+  static MEGATRON_BOTH std::int64_t blocks(std::int64_t h) { return (h + kAcross - 1) / kAcross; }
 
   template <int kPhase>
   static MEGATRON_BOTH void run(const Args& a, const At& at, Shared& shared, Local&) {
     const int across = at.thread % kAcross, down = at.thread / kAcross;
-    const std::int64_t column = at.block * kAcross + across;
-    if (column >= a.h) return;
+    const auto which = static_cast<int>(at.block / blocks(a.h));
+    const std::int64_t column = at.block % blocks(a.h) * kAcross + across;
+    const Out gradient = a.gradient[which];
+    if (column >= a.h || gradient.data == nullptr) return;
     if constexpr (kPhase == 0) {
       double sum = 0;
-      for (std::int64_t group = down; group < a.groups; group += kDown) sum += a.sums[group * a.h + column];
+      for (std::int64_t group = down; group < a.groups; group += kDown)
+        sum += read<double>(a.sums, (which * a.groups + group) * a.h + column);
       shared.part[down][across] = sum;
     } else {
       if (down != 0) return;
       double sum = 0;
       for (int i = 0; i < kDown; ++i) sum += shared.part[i][across];
-      if (a.gradient.type == DType::F64) {
-        write(a.gradient, column, a.add ? read<double>(a.gradient, column) + sum : sum);
+      if (gradient.type == DType::F64) {
+        write(gradient, column, a.add[which] ? read<double>(gradient, column) + sum : sum);
       } else {
         const float single = static_cast<float>(sum);
-        write(a.gradient, column, a.add ? read<float>(a.gradient, column) + single : single);
+        write(gradient, column, a.add[which] ? read<float>(gradient, column) + single : single);
       }
     }
   }

@@ -87,4 +87,18 @@ void accumulate_bias_gradient(const at::Tensor& grad_bias, const at::Tensor& dy,
   write_or_add(grad_bias, dy.reshape({-1, dy.size(-1)}).sum(0, false, at::kDouble).to(compute_type(grad_bias)), beta);
 }
 
+AddNormInputGradients bias_dropout_add_norm_backward(const at::Tensor& dy, const at::Tensor& sum,
+                                                     const at::Tensor& mean, const at::Tensor& rstd,
+                                                     const at::Tensor& weight, const at::Tensor& residual_gradient,
+                                                     const Dropout& dropout, const AddNormGradients& into) {
+  const at::Tensor residual =
+      mean.defined()
+          ? reference::layer_norm_backward(dy, sum, mean, rstd, weight, into.weight, into.norm_bias, into.norm_beta,
+                                           residual_gradient)
+          : reference::rms_norm_backward(dy, sum, rstd, weight, into.weight, into.norm_beta, residual_gradient);
+  const at::Tensor x = reference::dropout_backward(residual, dropout);
+  if (into.bias.defined()) reference::accumulate_bias_gradient(into.bias, x, into.bias_beta);
+  return {residual, x};
+}
+
 }  // namespace megatron::kernels::reference

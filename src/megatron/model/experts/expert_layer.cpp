@@ -114,7 +114,7 @@ ExpertLayer::ExpertLayer(const parallel::ParameterStore& parameters, const std::
   if (spec_.router.bias) bias_ = parameters.get(prefix + plan::Experts::kBias);
   if (spec_.router.linear_bias) router_bias_ = parameters.get(prefix + "mlp.router.bias");
   experts_.gated = shared_.gated = spec_.expert.gated;
-  for (std::int64_t e = first_expert(); e < first_expert() + local_experts(); ++e) {
+  for (std::int64_t e = first_expert() + local_experts() - 1; e >= first_expert(); --e) {  // as their rows come
     experts_.fc1.push_back(weight(concat("experts.local_experts.", e, ".linear_fc1")));
     experts_.fc2.push_back(weight(concat("experts.local_experts.", e, ".linear_fc2")));
     if (!spec_.expert.bias) continue;
@@ -202,7 +202,7 @@ at::Tensor ExpertLayer::numbered(const at::Tensor& ids, const Offsets& offsets) 
   for (std::size_t e = 0; e + 1 < offsets.size(); ++e)
     own.narrow(0, offsets[e], offsets[e + 1] - offsets[e])
         .mul_(spec_.count)
-        .add_(first_expert() + static_cast<std::int64_t>(e));
+        .add_(first_expert() + local_experts() - 1 - static_cast<std::int64_t>(e));
   return own;
 }
 

@@ -16,6 +16,7 @@ ExpertLayer::AdaptersOfLayer ExpertLayer::adapters_of(const FindParameter& find,
     else if (linear.expert >= 0 && expert >= 0 && expert < local_experts())
       (linear.split == plan::Linear::Split::Inputs ? fc2 : fc1).push_back(std::move(linear));
   }
+  for (auto* const experts : {&fc1, &fc2}) std::ranges::reverse(*experts);  // as their rows come
   const auto of = [&](const std::vector<plan::Linear>& linears, int ranks, int rank) {
     return ExpertAdapters::of(find, layer, linears, lora, seed, ranks, rank);
   };

@@ -123,8 +123,9 @@ Routes::Routes(const at::Tensor& experts, std::int64_t count, comm::Group group)
     : group_(std::move(group)), top_k_(experts.size(1)) {
   const auto flat = experts.reshape({-1});
   const std::int64_t ranks = group_.size(), local = count / ranks;
-  // Copies by expert; behind them those that go nowhere.
-  auto order = at::argsort(flat.remainder(count + 1), /*stable=*/true, /*dim=*/0, /*descending=*/false);
+  // Copies by rank, the last of its experts first; behind them those that go nowhere.
+  const auto place_of_expert = flat.add(local - 1).sub_(flat.remainder(local).mul_(2)).masked_fill_(flat.lt(0), count);
+  auto order = at::argsort(place_of_expert, /*stable=*/true, /*dim=*/0, /*descending=*/false);
   const auto counts = at::bincount(flat.add(1), {}, count + 1).narrow(0, 1, count).contiguous();
   const auto all = group_.all_gather(counts, 0).cpu();
   const auto rows_of = [&](std::int64_t from, std::int64_t expert) {
@@ -138,7 +139,7 @@ Routes::Routes(const at::Tensor& experts, std::int64_t count, comm::Group group)
   };
   const std::int64_t first = group_.rank() * local;
   offsets_.assign(1, 0);
-  for (std::int64_t e = 0; e < local; ++e) {
+  for (std::int64_t e = local - 1; e >= 0; --e) {
     std::int64_t rows = 0;
     for (std::int64_t from = 0; from < ranks; ++from) rows += rows_of(from, first + e);
     offsets_.push_back(offsets_.back() + rows);
@@ -167,7 +168,7 @@ Routes::Routes(const at::Tensor& experts, std::int64_t count, comm::Group group)
   returned_ = by_copy(place);
   std::vector<std::int64_t> taken, given(static_cast<std::size_t>(ranks * most), offsets_.back());
   std::vector<std::int64_t> next(static_cast<std::size_t>(ranks), 0);  // row of each sender
-  for (std::int64_t e = 0; e < local; ++e)
+  for (std::int64_t e = local - 1; e >= 0; --e)
     for (std::int64_t from = 0; from < ranks; ++from)
       for (std::int64_t i = 0; i < rows_of(from, first + e); ++i) {
         const std::int64_t row = from * most + next[static_cast<std::size_t>(from)]++;

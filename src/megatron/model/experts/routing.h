@@ -56,15 +56,16 @@ class Coming {
 };
 
 /// Sends each token's copies to the ranks and rows of its experts, and what these give back. Rows of one expert follow
-/// one another, by the rank that they come from, then by token. Which tokens an expert sees is the same in every
-/// layout; their order is not, so that sums over them differ by rounding.
+/// one another, by the rank that they come from, then by token; those of a rank's last expert come first, as its
+/// weights do in memory (kernels/cuda/grouped.h). Which tokens an expert sees is the same in every layout; their order
+/// is not, so that sums over them differ by rounding.
 class Routes {
  public:
   /// `experts` [T, k]: of `count` experts, which the ranks of `group` hold equal shares of, in order; -1: a copy goes
   /// nowhere. Collective over the group: one all-gather of `count` numbers.
   Routes(const at::Tensor& experts, std::int64_t count, comm::Group group);
 
-  /// Where the rows of each of this rank's experts begin; one more than experts.
+  /// Where the rows of each of this rank's experts begin, the last expert's first; one more than experts.
   const std::vector<std::int64_t>& offsets() const { return offsets_; }
   /// Copies of this rank's tokens that each of all experts gets.
   const std::vector<std::int64_t>& loads() const { return loads_; }

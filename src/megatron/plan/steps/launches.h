@@ -30,8 +30,10 @@ struct LaunchPlan {
 void validate(const LaunchPlan& plan);
 
 /// One layer of a decoder forward and backward, by the operators that the CUDA plugin has (kernels/phases/operators/,
-/// kernels/cuda/), on one rank, as of compute capability 8.0 or more. Sums over tensor-parallel ranks and of gradients
-/// are on streams of their own. What an operator computes by several kernels one after the other is one launch.
+/// kernels/cuda/), on one rank, as of compute capability 8.0 or more, and nothing computed again that train.recompute
+/// asks for. Sums over tensor-parallel ranks, sums of gradients and exchanges between experts are on streams of their
+/// own. What an operator computes by several kernels one after the other is one launch. Of a model with experts a layer
+/// that has some, each of which gets as many rows.
 LaunchPlan layer_launches(const ResolvedRun& run);
 
 /// Whether cuBLASLt computes the MLP's activation with its products: GELU by tanh of 16 bits, not gated, in units of 16

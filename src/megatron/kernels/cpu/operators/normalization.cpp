@@ -294,5 +294,18 @@ void accumulate_bias_gradient(const at::Tensor& grad_bias, const at::Tensor& dy,
   add_partial_sums(grad_bias, {sums, blocks, features}, beta);
 }
 
+AddNormInputGradients bias_dropout_add_norm_backward(const at::Tensor& dy, const at::Tensor& sum,
+                                                     const at::Tensor& mean, const at::Tensor& rstd,
+                                                     const at::Tensor& weight, const at::Tensor& residual_gradient,
+                                                     const Dropout& dropout, const AddNormGradients& into) {
+  const at::Tensor residual =
+      mean.defined() ? cpu::layer_norm_backward(dy, sum, mean, rstd, weight, into.weight, into.norm_bias,
+                                                into.norm_beta, residual_gradient)
+                     : cpu::rms_norm_backward(dy, sum, rstd, weight, into.weight, into.norm_beta, residual_gradient);
+  const at::Tensor x = cpu::dropout_backward(residual, dropout);
+  if (into.bias.defined()) cpu::accumulate_bias_gradient(into.bias, x, into.bias_beta);
+  return {residual, x};
+}
+
 }  // namespace cpu
 }  // namespace megatron::kernels

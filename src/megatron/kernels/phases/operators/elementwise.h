@@ -8,6 +8,24 @@
 
 namespace megatron::kernels::phases {
 
+inline Form form_of(Activation form) {
+  switch (form.kind) {
+    case Activation::GeluTanh:
+      return Form::GeluTanh;
+    case Activation::GeluErf:
+      return Form::GeluErf;
+    case Activation::Silu:
+      return Form::Silu;
+    case Activation::Relu:
+      return Form::Relu;
+    case Activation::SquaredRelu:
+      return Form::SquaredRelu;
+    case Activation::QuickGelu:
+      return Form::QuickGelu;
+  }
+  throw std::logic_error("an activation without a kernel");
+}
+
 /// Activations, rotations and embeddings.
 template <class Driver>
 struct ElementwiseOperators {
@@ -133,23 +151,6 @@ struct ElementwiseOperators {
   }
 
  private:
-  static Form form_of(Activation form) {
-    switch (form.kind) {
-      case Activation::GeluTanh:
-        return Form::GeluTanh;
-      case Activation::GeluErf:
-        return Form::GeluErf;
-      case Activation::Silu:
-        return Form::Silu;
-      case Activation::Relu:
-        return Form::Relu;
-      case Activation::SquaredRelu:
-        return Form::SquaredRelu;
-      case Activation::QuickGelu:
-        return Form::QuickGelu;
-    }
-    throw std::logic_error("an activation without a kernel");
-  }
   static at::Tensor forward(const at::Tensor& u, const at::Tensor& bias, Activation form, bool gated) {
     std::vector<std::int64_t> shape(u.sizes().begin(), u.sizes().end());
     if (gated) shape.back() /= 2;

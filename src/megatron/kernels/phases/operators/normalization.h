@@ -1,6 +1,7 @@
 #pragma once
 #include "megatron/kernels/phases/column_sums.h"
 #include "megatron/kernels/phases/dropout.h"
+#include "megatron/kernels/phases/norm_gradient.h"
 #include "megatron/kernels/phases/normalization.h"
 #include "megatron/kernels/phases/operators/arguments.h"
 
@@ -51,16 +52,26 @@ struct NormOperators {
     if (!takes(x, dy, weight, residual_gradient) || !of_type(x, mean, compute_dtype(x)) ||
         !of_type(x, rstd, compute_dtype(x)) || !any_type(x, grad_weight) || !any_type(x, grad_bias))
       return reference::layer_norm_backward(dy, x, mean, rstd, weight, grad_weight, grad_bias, beta, residual_gradient);
-    column_sums(dy, x, mean, rstd, grad_weight, grad_bias, beta);
-    return input_gradient(dy, x, mean, rstd, weight, residual_gradient);
+    return backward(dy, x, mean, rstd, weight, residual_gradient, {}, {grad_weight, grad_bias, {}, beta, 0}).residual;
   }
   static at::Tensor rms_norm_backward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& rstd,
                                       const at::Tensor& weight, const at::Tensor& grad_weight, double beta,
                                       const at::Tensor& residual_gradient) {
     if (!takes(x, dy, weight, residual_gradient) || !of_type(x, rstd, compute_dtype(x)) || !any_type(x, grad_weight))
       return reference::rms_norm_backward(dy, x, rstd, weight, grad_weight, beta, residual_gradient);
-    column_sums(dy, x, {}, rstd, grad_weight, {}, beta);
-    return input_gradient(dy, x, {}, rstd, weight, residual_gradient);
+    return backward(dy, x, {}, rstd, weight, residual_gradient, {}, {grad_weight, {}, {}, beta, 0}).residual;
+  }
+  static AddNormInputGradients bias_dropout_add_norm_backward(const at::Tensor& dy, const at::Tensor& sum,
+                                                              const at::Tensor& mean, const at::Tensor& rstd,
+                                                              const at::Tensor& weight,
+                                                              const at::Tensor& residual_gradient,
+                                                              const Dropout& dropout, const AddNormGradients& into) {
+    const auto wide = [&](const at::Tensor& x) { return !x.defined() || of_type(sum, x, compute_dtype(sum)); };
+    const auto any = [&](const at::Tensor& x) { return !x.defined() || any_type(sum, x); };
+    if (!takes(sum, dy, weight, residual_gradient) || !wide(mean) || !wide(rstd) || !any(into.weight) ||
+        !any(into.norm_bias) || !any(into.bias))
+      return reference::bias_dropout_add_norm_backward(dy, sum, mean, rstd, weight, residual_gradient, dropout, into);
+    return backward(dy, sum, mean, rstd, weight, residual_gradient, dropout, into);
   }
   static void accumulate_bias_gradient(const at::Tensor& grad_bias, const at::Tensor& dy, double beta) {
     if (!takes(dy) || !any_type(dy, grad_bias)) return reference::accumulate_bias_gradient(grad_bias, dy, beta);
@@ -166,6 +177,55 @@ struct NormOperators {
     return {x, norm.y, norm.mean, norm.rstd};
   }
 
+  /// `into.norm_bias` is defined where `mean` is.
+  static AddNormInputGradients backward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& mean,
+                                        const at::Tensor& rstd, const at::Tensor& weight,
+                                        const at::Tensor& residual_gradient, const Dropout& dropout,
+                                        const AddNormGradients& into) {
+    const std::int64_t h = x.size(-1), rows = x.numel() / h;
+    const LaunchedMask mask(dropout, h, batch_of(x), x.device());
+    return with_type(x.scalar_type(), [&](auto type) -> AddNormInputGradients {
+      using T = decltype(type);
+      using C = Compute<T>;
+      using Kernel = AddNormGradient<T>;
+      typename Kernel::Args args{.norm = {.dy = const_pointer<T>(dy),
+                                          .x = const_pointer<T>(x),
+                                          .weight = const_pointer<T>(weight),
+                                          .residual_gradient = const_pointer<T>(residual_gradient),
+                                          .mean = const_pointer<C>(mean),
+                                          .rstd = const_pointer<C>(rstd),
+                                          .h = h},
+                                 .mask = mask.mask,
+                                 .batch = Divisor(batch_of(x)),
+                                 .branch_bias = into.bias.defined(),
+                                 .rows = rows};
+      if (Kernel::extra_bytes(args) > Kernel::kMostSums)
+        return one_by_one(dy, x, mean, rstd, weight, residual_gradient, dropout, into);
+      const at::Tensor dx = at::empty_like(x), branch = mask.mask.on ? at::empty_like(x) : dx,
+                       sums = at::empty({args.kinds(), Kernel::groups(rows), h}, x.options().dtype(compute_dtype(x)));
+      args.norm.dx = pointer<T>(dx);
+      if (mask.mask.on) args.branch = pointer<T>(branch);
+      args.sums = pointer<C>(sums);
+      Driver::template launch<Kernel>(args, Kernel::groups(rows));
+      std::vector<Sum> to{{into.weight, into.norm_beta}};
+      if (mean.defined()) to.push_back({into.norm_bias, into.norm_beta});
+      if (into.bias.defined()) to.push_back({into.bias, into.bias_beta});
+      finish(sums, to);
+      return {dx, branch};
+    });
+  }
+  /// Of rows whose sums take more memory than a block has.
+  static AddNormInputGradients one_by_one(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& mean,
+                                          const at::Tensor& rstd, const at::Tensor& weight,
+                                          const at::Tensor& residual_gradient, const Dropout& dropout,
+                                          const AddNormGradients& into) {
+    column_sums(dy, x, mean, rstd, into.weight, into.norm_bias, into.norm_beta);
+    const at::Tensor residual = input_gradient(dy, x, mean, rstd, weight, residual_gradient),
+                     branch = dropout_backward(residual, dropout);
+    if (into.bias.defined()) accumulate_bias_gradient(into.bias, branch, into.bias_beta);
+    return {residual, branch};
+  }
+
   static at::Tensor input_gradient(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& mean,
                                    const at::Tensor& rstd, const at::Tensor& weight,
                                    const at::Tensor& residual_gradient) {
@@ -197,29 +257,33 @@ struct NormOperators {
       using Kernel = ColumnSums<T>;
       const std::int64_t groups = Kernel::groups(rows);
       const auto wide = dy.options().dtype(at::kDouble);
-      const at::Tensor products = grad_weight.defined() ? at::empty({groups, h}, wide) : at::Tensor();
-      const at::Tensor sums = grad_bias.defined() ? at::empty({groups, h}, wide) : at::Tensor();
+      const at::Tensor both = at::empty({2, groups, h}, wide), products = both[0], sums = both[1];
       Driver::template launch<Kernel>({.dy = const_pointer<T>(dy),
                                        .x = const_pointer<T>(x),
                                        .mean = const_pointer<C>(mean),
                                        .rstd = const_pointer<C>(rstd),
-                                       .products = pointer<double>(products),
-                                       .sums = pointer<double>(sums),
+                                       .products = grad_weight.defined() ? pointer<double>(products) : nullptr,
+                                       .sums = grad_bias.defined() ? pointer<double>(sums) : nullptr,
                                        .rows = rows,
                                        .h = h},
                                       groups * Kernel::tiles(h));
-      finish(products, grad_weight, beta);
-      finish(sums, grad_bias, beta);
+      finish(both, {{grad_weight, beta}, {grad_bias, beta}});
     });
   }
-  static void finish(const at::Tensor& sums, const at::Tensor& gradient, double beta) {
-    if (!gradient.defined()) return;
-    Driver::template launch<FinishColumnSums>({.sums = const_pointer<double>(sums),
-                                               .gradient = out(gradient),
-                                               .groups = sums.size(0),
-                                               .h = sums.size(1),
-                                               .add = beta != 0},
-                                              FinishColumnSums::blocks(sums.size(1)));
+
+  /// A gradient that is a sum over rows; undefined: it is not wanted.
+  struct Sum {
+    at::Tensor gradient;
+    double beta;
+  };
+  /// From `sums` [gradients, groups, h].
+  static void finish(const at::Tensor& sums, const std::vector<Sum>& to) {
+    FinishColumnSums::Args args{.sums = in(sums), .groups = sums.size(1), .h = sums.size(2)};
+    for (std::size_t i = 0; i < to.size(); ++i) {
+      args.gradient[i] = out(to[i].gradient);
+      args.add[i] = to[i].beta != 0;
+    }
+    Driver::template launch<FinishColumnSums>(args, std::ssize(to) * FinishColumnSums::blocks(args.h));
   }
 };
 

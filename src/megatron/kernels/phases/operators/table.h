@@ -1,16 +1,18 @@
 #pragma once
 #include "megatron/kernels/phases/operators/attention.h"
 #include "megatron/kernels/phases/operators/elementwise.h"
+#include "megatron/kernels/phases/operators/experts.h"
 #include "megatron/kernels/phases/operators/losses.h"
 #include "megatron/kernels/phases/operators/normalization.h"
 #include "megatron/kernels/phases/operators/updates.h"
 
 namespace megatron::kernels::phases {
 
-/// Every operator that is made of phases; the members of matrix products and of experts are null.
+/// Every operator that is made of phases; the members of matrix products are null.
 template <class Driver>
 constexpr Operators operators_of() {
   using Elementwise = ElementwiseOperators<Driver>;
+  using Experts = ExpertOperators<Driver>;
   using Norm = NormOperators<Driver>;
   using Loss = LossOperators<Driver>;
   using Updates = UpdateOperators<Driver>;
@@ -26,6 +28,8 @@ constexpr Operators operators_of() {
           .rotate_ = Elementwise::rotate_,
           .linear_activation = Elementwise::linear_activation,
           .linear_activation_gradient = Elementwise::linear_activation_gradient,
+          .weighted_activation_backward = Experts::weighted_activation_backward,
+          .combined_rows = Experts::combined_rows,
           .layer_norm = Norm::layer_norm,
           .layer_norm_backward = Norm::layer_norm_backward,
           .rms_norm = Norm::rms_norm,
@@ -33,6 +37,7 @@ constexpr Operators operators_of() {
           .bias_dropout_add = Norm::bias_dropout_add,
           .bias_dropout_add_norm = Norm::bias_dropout_add_norm,
           .bias_dropout_add_rms_norm = Norm::bias_dropout_add_rms_norm,
+          .bias_dropout_add_norm_backward = Norm::bias_dropout_add_norm_backward,
           .accumulate_bias_gradient = Norm::accumulate_bias_gradient,
           .dropout_backward = Norm::dropout_backward,
           .dropout_mask = Norm::dropout_mask,
