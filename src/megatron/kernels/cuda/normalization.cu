@@ -1,9 +1,9 @@
 #include "megatron/kernels/cuda/driver.cuh"
-#include "megatron/kernels/phases/column_sums.h"
 #include "megatron/kernels/phases/copy.h"
 #include "megatron/kernels/phases/dropout.h"
-#include "megatron/kernels/phases/norm_gradient.h"
-#include "megatron/kernels/phases/normalization.h"
+#include "megatron/kernels/phases/norms/column_sums.h"
+#include "megatron/kernels/phases/norms/norm_gradient.h"
+#include "megatron/kernels/phases/norms/normalization.h"
 
 MEGATRON_DEVICE_KERNEL_OF_EVERY_DTYPE(AddNorm)
 MEGATRON_DEVICE_KERNEL_OF_EVERY_DTYPE(NormInputGradient)

@@ -175,7 +175,7 @@ class Layer {
             4 * size_.hidden);
   }
   /// Of a norm and the addition before it -> what the branch gets: the stream's gradient itself where nothing was
-  /// dropped. `bias`: one was added. Sums over some rows are written and read again (phases/norm_gradient.h).
+  /// dropped. `bias`: one was added. Sums over some rows are written and read again (phases/norms/norm_gradient.h).
   std::string add_norm_backward(const std::string& dy, const std::string& x, const std::string& past,
                                 const std::string& dx, const std::string& branch, bool bias) {
     constexpr double kRows = 16, kMostSums = 80 * 1024;

@@ -1,13 +1,12 @@
 #pragma once
-#include "megatron/kernels/phases/column_sums.h"
-#include "megatron/kernels/phases/dropout.h"
-#include "megatron/kernels/phases/norm_gradient.h"
-#include "megatron/kernels/phases/normalization.h"
-#include "megatron/kernels/phases/operators/arguments.h"
+#include "megatron/kernels/phases/norms/column_sums.h"
+#include "megatron/kernels/phases/norms/norm_gradient.h"
+#include "megatron/kernels/phases/norms/normalization.h"
+#include "megatron/kernels/phases/operators/dropout.h"
 
 namespace megatron::kernels::phases {
 
-/// Norms, and the sums that come before them.
+/// Norms with the sums that come before them, and their way back.
 template <class Driver>
 struct NormOperators {
   static NormOutput layer_norm(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, double eps) {
@@ -31,19 +30,6 @@ struct NormOperators {
     if (!takes(x, bias, residual, weight))
       return reference::bias_dropout_add_rms_norm(x, bias, residual, dropout, weight, eps);
     return add_norm(x, bias, residual, dropout, weight, {}, eps);
-  }
-
-  static at::Tensor bias_dropout_add(at::Tensor x, const at::Tensor& bias, const at::Tensor& residual,
-                                     const Dropout& dropout) {
-    if (!takes(x, bias, residual)) return reference::bias_dropout_add(x, bias, residual, dropout);
-    add(x, x, bias, residual, dropout);
-    return x;
-  }
-  static at::Tensor dropout_backward(const at::Tensor& dy, const Dropout& dropout) {
-    if (dropout.p <= 0 || !takes(dy)) return reference::dropout_backward(dy, dropout);
-    at::Tensor dx = at::empty_like(dy);
-    add(dx, dy, {}, {}, dropout);
-    return dx;
   }
 
   static at::Tensor layer_norm_backward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& mean,
@@ -78,66 +64,7 @@ struct NormOperators {
     column_sums(dy, {}, {}, {}, {}, grad_bias, beta);
   }
 
-  static at::Tensor dropout_mask(const Dropout& dropout, std::int64_t s, std::int64_t b, std::int64_t h,
-                                 at::ScalarType dtype, at::Device device) {
-    if (dropout.p <= 0 || !has_type(dtype) || s * b * h == 0)
-      return reference::dropout_mask(dropout, s, b, h, dtype, device);
-    const at::Tensor mask = at::empty({s, b, h}, at::TensorOptions().dtype(dtype).device(device));
-    write_mask(mask, LaunchedMask(dropout, h, b, device), b, 0);
-    return mask;
-  }
-  static at::Tensor attention_dropout_mask(const Dropout& dropout, std::int64_t b, std::int64_t n,
-                                           std::int64_t head_offset, std::int64_t queries, std::int64_t keys,
-                                           at::ScalarType dtype, at::Device device) {
-    const bool in_part = dropout.positions > 0 && dropout.positions != queries;
-    if (dropout.p <= 0 || !has_type(dtype) || b * n * queries * keys == 0 || in_part)
-      return reference::attention_dropout_mask(dropout, b, n, head_offset, queries, keys, dtype, device);
-    const at::Tensor mask = at::empty({b, n, queries, keys}, at::TensorOptions().dtype(dtype).device(device));
-    LaunchedMask launched(dropout, keys, b, device);
-    launched.mask.position_offset = head_offset * queries + dropout.position_offset;
-    launched.mask.jump = 0;
-    write_mask(mask, launched, 1, n * queries);
-    return mask;
-  }
-
  private:
-  static void write_mask(const at::Tensor& mask, const LaunchedMask& launched, std::int64_t batch,
-                         std::int64_t rows_of_sample) {
-    const std::int64_t h = mask.size(-1), rows = mask.numel() / h;
-    with_type(mask.scalar_type(), [&](auto type) {
-      using T = decltype(type);
-      using Kernel = WriteMask<T>;
-      Driver::template launch<Kernel>({.out = pointer<T>(mask),
-                                       .rows = rows,
-                                       .h = h,
-                                       .rows_of_sample = rows_of_sample,
-                                       .chunks = Divisor(chunks_of<T>(h)),
-                                       .group = Divisor(rows_of_sample > 0 ? rows_of_sample : batch),
-                                       .mask = launched.mask},
-                                      blocks_for<Kernel>(rows * chunks_of<T>(h)));
-    });
-  }
-
-  static void add(const at::Tensor& sum, const at::Tensor& x, const at::Tensor& bias, const at::Tensor& residual,
-                  const Dropout& dropout) {
-    const std::int64_t h = x.size(-1), rows = x.numel() / h;
-    const LaunchedMask mask(dropout, h, batch_of(x), x.device());
-    with_type(x.scalar_type(), [&](auto type) {
-      using T = decltype(type);
-      using Kernel = BiasDropoutAdd<T>;
-      Driver::template launch<Kernel>({.x = const_pointer<T>(x),
-                                       .bias = const_pointer<T>(bias),
-                                       .residual = const_pointer<T>(residual),
-                                       .out = pointer<T>(sum),
-                                       .rows = rows,
-                                       .h = h,
-                                       .chunks = Divisor(chunks_of<T>(h)),
-                                       .batch = Divisor(batch_of(x)),
-                                       .mask = mask.mask},
-                                      blocks_for<Kernel>(rows * chunks_of<T>(h)));
-    });
-  }
-
   /// The row norms of x, or of x after the addition in it.
   static NormOutput launch_norm(const at::Tensor& x, const at::Tensor& bias, const at::Tensor& residual,
                                 const Mask& mask, const at::Tensor& weight, const at::Tensor& norm_bias, double eps) {
@@ -221,7 +148,7 @@ struct NormOperators {
                                           const AddNormGradients& into) {
     column_sums(dy, x, mean, rstd, into.weight, into.norm_bias, into.norm_beta);
     const at::Tensor residual = input_gradient(dy, x, mean, rstd, weight, residual_gradient),
-                     branch = dropout_backward(residual, dropout);
+                     branch = DropoutOperators<Driver>::dropout_backward(residual, dropout);
     if (into.bias.defined()) accumulate_bias_gradient(into.bias, branch, into.bias_beta);
     return {residual, branch};
   }

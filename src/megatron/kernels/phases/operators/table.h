@@ -1,5 +1,6 @@
 #pragma once
 #include "megatron/kernels/phases/operators/attention.h"
+#include "megatron/kernels/phases/operators/dropout.h"
 #include "megatron/kernels/phases/operators/elementwise.h"
 #include "megatron/kernels/phases/operators/experts.h"
 #include "megatron/kernels/phases/operators/losses.h"
@@ -11,6 +12,7 @@ namespace megatron::kernels::phases {
 /// Every operator that is made of phases; the members of matrix products are null.
 template <class Driver>
 constexpr Operators operators_of() {
+  using Drop = DropoutOperators<Driver>;
   using Elementwise = ElementwiseOperators<Driver>;
   using Experts = ExpertOperators<Driver>;
   using Norm = NormOperators<Driver>;
@@ -34,14 +36,14 @@ constexpr Operators operators_of() {
           .layer_norm_backward = Norm::layer_norm_backward,
           .rms_norm = Norm::rms_norm,
           .rms_norm_backward = Norm::rms_norm_backward,
-          .bias_dropout_add = Norm::bias_dropout_add,
+          .bias_dropout_add = Drop::bias_dropout_add,
           .bias_dropout_add_norm = Norm::bias_dropout_add_norm,
           .bias_dropout_add_rms_norm = Norm::bias_dropout_add_rms_norm,
           .bias_dropout_add_norm_backward = Norm::bias_dropout_add_norm_backward,
           .accumulate_bias_gradient = Norm::accumulate_bias_gradient,
-          .dropout_backward = Norm::dropout_backward,
-          .dropout_mask = Norm::dropout_mask,
-          .attention_dropout_mask = Norm::attention_dropout_mask,
+          .dropout_backward = Drop::dropout_backward,
+          .dropout_mask = Drop::dropout_mask,
+          .attention_dropout_mask = Drop::attention_dropout_mask,
           .embedding = Elementwise::embedding,
           .embedding_backward = Elementwise::embedding_backward,
           .softmax_pieces = Loss::softmax_pieces,

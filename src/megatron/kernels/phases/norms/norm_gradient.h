@@ -1,5 +1,5 @@
 #pragma once
-#include "megatron/kernels/phases/normalization.h"
+#include "megatron/kernels/phases/norms/normalization.h"
 
 namespace megatron::kernels::phases {
 
