@@ -550,7 +550,6 @@ TEST(MegatronArgs, OfAFeatureThatNothingTurnsOnAreIgnored) {
   for (const auto& [words, master] : std::vector<std::pair<std::string, std::string>>{
            {"--moe-expert-rank-capacity-factor 2", "--num-experts 8"},
            {"--dsa-indexer-topk 16", "--experimental-attention-variant dsa"},
-           {"--num-layers-at-start-in-bf16 2", "--fp8-format hybrid"},
            {"--mamba-state-dim 16", "--hybrid-layer-pattern M"},
            {"--grpo-group-size 4", "--perform-rl-step"}}) {
     const auto run = translated(small + words);

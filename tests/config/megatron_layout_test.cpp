@@ -40,6 +40,12 @@ TEST(MegatronArguments, OfEightBitsAreThoseOfTheRecipe) {
   EXPECT_FALSE(other.wgrad);
   EXPECT_EQ(translated_small("--fp8-margin 2 --no-fp8-wgrad --fp8-recipe mxfp8", 1).fp8.format, "none");
   EXPECT_EQ(usual.recipe, "delayed");
+  EXPECT_FALSE(usual.first_last_layers_bf16);
+  const Fp8Config wide =
+      translated_small("--fp8-format hybrid --first-last-layers-bf16 --num-layers-at-start-in-bf16 2", 1).fp8;
+  EXPECT_TRUE(wide.first_last_layers_bf16);
+  EXPECT_EQ(wide.num_layers_at_start_in_bf16, 2);
+  EXPECT_EQ(wide.num_layers_at_end_in_bf16, 1);
   EXPECT_EQ(translated_small("--fp8-format hybrid --fp8-recipe tensorwise", 1).fp8.recipe, "tensorwise");
   for (const std::string named : {"mxfp8", "blockwise", "custom"}) {
     std::string error;

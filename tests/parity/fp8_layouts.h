@@ -13,7 +13,8 @@ inline std::vector<Layout> fp8_layouts() {
   const std::string hybrid = "fp8.format=hybrid fp8.amax_history_len=2 fp8.amax_compute_algo=max",
                     e4m3 = "fp8.format=e4m3 fp8.margin=1", half = "fp8.format=hybrid fp8.wgrad=false",
                     own = "fp8.format=hybrid fp8.recipe=tensorwise",
-                    own_half = "fp8.format=e4m3 fp8.recipe=tensorwise fp8.wgrad=false";
+                    own_half = "fp8.format=e4m3 fp8.recipe=tensorwise fp8.wgrad=false",
+                    wide = "fp8.format=hybrid fp8.recipe=tensorwise fp8.first_last_layers_bf16=true";
   std::vector<Layout> all;
   const auto add = [&](const std::string& with, Layout layout) {
     layout.with = layout.with.empty() ? with : with + " " + layout.with;
@@ -46,6 +47,12 @@ inline std::vector<Layout> fp8_layouts() {
   add(own_half, {.tp = 2, .pp = 2, .micro_batch = 2, .sp = true, .llama = 2, .with = "model.mtp_num_layers=1"});
   add(own_half, {.tp = 2, .cp = 2, .micro_batch = 4, .llama = 2, .exchange = "allgather"});
   add(own, {.tp = 2, .pp = 2, .micro_batch = 2, .gloo = true});
+  // The layers that stay wide are those of the model, not those of a stage.
+  add(wide, {.tp = 2, .dp = 2, .micro_batch = 2, .sp = true, .sharded = true});
+  add(wide, {.pp = 2, .vpp = 2, .dp = 2, .schedule = "zb-v"});
+  add(wide, {.tp = 2, .pp = 2, .cp = 2, .llama = 2, .exchange = "p2p"});
+  add("fp8.format=e4m3 fp8.first_last_layers_bf16=true fp8.num_layers_at_end_in_bf16=2",
+      {.pp = 4, .micro_batch = 2, .recompute = "full"});
   return all;
 }
 

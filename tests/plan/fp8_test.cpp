@@ -111,6 +111,32 @@ TEST(Fp8Layers, AreThoseOfTransformerLayers) {
   EXPECT_EQ(fp8_layers(resolve(depths).shape).back(), "mtp.layers.0.transformer_layer.mlp.linear_fc2");
 }
 
+TEST(Fp8Layers, LeaveOutTheFirstAndTheLastOfAStack) {
+  RunConfig config = fp8_run();
+  config.model.num_layers = 5;
+  config.fp8.first_last_layers_bf16 = true;
+  config.fp8.num_layers_at_start_in_bf16 = 2;
+  const auto numbers = [](const RunConfig& run) {
+    std::vector<std::string> in_8_bits;
+    for (const std::string& name : fp8_layers(resolve(run).shape))
+      if (name.ends_with("linear_fc1")) in_8_bits.push_back(name.substr(0, name.find(".mlp")));
+    return in_8_bits;
+  };
+  EXPECT_THAT(numbers(config), ElementsAre("decoder.layers.2", "decoder.layers.3"));
+  config.fp8.num_layers_at_end_in_bf16 = 0;
+  EXPECT_THAT(numbers(config), ElementsAre("decoder.layers.2", "decoder.layers.3", "decoder.layers.4"));
+  config.model.position_embedding_type = "rope";
+  config.model.mtp_num_layers = 1;
+  config.fp8.num_layers_at_end_in_bf16 = 2;
+  EXPECT_THAT(numbers(config), ElementsAre("decoder.layers.2", "mtp.layers.0.transformer_layer"));
+  RunConfig t5 = fp8_run();
+  t5.model.architecture = "t5";
+  t5.model.num_layers = 3;
+  t5.data.decoder_seq_length = 32;
+  t5.fp8.first_last_layers_bf16 = true;
+  EXPECT_THAT(numbers(t5), ElementsAre("encoder.layers.1", "decoder.layers.1"));
+}
+
 TEST(Fp8Rules, RefuseWhatScalesWouldFollowTheLayoutWith) {
   EXPECT_EQ(refusal_of(fp8_run(), [](RunConfig&) {}), "no error");
   const std::vector<std::pair<const char*, std::function<void(RunConfig&)>>> all = {
@@ -124,6 +150,17 @@ TEST(Fp8Rules, RefuseWhatScalesWouldFollowTheLayoutWith) {
          c.model.num_experts = 4;
          c.model.gated_linear_unit = true;
          c.model.add_bias_linear = false;
+       }},
+      {"Some layers must be left to compute in 8 bits",
+       [](RunConfig& c) {
+         c.fp8.first_last_layers_bf16 = true;
+         c.fp8.num_layers_at_end_in_bf16 = c.model.num_layers;
+         c.fp8.num_layers_at_start_in_bf16 = 0;
+       }},
+      {"fp8.num_layers_at_start_in_bf16 must be from",
+       [](RunConfig& c) {
+         c.fp8.first_last_layers_bf16 = true;
+         c.fp8.num_layers_at_start_in_bf16 = -1;
        }},
       {"excludes lora.rank", [](RunConfig& c) { c.lora.rank = 4; }},
       {"excludes dpo.beta",

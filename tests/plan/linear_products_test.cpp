@@ -55,6 +55,11 @@ TEST(Fp8Cost, OfProductsIsThatOfTheirPeak) {
     EXPECT_DOUBLE_EQ(fp8.attention, bf16.attention);
     EXPECT_DOUBLE_EQ(fp8.output, bf16.output) << "is not computed in 8 bits";
   }
+  config::RunConfig wide = in_8_bits();
+  wide.fp8.first_last_layers_bf16 = true;
+  wide.fp8.num_layers_at_end_in_bf16 = 0;
+  EXPECT_NEAR(parts_of(wide, with_units()).matrices, parts_of(in_8_bits("none"), with_units()).matrices * 3 / 4, 1e-9)
+      << "one of two layers is in 8 bits";
   const StepCost cost = step_cost(resolve(in_8_bits()), with_units());
   EXPECT_DOUBLE_EQ(cost.utilization, cost.model_flops / cost.step_s / 2e12);
   config::RunConfig config = in_8_bits();

@@ -123,9 +123,13 @@ struct Fp8Config {
   std::int64_t amax_history_len = 1;
   std::string amax_compute_algo = "most_recent";
   bool wgrad = true;
+  bool first_last_layers_bf16 = false;
+  std::int64_t num_layers_at_start_in_bf16 = 1;
+  std::int64_t num_layers_at_end_in_bf16 = 1;
 
   void visit(auto& v) {
-    const When on = unless("fp8.format", {"none"}), delayed = when("fp8.recipe", {"delayed"});
+    const When on = unless("fp8.format", {"none"}), delayed = when("fp8.recipe", {"delayed"}),
+               wide = when("fp8.first_last_layers_bf16");
     v("format", format,
       "8-bit numbers that linear layers of transformer layers multiply: hybrid (E4M3, gradients E5M2), e4m3 (all "
       "E4M3); none: those of train.dtype.",
@@ -142,6 +146,12 @@ struct Fp8Config {
       "fp8-amax-compute-algo", on, delayed, Choices({"most_recent", "max"}));
     v("wgrad", wgrad, "Weight gradients are products of 8-bit numbers too; else of those of train.dtype.", "fp8-wgrad",
       on);
+    v("first_last_layers_bf16", first_last_layers_bf16,
+      "The first and the last layers multiply numbers of train.dtype.", "first-last-layers-bf16", on);
+    v("num_layers_at_start_in_bf16", num_layers_at_start_in_bf16, "So many first layers do.",
+      "num-layers-at-start-in-bf16", on, wide);
+    v("num_layers_at_end_in_bf16", num_layers_at_end_in_bf16, "So many last layers do.", "num-layers-at-end-in-bf16",
+      on, wide);
   }
 };
 

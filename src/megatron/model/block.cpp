@@ -84,7 +84,7 @@ void keep_of_experts(ExpertLayer& experts, const plan::LayerSpec& layer, const S
 /// Of a linear layer in 8 bits; null: it computes in the model's type.
 parallel::Fp8ProductsPtr fp8_of(const plan::LayerSpec& layer, const plan::Linear& linear, const Block::Options& options,
                                 const comm::Group& tp) {
-  if (!options.fp8) return nullptr;
+  if (!options.fp8 || layer.wide) return nullptr;
   const parallel::Fp8Holders holders{.split = linear.split, .slices = tp, .sequence = options.sequence_ranks};
   return std::make_shared<const parallel::Fp8Products>(options.fp8, layer.prefix + linear.name, holders);
 }

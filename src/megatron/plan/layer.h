@@ -201,6 +201,7 @@ struct LayerSpec {
   double init_std = 0;         ///< of linear layers
   double output_init_std = 0;  ///< of those that end a branch
   bool decoder = false;        ///< of the second of two stacks, which has a length of its own
+  bool wide = false;           ///< computes in train.dtype whatever fp8.format is
   std::vector<Branch> branches = {};
 
   const SelfAttention& attention() const { return std::get<SelfAttention>(branches.front().inner); }

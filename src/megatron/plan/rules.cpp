@@ -421,6 +421,14 @@ std::int64_t rotary_features(std::int64_t head_size, double rotary_percent) {
   return static_cast<std::int64_t>(static_cast<double>(head_size) * rotary_percent);
 }
 
+ModelShape model_shape(const config::RunConfig& config) {
+  ModelShape shape = model_shape(config.model, config.parallel.tp);
+  if (config.fp8.format == "none" || !config.fp8.first_last_layers_bf16) return shape;
+  shape.wide_first = config.fp8.num_layers_at_start_in_bf16;
+  shape.wide_last = config.fp8.num_layers_at_end_in_bf16;
+  return shape;
+}
+
 ModelShape model_shape(const config::ModelConfig& model, int tp) {
   const auto head = static_cast<Head>(std::ranges::find(kHeads, model.head) - kHeads.begin());
   ModelShape shape{.num_layers = model.num_layers,

@@ -85,6 +85,7 @@ std::optional<Experts> experts_of(const config::ModelConfig& model);
 
 /// The sizes of the model that resolved options describe, on `tp` tensor-parallel ranks.
 ModelShape model_shape(const config::ModelConfig& model, int tp);
-inline ModelShape model_shape(const config::RunConfig& config) { return model_shape(config.model, config.parallel.tp); }
+/// The same, with what of it computes in 8 bits.
+ModelShape model_shape(const config::RunConfig& config);
 
 }  // namespace megatron::plan

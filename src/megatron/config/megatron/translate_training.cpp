@@ -149,7 +149,8 @@ void eight_bits(Translation& c) {
   Fp8Config& f = c.run.fp8;
   if (!c.args.has("fp8-format")) {
     for (const char* name :
-         {"fp8-recipe", "fp8-margin", "fp8-amax-history-len", "fp8-amax-compute-algo", "no-fp8-wgrad"})
+         {"fp8-recipe", "fp8-margin", "fp8-amax-history-len", "fp8-amax-compute-algo", "no-fp8-wgrad",
+          "first-last-layers-bf16", "num-layers-at-start-in-bf16", "num-layers-at-end-in-bf16"})
       c.ignore(name, "without --fp8-format");
     return;
   }
@@ -158,6 +159,9 @@ void eight_bits(Translation& c) {
   f.amax_history_len = c.args.integer("fp8-amax-history-len");
   f.amax_compute_algo = c.args.text("fp8-amax-compute-algo");
   f.wgrad = !c.args.has("no-fp8-wgrad");
+  f.first_last_layers_bf16 = c.args.has("first-last-layers-bf16");
+  f.num_layers_at_start_in_bf16 = c.args.integer("num-layers-at-start-in-bf16");
+  f.num_layers_at_end_in_bf16 = c.args.integer("num-layers-at-end-in-bf16");
   const std::string recipe = c.args.text("fp8-recipe");
   if (recipe == "delayed" || recipe == "tensorwise")
     f.recipe = recipe;

@@ -43,13 +43,14 @@ struct AttentionCore {
 
 /// The products of one layer's forward pass on one tensor-parallel rank, and the widths of what is between them.
 struct LayerWork {
-  std::vector<Product> weights;
-  std::vector<AttentionCore> cores;
-  std::vector<Product> again_of_mlp;          ///< what recompute_modules mlp computes again
+  std::vector<Product> weights = {};
+  std::vector<AttentionCore> cores = {};
+  std::vector<Product> again_of_mlp = {};     ///< what recompute_modules mlp computes again
   double tokens = 0, queries = 0, inner = 0;  ///< widths, summed over branches
   double sent = 0;                            ///< copies of tokens that go to ranks with other experts
   double sums = 2;                            ///< of the stream over tensor-parallel ranks
   double gathered_bytes = 0;                  ///< over them, besides
+  bool wide = false;                          ///< LayerSpec::wide
 };
 
 /// Costs of one tensor-parallel rank's share of the model's pieces.
@@ -58,7 +59,8 @@ class Pieces {
   Pieces(const ResolvedRun& run, const Hardware& hardware)
       : run_(run),
         hardware_(hardware),
-        linears_(run, hardware),
+        in_8_bits_(run, hardware, true),
+        wide_(run, hardware, false),
         tp_(run.grid.size(Axis::Tp)),
         etp_(expert_layout(run.config.parallel).etp),
         cp_(run.grid.sequence_shares()),
@@ -76,7 +78,7 @@ class Pieces {
     const config::RunConfig& config = run_.config;
     const LayerTokens tokens =
         tokens_of(layer, config.train.micro_batch_size, config.data.seq_length, config.data.decoder_seq_length);
-    LayerWork work;
+    LayerWork work{.wide = layer.wide};
     work.tokens = as_double(tokens.sequences * tokens.length) / cp_;
     for (const Branch& branch : layer.branches) {
       const bool mlp = std::holds_alternative<Mlp>(branch.inner) || std::holds_alternative<Experts>(branch.inner);
@@ -99,9 +101,9 @@ class Pieces {
     passes.forward.elementwise += memory_s(hardware_, moved.forward);
     StepParts& back = passes.backward_input;
     for (const Product& p : work.weights) {
-      add(back, linears_.input_gradient(p));
-      add(passes.backward_weight, linears_.weight_gradient(p));
-      add(passes.of_step, linears_.of_step(p));
+      add(back, linears_of(work).input_gradient(p));
+      add(passes.backward_weight, linears_of(work).weight_gradient(p));
+      add(passes.of_step, linears_of(work).of_step(p));
     }
     back.attention += attention_backward(work);
     back.elementwise += elementwise(work, software.stream_backward_passes, software.query_backward_passes,
@@ -112,7 +114,7 @@ class Pieces {
                   sequence_exchange_s(spec, backward_passes(), back.attention);
     if (run_.config.parallel.sp) back.tensor += work.sums * ring_pass_s(hardware_, tp_span_, stream_bytes());
     back.tensor += scales_s(as_double(std::ssize(work.weights)) - work.sums, work);
-    passes.of_step.tensor += scales_s(as_double(std::ssize(work.weights)), {});
+    passes.of_step.tensor += scales_s(as_double(std::ssize(work.weights)), {.wide = work.wide});
     if (!partial) add_recomputed_modules(spec, work, back);
     return passes;
   }
@@ -120,7 +122,7 @@ class Pieces {
   StepParts layer_forward(const LayerWork& work) const {
     const SoftwareCosts& software = hardware_.software;
     StepParts parts;
-    for (const Product& p : work.weights) add(parts, linears_.forward(p));
+    for (const Product& p : work.weights) add(parts, linears_of(work).forward(p));
     parts.attention = attention_forward(work);
     parts.elementwise +=
         elementwise(work, software.stream_forward_passes, software.query_forward_passes, software.inner_forward_passes);
@@ -134,7 +136,7 @@ class Pieces {
   /// Ranks agree on scales in 8 bits: on those of `split` operands of linear layers over tp, on that of each layer's
   /// operand over the ranks that share sequences.
   double scales_s(double split, const LayerWork& work) const {
-    if (!linears_.agrees_on_scales()) return 0;
+    if (!linears_of(work).agrees_on_scales()) return 0;
     return split * all_reduce_s(hardware_, tp_span_, 4) +
            as_double(std::ssize(work.weights)) * all_reduce_s(hardware_, cp_span_, 4);
   }
@@ -191,10 +193,11 @@ class Pieces {
     for (const AttentionCore& core : work.cores) flops += seen(core) * (core.scores.flops() + core.context.flops());
     return flops;
   }
-  double peak() const { return linears_.peak(); }
+  double peak() const { return in_8_bits_.peak(); }
   double output_flops() const { return 2 * tokens_ * hidden_ * as_double(run_.shape.padded_vocab) / tp_; }
 
  private:
+  const LinearProducts& linears_of(const LayerWork& work) const { return work.wide ? wide_ : in_8_bits_; }
   double seconds(const Product& product) const { return product_s(hardware_, run_.config.train.dtype, product); }
   void add(StepParts& parts, const LinearCost& cost) const {
     parts.matrices += cost.products_s;
@@ -344,7 +347,7 @@ class Pieces {
         if (cp_ > 1) back.elementwise += memory_s(hardware_, moved_bytes(run_.config, spec, exchange_).forward);
       }
       if (module == "mlp") {
-        for (const Product& product : work.again_of_mlp) add(back, linears_.forward(product));
+        for (const Product& product : work.again_of_mlp) add(back, linears_of(work).forward(product));
         back.tensor += exchange_s(work);
       }
     }
@@ -352,7 +355,7 @@ class Pieces {
 
   const ResolvedRun& run_;
   const Hardware& hardware_;
-  LinearProducts linears_;
+  LinearProducts in_8_bits_, wide_;  ///< of layers that compute so, where fp8.format asks for it
   double tp_, etp_, cp_, tokens_, element_, hidden_;
   Span tp_span_, exchange_span_, cp_span_;
   SequenceExchange exchange_ = SequenceExchange::AllGather;

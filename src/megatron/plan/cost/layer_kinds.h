@@ -9,10 +9,10 @@ namespace megatron::plan {
 /// Layers of a model by what they cost: of two with the same number one does for both. Told without making them, so
 /// some that are alike have numbers of their own.
 inline std::int64_t layer_kind(const ModelShape& shape, std::int64_t layer) {
-  constexpr std::int64_t kDense = -1, kExperts = -2;
+  constexpr std::int64_t kDense = -1, kExperts = -2, kWide = -3;  // fp8.format excludes experts
   const bool windows_differ = shape.attention.sliding_window > 0 && shape.attention.window_attn_skip_freq > 0;
   if (!shape.layers.empty() || shape.encoder_decoder() || windows_differ) return layer;
-  return shape.has_experts(layer) ? kExperts : kDense;
+  return shape.has_experts(layer) ? kExperts : shape.wide(layer) ? kWide : kDense;
 }
 
 /// Whether all layers are of one kind.

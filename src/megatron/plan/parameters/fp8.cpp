@@ -30,6 +30,7 @@ double fp8_scale(double amax, Fp8Type type, std::int64_t margin, double previous
 std::vector<std::string> fp8_layers(const ModelShape& shape) {
   std::vector<std::string> names;
   const auto add = [&](const LayerSpec& layer) {
+    if (layer.wide) return;
     for (const Branch& branch : layer.branches)
       for (const Linear& linear : branch.linears(layer.hidden)) names.push_back(layer.prefix + linear.name);
   };
@@ -60,6 +61,15 @@ void check_fp8(const config::RunConfig& config, Rules& rules) {
       "Latent attention has parts of gradients on each rank, whose scales would follow the layout: fp8.format "
       "excludes model.multi_latent_attention.",
       "multi_latent_attention true", kOff);
+  if (fp8.first_last_layers_bf16) {
+    const std::int64_t first = fp8.num_layers_at_start_in_bf16, last = fp8.num_layers_at_end_in_bf16;
+    rules.range<std::int64_t>("fp8.num_layers_at_start_in_bf16", first, 0, model.num_layers);
+    rules.range<std::int64_t>("fp8.num_layers_at_end_in_bf16", last, 0, model.num_layers);
+    rules.require(first + last < model.num_layers || first > model.num_layers || last > model.num_layers,
+                  "Some layers must be left to compute in 8 bits.",
+                  concat(first, " first and ", last, " last layers in train.dtype of ", model.num_layers),
+                  "--first-last-layers-bf16 false (the default)");
+  }
   rules.require(config.lora.rank <= 0, "fp8.format excludes lora.rank: adapters read what layers read in full.",
                 concat("lora.rank ", config.lora.rank), kOff);
   rules.require(config.dpo.beta <= 0,

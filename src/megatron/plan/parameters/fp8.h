@@ -46,8 +46,8 @@ std::optional<Fp8Recipe> fp8_recipe(const config::Fp8Config& fp8);
 double fp8_scale(double amax, Fp8Type type, std::int64_t margin, double previous);
 
 /// Names of the linear layers that compute in 8 bits, of the whole model in the order of its layers, those of depths of
-/// multi-token prediction behind: "decoder.layers.0.self_attention.linear_qkv". All of each transformer layer; no
-/// embedding, output layer, head or norm.
+/// multi-token prediction behind: "decoder.layers.0.self_attention.linear_qkv". All of each transformer layer that is
+/// not LayerSpec::wide; no embedding, output layer, head or norm.
 std::vector<std::string> fp8_layers(const ModelShape& shape);
 
 /// Bytes of the scales and magnitudes of `layers` linear layers that every rank keeps where it computes: on a GPU the

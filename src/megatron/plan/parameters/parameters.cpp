@@ -338,6 +338,14 @@ std::vector<std::int64_t> ModelShape::expert_layers() const {
   return numbers;
 }
 
+bool ModelShape::wide(std::int64_t layer) const {
+  if (layer >= num_layers) return false;  // a depth of multi-token prediction
+  const bool second = encoder_decoder() && !in_encoder(layer);
+  const std::int64_t number = second ? layer - encoder_layers : layer;
+  const std::int64_t of_stack = second ? num_layers - encoder_layers : encoder_decoder() ? encoder_layers : num_layers;
+  return number < wide_first || number >= of_stack - wide_last;
+}
+
 PredictionDepth ModelShape::prediction_depth(std::int64_t depth) const {
   return {.prefix = concat("mtp.layers.", depth, "."), .layer = layer(num_layers + depth)};
 }
@@ -347,9 +355,14 @@ LayerSpec ModelShape::layer(std::int64_t number) const {
     LayerSpec like_last = layer(num_layers - 1);
     like_last.prefix = layer_prefix(number);
     like_last.first_after_norm = false;  // it reads no embeddings that are yet to be normalized
+    like_last.wide = false;
     return like_last;
   }
-  if (!layers.empty()) return layers.at(static_cast<std::size_t>(number));
+  if (!layers.empty()) {
+    LayerSpec own = layers.at(static_cast<std::size_t>(number));
+    own.wide = wide(number);
+    return own;
+  }
   const bool encoder = in_encoder(number);
   const std::int64_t of_stack = !encoder_decoder() ? num_layers
                                 : encoder          ? encoder_layers
@@ -365,7 +378,8 @@ LayerSpec ModelShape::layer(std::int64_t number) const {
                   .parallel = parallel,
                   .init_std = init_std,
                   .output_init_std = init_std / std::sqrt(2.0 * static_cast<double>(of_stack)),
-                  .decoder = encoder_decoder() && !encoder};
+                  .decoder = encoder_decoder() && !encoder,
+                  .wide = wide(number)};
   const auto skips = [number](std::int64_t freq, bool first = false) {
     return freq > 0 && (number + (first ? 0 : 1)) % freq == 0;
   };

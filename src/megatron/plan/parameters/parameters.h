@@ -141,6 +141,8 @@ struct ModelShape {
   std::int64_t position_buckets = 0;       ///< of relative positions: rows of each stack's table of biases; 0: none
   std::int64_t position_max_distance = 0;  ///< from which on all share the last bucket
 
+  std::int64_t wide_first = 0, wide_last = 0;  ///< layers of each stack that are LayerSpec::wide
+  bool wide(std::int64_t layer) const;
   std::optional<Lora> lora = {};        ///< adapters that are trained: parameters besides model_parameters()
   std::optional<Experts> experts = {};  ///< in place of an MLP, in every layer whose number moe_layer_freq divides
   std::int64_t moe_layer_freq = 1;

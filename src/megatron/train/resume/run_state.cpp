@@ -161,6 +161,10 @@ void load_fp8(const checkpoint::Manifest& manifest, const Read& read, const std:
     return;
   }
   const std::vector<std::int64_t>& shape = saved->second.shape;
+  if (shape.size() == 3 && shape[1] != fp8.layers()) {  // fp8.first_last_layers_bf16 was another
+    messages.emplace_back("warning: scales of fp8 begin as 1: the checkpoint has those of other layers");
+    return;
+  }
   const std::int64_t steps = std::min(shape.empty() ? 0 : shape[0], fp8.recipe().history);
   ShardedTensor history = whole_tensor(kFp8History, fp8.history().narrow(0, 0, steps));
   if (!shape.empty()) history.global_shape[0] = shape[0];

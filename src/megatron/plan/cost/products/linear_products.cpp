@@ -14,13 +14,13 @@ bool whole_times_16(double size) { return std::fmod(size, 16) == 0; }
 
 }  // namespace
 
-LinearProducts::LinearProducts(const ResolvedRun& run, const Hardware& hardware)
+LinearProducts::LinearProducts(const ResolvedRun& run, const Hardware& hardware, bool in_8_bits)
     : hardware_(hardware),
       dtype_(run.config.train.dtype),
       element_(static_cast<double>(element_bytes_of(run.config).value)),
       gradient_(static_cast<double>(element_bytes_of(run.config).gradient)),
       first_microbatches_(1 / static_cast<double>(run.microbatches_per_step)),
-      fp8_(fp8_recipe(run.config.fp8)),
+      fp8_(in_8_bits ? fp8_recipe(run.config.fp8) : std::nullopt),
       has_units_(fp8_ && hardware.compute.fp8_tflops > 0 && dtype_ != "fp64") {
   if (fp8_ && hardware.compute.fp8_tflops == 0 && run.config.parallel.device == "cuda")
     throw ConfigError(rule_got_fix(

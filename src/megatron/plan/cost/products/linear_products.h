@@ -21,7 +21,8 @@ class LinearProducts {
  public:
   /// With fp8.format on hardware without fp8_tflops products of train.dtype emulate those in 8 bits; ConfigError where
   /// parallel.device is cuda, on which such a run is refused.
-  LinearProducts(const ResolvedRun& run, const Hardware& hardware);
+  /// `in_8_bits`: false of layers that are LayerSpec::wide.
+  LinearProducts(const ResolvedRun& run, const Hardware& hardware, bool in_8_bits = true);
 
   /// y = x w^T.
   LinearCost forward(const Product& product) const;
