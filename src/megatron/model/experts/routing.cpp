@@ -4,7 +4,6 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/argsort.h>
 #include <ATen/ops/bincount.h>
-#include <ATen/ops/cat.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/full_like.h>
@@ -166,7 +165,7 @@ Routes::Routes(const at::Tensor& experts, std::int64_t count, comm::Group group)
   const auto place = on(order, places);
   sent_ = at::zeros({ranks * most}, order.options()).scatter_(0, place, order);
   returned_ = by_copy(place);
-  std::vector<std::int64_t> taken, given(static_cast<std::size_t>(ranks * most), offsets_.back());
+  std::vector<std::int64_t> taken, given(static_cast<std::size_t>(ranks * most), -1);
   std::vector<std::int64_t> next(static_cast<std::size_t>(ranks), 0);  // row of each sender
   for (std::int64_t e = local - 1; e >= 0; --e)
     for (std::int64_t from = 0; from < ranks; ++from)
@@ -176,7 +175,7 @@ Routes::Routes(const at::Tensor& experts, std::int64_t count, comm::Group group)
         taken.push_back(row);
       }
   taken_ = on(order, taken);
-  given_ = on(order, given);
+  given_ = on(order, given).unsqueeze(1);
 }
 
 namespace {
@@ -208,11 +207,10 @@ Coming Routes::copies_to_experts(const at::Tensor& numbers) const {
 
 /// What comes back for the rows that were sent.
 Coming Routes::come_back(const at::Tensor& rows) const {
-  // Where nothing was sent a row of zeros, which nobody reads, for who looks up rows that are not there.
-  if (group_.size() == 1)
-    return Coming([rows] { return rows.size(0) > 0 ? rows : at::zeros({1, rows.size(1)}, rows.options()); });
-  const auto padded = at::cat({rows, at::zeros({1, rows.size(1)}, rows.options())});
-  return all_to_all(group_, padded.index_select(0, given_));
+  // Where there are none a row of zeros, which nobody reads, for who looks up rows that are not there.
+  const auto some = rows.size(0) > 0 ? rows : at::zeros({1, rows.size(1)}, rows.options());
+  if (group_.size() == 1) return Coming([some] { return some; });
+  return all_to_all(group_, kernels::combined_rows(some, given_, {}));
 }
 
 Coming Routes::combined(const at::Tensor& rows, const at::Tensor& weights) const {

@@ -89,7 +89,7 @@ class Routes {
   at::Tensor returned_;  ///< [T, k] int64: the row that comes back for each copy; -1: none
   // With several ranks, each of which sends as many rows to each other one, padding among them:
   at::Tensor taken_;  ///< [n] int64: rows that have come, by expert
-  at::Tensor given_;  ///< [m] int64: the expert's row that goes back in each; n: padding
+  at::Tensor given_;  ///< [m, 1] int64: the expert's row that goes back in each; -1: zeros, as padding
 };
 
 }  // namespace megatron::model

@@ -49,7 +49,7 @@ class ExpertsOfLayer {
   void backward(const std::string& dbranch) {
     to_.norm_again("x2", "y2");
     const int dz = to_experts(dbranch, "dz");
-    numbers("weights of the copies", "choice", "counts");
+    numbers("weights of the copies", "choice", "counts", false);
     if (has_shared()) {
       products("grouped_input_gradient", "shared fc2, input", dbranch, "shared da", size_.hidden, shared_ffn_, 1, 1);
       to_.add("weighted_activation_backward", "shared activation, backward and again", {"shared da", "shared u"},
@@ -66,7 +66,7 @@ class ExpertsOfLayer {
     }
     products("grouped_input_gradient", "experts' fc1, input", "du", "drows", fc1_, size_.hidden, copies_, local());
     const int drows = come_back("drows");
-    numbers("gradients of the weights", "dcounts", "dchoice");
+    numbers("gradients of the weights", "dcounts", "dchoice", true);
     if (has_shared())
       products("grouped_input_gradient", "shared fc1, input", "shared du", "shared dy2", shared_fc1_, size_.hidden, 1,
                1);
@@ -138,8 +138,7 @@ class ExpertsOfLayer {
   /// Sends rows of experts back -> the message; -1: they are there.
   int come_back(const std::string& rows) {
     if (ep_ == 1) return -1;
-    to_.add("", "rows and padding", {rows}, {rows + " padded"}, 2 * copies_ * size_.hidden);
-    to_.add("", "rows by rank", {rows + " padded", "routes"}, {rows + " sent"}, 2 * copies_ * size_.hidden);
+    to_.add("combined_rows", "rows by rank", {rows, "routes"}, {rows + " sent"}, 2 * copies_ * size_.hidden);
     return to_.message(LaunchWriter::kExperts, "exchange of " + rows, rows + " sent", rows + " back", 2 * row_bytes());
   }
   void combine(int message, const std::string& rows, const std::string& to) {
@@ -148,10 +147,10 @@ class ExpertsOfLayer {
             (1 + copies_) * size_.hidden);
   }
   /// A number of each copy, there or back.
-  void numbers(const std::string& name, const std::string& from, const std::string& to) {
+  void numbers(const std::string& name, const std::string& from, const std::string& to, bool back) {
     const double bytes = 2 * size_.tokens * copies_ * size_.wide;
     const std::string sent = ep_ > 1 ? to + " sent" : to;
-    to_.add_bytes("", name, {from, "routes"}, {sent}, bytes);
+    to_.add_bytes(ep_ > 1 && back ? "combined_rows" : "", name, {from, "routes"}, {sent}, bytes);
     if (ep_ == 1) return;
     to_.wait_for(to_.message(LaunchWriter::kExperts, "exchange of " + to, sent, to + " come", bytes));
     to_.add_bytes("", name + ", in order", {to + " come", "routes"}, {to}, bytes);
@@ -172,7 +171,7 @@ class ExpertsOfLayer {
                         double rows, double groups) {
     to_.add("grouped_weight_gradient", name + " weight gradient", {dy, x, "gradients"}, {"gradients"},
             rows * (in + out));
-    to_.plan.launches.back().bytes += 2 * groups * in * out * size_.wide;
+    to_.plan.launches.back().bytes += size_.gradient_uses * groups * in * out * size_.wide;
   }
 
   LaunchWriter& to_;

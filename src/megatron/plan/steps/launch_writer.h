@@ -15,6 +15,8 @@ struct LaunchSizes {
   double qkv, heads, ffn, fc1;
   double element;  ///< bytes of one
   double wide;     ///< bytes of sums and of a router's numbers: float32 or wider
+  double
+      gradient_uses;  ///< how often one of a matrix is read or written: by a step's first microbatch once, then twice
 };
 
 /// Adds launches in the host's order.
@@ -44,7 +46,7 @@ class LaunchWriter {
   /// `weights`: elements of the matrix; 0: of `in` times `out`.
   void product(const std::string& call, const std::string& name, const std::string& from, const std::string& to,
                double in, double out, double weights = 0);
-  /// Sums in float32 where that is wider: read and written.
+  /// Sums in float32 where that is wider, over a step's microbatches on the average.
   void weight_gradient(const std::string& name, const std::string& dy, const std::string& x, double out, double in);
   /// The norm of what a column-parallel layer reads: it is not kept for its weight's gradient.
   void norm_again(const std::string& x, const std::string& y);

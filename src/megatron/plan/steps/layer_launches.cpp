@@ -17,7 +17,8 @@ LaunchSizes::LaunchSizes(const ResolvedRun& run)
       ffn(static_cast<double>(run.shape.ffn_hidden) / tp),
       fc1(run.shape.gated ? 2 * ffn : ffn),
       element(static_cast<double>(element_bytes(run.config))),
-      wide(std::max(4.0, element)) {}
+      wide(std::max(4.0, element)),
+      gradient_uses(2 - 1 / static_cast<double>(run.microbatches_per_step)) {}
 
 LaunchWriter::LaunchWriter(const ResolvedRun& run) : size_(run), run_(run) {
   plan.streams = {"compute", "tensor parallel", "reduction", "experts"};
@@ -39,7 +40,7 @@ void LaunchWriter::product(const std::string& call, const std::string& name, con
 void LaunchWriter::weight_gradient(const std::string& name, const std::string& dy, const std::string& x, double out,
                                    double in) {
   add("linear_weight_gradient", name + " weight gradient", {dy, x, "gradients"}, {"gradients"}, in + out);
-  plan.launches.back().bytes += 2 * in * out * size_.wide;
+  plan.launches.back().bytes += size_.gradient_uses * in * out * size_.wide;
 }
 
 void LaunchWriter::norm_again(const std::string& x, const std::string& y) {
