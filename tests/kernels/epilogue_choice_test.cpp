@@ -28,6 +28,17 @@ TEST(EpilogueChoice, IsCublasLtsForGeluOf16BitsInUnitsOf16Bytes) {
   EXPECT_TRUE(without([](auto& c) { c.other = 4; }));
 }
 
+TEST(EpilogueChoice, OfGradientsDoesNotAskForGelu) {
+  EpilogueCall call = kCall;
+  call.tanh_gelu = false;
+  EXPECT_TRUE(gradients_computed(call));
+  call.sixteen_bits = false;
+  EXPECT_FALSE(gradients_computed(call));
+  call = kCall;
+  call.f = 3076;
+  EXPECT_FALSE(gradients_computed(call));
+}
+
 TEST(EpilogueShape, TellsApartWhatHasAnAlgorithmOfItsOwn) {
   const EpilogueShape shape{.device = 1, .bfloat16 = true, .rows = 7, .f = 3072, .other = 768};
   std::set<EpilogueShape> shapes = {shape, shape};
@@ -40,11 +51,12 @@ TEST(EpilogueShape, TellsApartWhatHasAnAlgorithmOfItsOwn) {
   with([](auto& s) { s.backward = true; });
   with([](auto& s) { s.bfloat16 = false; });
   with([](auto& s) { s.bias = true; });
+  with([](auto& s) { s.gradients = true; });
   with([](auto& s) { s.rows = 8; });
   with([](auto& s) { s.f = 8; });
   with([](auto& s) { s.other = 8; });
   with([](auto& s) { s.alignment = 256; });
-  EXPECT_EQ(shapes.size(), 9u);
+  EXPECT_EQ(shapes.size(), 10u);
 }
 
 TEST(EpilogueShape, HasTheAlignmentOfAPointer) {

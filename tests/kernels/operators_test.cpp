@@ -147,6 +147,12 @@ const std::map<std::string, Case>& cases() {
          o.linear_weight_gradient(grad, data({kS, kB, 24}, t, 1), sbh(t, 2), 1);
          return Outputs{grad};
        }},
+      {"linear_gradients",
+       [](auto& o, auto t) {
+         const at::Tensor grad = data({24, kH}, wide_type(t), 3), bias = data({24}, wide_type(t), 4);
+         o.linear_gradients(grad, data({kS, kB, 24}, t, 1), sbh(t, 2), 0, bias, 1);
+         return Outputs{grad, bias};
+       }},
       {"grouped_linear",
        [](auto& o, auto t) {
          const at::Tensor x = data({kS, kH}, t, 1);

@@ -227,6 +227,22 @@ void experts(const Check& check) {
   }
 }
 
+/// The gradients of a weight and of its bias; of sizes that 8 divides a library may compute both at once.
+void gradients_of_layers(const Check& check) {
+  for (const std::int64_t n : {24, 21})
+    for (const double beta : {0.0, 1.0}) {
+      const at::Tensor dy = check.normal({67, 3, n}), x = check.normal({67, 3, 16}),
+                       weight = check.normal_wide({n, 16}), bias = check.normal_wide({n});
+      check.expect_reference(
+          [&](const Operators& o, const Move& to) {
+            Outputs out{to(weight), to(bias)};
+            o.linear_gradients(out[0], to(dy), to(x), beta, out[1], 1 - beta);
+            return out;
+          },
+          Bits::OfTheLibrary, 32);
+    }
+}
+
 void rotations(const Check& check) {
   for (const std::int64_t d : {8, 40})
     for (const bool interleaved : {false, true})
@@ -460,6 +476,7 @@ constexpr Tested kTested[] = {{"Norms", norms_and_the_sums_before_them},
                               {"Masks", masks},
                               {"Activations", activations},
                               {"Experts", experts},
+                              {"GradientsOfLayers", gradients_of_layers},
                               {"ActivationsAgain", activations_again},
                               {"ActivatedProducts", activated_products},
                               {"Rotations", rotations},

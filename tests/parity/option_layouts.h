@@ -16,6 +16,11 @@ inline std::vector<Layout> muon_layouts() {
     all.push_back({.tp = 2, .pp = 2, .dp = 2, .sharded = sharded, .t5 = true, .muon = true});
   }
   all.push_back({.dp = 4, .sharded = true, .pooled = true, .muon = true});
+  all.push_back({.dp = 2,
+                 .sharded = true,
+                 .pooled = true,
+                 .muon = true,
+                 .with = "optimizer.overlap_grad_reduce=false"});  // one depth of gradients at a time
   all.push_back({.tp = 2, .pp = 2, .vpp = 2, .dp = 2, .sharded = true, .llama = 1, .muon = true});
   all.push_back({.tp = 2, .dp = 2, .gloo = true, .sharded = true, .muon = true});
   return all;

@@ -35,7 +35,8 @@ bool is_own(OwnDtypes own, at::ScalarType dtype) {
 
 /// Kernels of CUDA take every dtype; products that the gradient's buffer adds up are those of 16-bit matrices.
 bool is_own_on_cuda(std::string_view name, at::ScalarType dtype) {
-  return name != "linear_weight_gradient" || dtype == at::kBFloat16 || dtype == at::kHalf;
+  const bool gradient = name == "linear_weight_gradient" || name == "linear_gradients";
+  return !gradient || dtype == at::kBFloat16 || dtype == at::kHalf;
 }
 
 OperatorInfo info_of(const char* name, OwnDtypes own, bool on_cuda) {

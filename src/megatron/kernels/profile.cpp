@@ -47,7 +47,8 @@ double flops_of(std::string_view name, const Tensors& x, const AttentionOptions&
   if (name == "linear" || name == "linear_activation") return 2 * count_of(x[0]) * static_cast<double>(x[1].size(0));
   if (name == "linear_input_gradient" || name == "linear_activation_gradient")
     return 2 * count_of(x[0]) * static_cast<double>(x[1].size(1));
-  if (name == "linear_weight_gradient") return 2 * count_of(x[1]) * static_cast<double>(x[0].size(1));
+  if (name == "linear_weight_gradient" || name == "linear_gradients")
+    return 2 * count_of(x[1]) * static_cast<double>(x[0].size(1));
   if (name == "grouped_linear" || name == "grouped_linear_activation")
     return 2 * count_of(x[0]) * static_cast<double>(x[1].size(0));
   if (name == "grouped_input_gradient") return 2 * count_of(x[0]) * static_cast<double>(x[1].size(1));
@@ -64,8 +65,10 @@ double traffic_of(std::string_view name, const Tensors& x) {
   if (name == "dropout_backward" && x.back().is_same(x[0])) return 0;  // without dropout
   double bytes = 0;
   for (const at::Tensor& each : x) bytes += bytes_of(each);
-  if (name == "rotate_" || name == "cross_entropy_gradient_" || name == "linear_weight_gradient")
+  if (name == "rotate_" || name == "cross_entropy_gradient_" || name == "linear_weight_gradient" ||
+      name == "linear_gradients")
     bytes += bytes_of(x[0]);
+  if (name == "bias_dropout_add_norm_backward" && x.back().is_same(x[x.size() - 2])) bytes -= bytes_of(x.back());
   if (name == "adam_" || name == "sgd_" || name == "lion_") {  // param, model, grad, moments
     bytes += bytes_of(x[0]);
     for (std::size_t i = 3; i < x.size(); ++i) bytes += bytes_of(x[i]);
@@ -76,7 +79,7 @@ double traffic_of(std::string_view name, const Tensors& x) {
 
 /// The weight whose shape tells the products of a step apart; -1: none.
 int weight_of(std::string_view name) {
-  if (name == "linear_weight_gradient" || name == "grouped_weight_gradient") return 0;
+  if (name == "linear_weight_gradient" || name == "linear_gradients" || name == "grouped_weight_gradient") return 0;
   return name.starts_with("linear") || name.starts_with("grouped") ? 1 : -1;
 }
 

@@ -1,6 +1,7 @@
 #include "megatron/model/operators.h"
 
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/zeros_like.h>
 
@@ -85,17 +86,24 @@ Gradients add_norm_backward(const Norm& norm, const Gradients& grads, const at::
                             const at::Tensor& rstd, const parallel::ParameterPtr& bias,
                             const kernels::Dropout& dropout) {
   NormGradients own(norm);
+  const bool adds = bias && !bias->frozen();
+  // Gradients that take turns in memory are not there at once: the bias is of the layer before the norm's.
   std::optional<parallel::Contribution> added;
-  if (bias && !bias->frozen()) {
+  if (adds && !bias->pooled) {
     added.emplace(bias, kWithTheRest);
     own.into.bias = added->target();
     own.into.bias_beta = added->beta();
+  } else if (adds) {
+    own.into.bias = at::empty(bias->spec.local_shape(), sum.options().dtype(rstd.scalar_type()));
   }
   const auto past = grads[0].defined() ? grads[0].contiguous() : at::Tensor();
   const auto gradients = kernels::bias_dropout_add_norm_backward(grads[1].contiguous(), sum, mean, rstd,
                                                                  weight_of(norm), past, dropout, own.into);
   own.written();
-  if (added) added->written();
+  if (added)
+    added->written();
+  else if (adds)
+    parallel::Contribution(bias, kWithTheRest).write(own.into.bias);
   return {gradients.x, gradients.residual};
 }
 

@@ -70,6 +70,11 @@ struct Products {
     if (fp8) return fp8->input_gradient(dy, weight->arrived());
     return kernels::linear_input_gradient(dy, weight->arrived(), &weight->packed);
   }
+  /// `bias`: contributed to as well.
+  void gradients(const at::Tensor& grad_w, const at::Tensor& dy, const at::Tensor& x, double beta,
+                 const Contribution& bias) const {
+    kernels::linear_gradients(grad_w, dy, x, beta, bias.target(), bias.beta());
+  }
   void weight_gradient(const at::Tensor& grad_w, const at::Tensor& dy, const at::Tensor& x, double beta) const {
     if (fp8) return fp8->weight_gradient(grad_w, dy, x, beta);
     kernels::linear_weight_gradient(grad_w, dy, x, beta);
@@ -114,16 +119,18 @@ class LinearBackward {
       dx = dx_whole = input_gradient(dy, later, x);
       reduced = reduce(dx_whole, dx);
     }
-    if (bias_at_once_) write_bias_gradient(dy_part, Contribution::When::WithTheRest);
+    const bool at_once = bias_at_once_ && (later || !beside_weight(dy, dy_part));
+    if (at_once) write_bias_gradient(dy_part, Contribution::When::WithTheRest);
     if (!reads_x) {
       if (!bias_at_once_) write_bias_gradient(dy_part, Contribution::When::Now);
     } else if (later) {
       contribute([self = for_later(), dy_part] {
         const at::Tensor all = self.links_.scatter_y.all_gather(dy_part);
-        self.write_gradients(all, dy_part, Gathering(self.input_.x_fn(), self.links_.gather_x).wait());
+        self.write_gradients(all, dy_part, Gathering(self.input_.x_fn(), self.links_.gather_x).wait(),
+                             !self.bias_at_once_);
       });
     } else {
-      write_gradients(dy, dy_part, gathered ? gathered->wait() : x.defined() ? x : input_.x_fn());
+      write_gradients(dy, dy_part, gathered ? gathered->wait() : x.defined() ? x : input_.x_fn(), !at_once);
     }
     if (reduced) reduced->wait();
     return {dx};
@@ -169,15 +176,25 @@ class LinearBackward {
     weight_->contribute(std::move(write));
   }
 
+  /// Whether one operator writes the gradients of weight and bias.
+  bool beside_weight(const at::Tensor& dy, const at::Tensor& dy_part) const {
+    return bias_ && !bias_->frozen() && !weight_->frozen() && !products_.fp8 && dy.is_same(dy_part);
+  }
   /// The weight's gradient from all positions, that of a bias (where not null) from those it was added to here.
-  void write_gradients(const at::Tensor& dy, const at::Tensor& dy_part, const at::Tensor& x) const {
-    if (!weight_->frozen()) {
+  void write_gradients(const at::Tensor& dy, const at::Tensor& dy_part, const at::Tensor& x, bool with_bias) const {
+    if (with_bias && beside_weight(dy, dy_part)) {
+      Contribution weight(weight_), bias(bias_);
+      products_.gradients(weight.target(), dy, x, weight.beta(), bias);
+      weight.written();
+      bias.written();
+      with_bias = false;
+    } else if (!weight_->frozen()) {
       Contribution weight(weight_);
       products_.weight_gradient(weight.target(), dy, x, weight.beta());
       weight.written();
     }
     if (adaptation_.adapter) adaptation_.adapter->write_gradients(dy, x, *weight_, adaptation_.pass);
-    if (!bias_at_once_) write_bias_gradient(dy_part, Contribution::When::Now);
+    if (with_bias) write_bias_gradient(dy_part, Contribution::When::Now);
   }
   void write_bias_gradient(const at::Tensor& dy_part, Contribution::When when) const {
     if (!bias_ || bias_->frozen()) return;

@@ -54,12 +54,13 @@ template <class Handle>
 using Owned = std::unique_ptr<std::remove_pointer_t<Handle>, cublasStatus_t (*)(Handle)>;
 
 /// A row-major [rows, columns], which is a column-major one transposed. Null where cuBLASLt refuses it.
-Owned<cublasLtMatrixLayout_t> layout_of(const EpilogueShape& shape, std::int64_t rows, std::int64_t columns) {
+Owned<cublasLtMatrixLayout_t> layout_of(cudaDataType_t type, std::int64_t rows, std::int64_t columns) {
   cublasLtMatrixLayout_t layout = nullptr;
-  library().cublasLtMatrixLayoutCreate(&layout, shape.bfloat16 ? CUDA_R_16BF : CUDA_R_16F,
-                                       static_cast<std::uint64_t>(columns), static_cast<std::uint64_t>(rows), columns);
+  library().cublasLtMatrixLayoutCreate(&layout, type, static_cast<std::uint64_t>(columns),
+                                       static_cast<std::uint64_t>(rows), columns);
   return {layout, library().cublasLtMatrixLayoutDestroy};
 }
+cudaDataType_t type_of(const EpilogueShape& shape) { return shape.bfloat16 ? CUDA_R_16BF : CUDA_R_16F; }
 
 /// One product. cuBLASLt's matrices are column-major, so that ours are transposed there: forward y^T [f, rows] = w x^T
 /// with w [f, other], which it has to transpose back; backward du^T [f, rows] = w^T dz^T with w [other, f]. `u` is
@@ -67,13 +68,10 @@ Owned<cublasLtMatrixLayout_t> layout_of(const EpilogueShape& shape, std::int64_t
 class Product {
  public:
   Product(const EpilogueShape& shape, const at::Tensor& w, const void* bias, const at::Tensor& u)
-      : w_(layout_of(shape, w.size(0), w.size(1))),
-        x_(layout_of(shape, shape.rows, shape.other)),
-        y_(layout_of(shape, shape.rows, shape.f)),
-        product_(nullptr, library().cublasLtMatmulDescDestroy) {
-    cublasLtMatmulDesc_t product = nullptr;
-    library().cublasLtMatmulDescCreate(&product, CUBLAS_COMPUTE_32F, CUDA_R_32F);
-    product_.reset(product);
+      : w_(layout_of(type_of(shape), w.size(0), w.size(1))),
+        x_(layout_of(type_of(shape), shape.rows, shape.other)),
+        y_(layout_of(type_of(shape), shape.rows, shape.f)),
+        product_(describe()) {
     if (!product_) return;
     set(CUBLASLT_MATMUL_DESC_TRANSA, shape.backward ? CUBLAS_OP_N : CUBLAS_OP_T);
     set(CUBLASLT_MATMUL_DESC_EPILOGUE, shape.backward ? CUBLASLT_EPILOGUE_DGELU
@@ -82,6 +80,20 @@ class Product {
     if (shape.bias) set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
     set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, static_cast<const void*>(u.const_data_ptr()));
     set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, shape.f);
+  }
+
+  /// The gradient of a weight [f, other], transposed x^T dy, in float32, with dy's sums in `bias`, [f] float32.
+  /// Operands of run() are x, dy and the gradient.
+  Product(const EpilogueShape& shape, const void* bias)
+      : w_(layout_of(type_of(shape), shape.rows, shape.other)),
+        x_(layout_of(type_of(shape), shape.rows, shape.f)),
+        y_(layout_of(CUDA_R_32F, shape.f, shape.other)),
+        product_(describe()) {
+    if (!product_) return;
+    set(CUBLASLT_MATMUL_DESC_TRANSB, CUBLAS_OP_T);
+    set(CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BGRADB);
+    set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
+    set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, CUDA_R_32F);
   }
 
   /// None where cuBLASLt has no kernel. Sums of parts are float32, as everywhere (parallel/cuda.h).
@@ -109,16 +121,22 @@ class Product {
     return result.algo;
   }
 
+  /// y is overwritten or, with beta 1, added to.
   cublasStatus_t run(const cublasLtMatmulAlgo_t& algorithm, const at::Tensor& w, const at::Tensor& x,
-                     const at::Tensor& y) const {
-    const float one = 1, zero = 0;
+                     const at::Tensor& y, float beta = 0) const {
+    const float one = 1;
     return library().cublasLtMatmul(at::cuda::getCurrentCUDABlasLtHandle(), product_.get(), &one, w.const_data_ptr(),
-                                    w_.get(), x.const_data_ptr(), x_.get(), &zero, y.const_data_ptr(), y_.get(),
+                                    w_.get(), x.const_data_ptr(), x_.get(), &beta, y.const_data_ptr(), y_.get(),
                                     y.data_ptr(), y_.get(), &algorithm, at::cuda::getCUDABlasLtWorkspace(),
                                     at::cuda::getCUDABlasLtWorkspaceSize(), at::cuda::getCurrentCUDAStream().stream());
   }
 
  private:
+  static Owned<cublasLtMatmulDesc_t> describe() {
+    cublasLtMatmulDesc_t product = nullptr;
+    library().cublasLtMatmulDescCreate(&product, CUBLAS_COMPUTE_32F, CUDA_R_32F);
+    return {product, library().cublasLtMatmulDescDestroy};
+  }
   bool is_valid() const { return product_ && w_ && x_ && y_; }
   template <class Value>
   void set(cublasLtMatmulDescAttributes_t attribute, const Value& value) {
@@ -149,14 +167,13 @@ class Algorithms {
   std::map<EpilogueShape, std::optional<cublasLtMatmulAlgo_t>> known_;
 };
 
-/// Whether y was written, by a kernel of cuBLASLt.
-bool compute(const EpilogueShape& shape, const at::Tensor& w, const at::Tensor& x, const at::Tensor& bias,
-             const at::Tensor& u, const at::Tensor& y) {
+/// Whether y was written, by a kernel of cuBLASLt: Product::run().
+bool compute(const EpilogueShape& shape, const Product& product, const at::Tensor& w, const at::Tensor& x,
+             const at::Tensor& y, float beta = 0) {
   static Algorithms algorithms;
-  const Product product(shape, w, bias.defined() ? bias.const_data_ptr() : nullptr, u);
   const auto algorithm = algorithms.of(shape, product);
   if (!algorithm) return false;
-  const cublasStatus_t status = product.run(*algorithm, w, x, y);
+  const cublasStatus_t status = product.run(*algorithm, w, x, y, beta);
   if (status == CUBLAS_STATUS_SUCCESS) return true;
   if (status != CUBLAS_STATUS_NOT_SUPPORTED && status != CUBLAS_STATUS_INVALID_VALUE)
     throw std::runtime_error(concat("cuBLASLt could not compute a product: status ", static_cast<int>(status)));
@@ -205,7 +222,8 @@ ActivatedOutput linear_activation(const at::Tensor& x, const at::Tensor& w, cons
     auto sizes = x.sizes().vec();
     sizes.back() = f;
     ActivatedOutput out{at::empty(sizes, x.options()), at::empty(sizes, x.options())};
-    if (compute(shape_of(x, f, /*backward=*/false, bias, out.u), w, x, bias, out.u, out.y)) return out;
+    const EpilogueShape shape = shape_of(x, f, /*backward=*/false, bias, out.u);
+    if (compute(shape, {shape, w, bias.defined() ? bias.const_data_ptr() : nullptr, out.u}, w, x, out.y)) return out;
   }
   return Apart::linear_activation(x, w, bias, form, gated, packed);
 }
@@ -215,12 +233,42 @@ ActivatedOutput linear_activation_gradient(const at::Tensor& dz, const at::Tenso
   const std::int64_t f = w.size(1);
   if (u.scalar_type() == dz.scalar_type() && in_line(u) && computes(dz, w, form, gated, f, w.size(0))) {
     ActivatedOutput out{at::empty_like(u), {}};
-    if (compute(shape_of(dz, f, /*backward=*/true, {}, u), w, dz, {}, u, out.u)) {
+    const EpilogueShape shape = shape_of(dz, f, /*backward=*/true, {}, u);
+    if (compute(shape, {shape, w, nullptr, u}, w, dz, out.u)) {
       if (again) out.y = Apart::activation(u, form);
       return out;
     }
   }
   return Apart::linear_activation_gradient(dz, w, u, form, gated, again, packed);
+}
+
+bool linear_gradients(const at::Tensor& grad_w, const at::Tensor& dy, const at::Tensor& x, double beta,
+                      const at::Tensor& grad_bias, double bias_beta) {
+  const std::int64_t n = grad_w.size(0), k = grad_w.size(1);
+  const bool sixteen_bits =
+      x.scalar_type() == dy.scalar_type() && (x.scalar_type() == at::kBFloat16 || x.scalar_type() == at::kHalf);
+  if (!library().there() || dy.numel() == 0 || grad_w.scalar_type() != at::kFloat || !in_line(grad_w) ||
+      !gradients_computed({.capability = at::cuda::getCurrentDeviceProperties()->major,
+                           .sixteen_bits = sixteen_bits,
+                           .tanh_gelu = false,
+                           .aligned = in_line(dy) && in_line(x),
+                           .rows = dy.numel() / n,
+                           .f = n,
+                           .other = k}))
+    return false;
+  const at::Tensor sums = at::empty({n}, grad_w.options());
+  const EpilogueShape shape{.device = x.device().index(),
+                            .bfloat16 = x.scalar_type() == at::kBFloat16,
+                            .gradients = true,
+                            .rows = dy.numel() / n,
+                            .f = n,
+                            .other = k};
+  if (!compute(shape, {shape, sums.const_data_ptr()}, x, dy, grad_w, static_cast<float>(beta))) return false;
+  if (bias_beta == 0)
+    grad_bias.copy_(sums);
+  else
+    grad_bias.add_(sums);
+  return true;
 }
 
 }  // namespace megatron::kernels::cuda

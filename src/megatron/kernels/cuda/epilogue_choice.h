@@ -15,13 +15,15 @@ struct EpilogueCall {
   std::int64_t f = 0, other = 0;  ///< features of u, and of x or dz
 };
 
+/// Whether a weight's gradient [f, other] in float32 is computed with its bias's (decision 162).
+constexpr bool gradients_computed(const EpilogueCall& call) {
+  constexpr std::int64_t kElements = 8;  // of 16 bytes; and what the leading dimension of u must divide by
+  return call.capability >= 8 && call.sixteen_bits && call.aligned && call.rows > 0 && call.f > 0 && call.other > 0 &&
+         call.f % kElements == 0 && call.other % kElements == 0;
+}
 /// Gradients of biases are none of it: cuBLASLt would round them to 16 bits, they are float32 sums (DGELU, not
 /// DGELU_BGRAD).
-constexpr bool epilogue_computes(const EpilogueCall& call) {
-  constexpr std::int64_t kElements = 8;  // of 16 bytes; and what the leading dimension of u must divide by
-  return call.capability >= 8 && call.sixteen_bits && call.tanh_gelu && call.aligned && call.rows > 0 && call.f > 0 &&
-         call.other > 0 && call.f % kElements == 0 && call.other % kElements == 0;
-}
+constexpr bool epilogue_computes(const EpilogueCall& call) { return gradients_computed(call) && call.tanh_gelu; }
 
 /// What a pointer is a multiple of, as far as kernels may ask for it.
 inline std::int64_t alignment_of(const void* p) {
@@ -33,7 +35,7 @@ inline std::int64_t alignment_of(const void* p) {
 /// Products of one shape have one algorithm, which is asked for once.
 struct EpilogueShape {
   int device = 0;
-  bool backward = false, bfloat16 = false, bias = false;
+  bool backward = false, bfloat16 = false, bias = false, gradients = false;
   std::int64_t rows = 0, f = 0, other = 0;
   std::int64_t alignment = 16;  ///< of u and of the bias, which algorithms may demand more of than of matrices
   auto operator<=>(const EpilogueShape&) const = default;

@@ -36,6 +36,13 @@ void linear_weight_gradient(const at::Tensor& grad_w, const at::Tensor& dy, cons
     at::addmm_out(target, grad_w, dy_t, rows, at::kFloat, beta);
 }
 
+void linear_gradients(const at::Tensor& grad_w, const at::Tensor& dy, const at::Tensor& x, double beta,
+                      const at::Tensor& grad_bias, double bias_beta) {
+  if (cuda::linear_gradients(grad_w, dy, x, beta, grad_bias, bias_beta)) return;
+  linear_weight_gradient(grad_w, dy, x, beta);
+  phases::NormOperators<cuda::DeviceDriver>::accumulate_bias_gradient(grad_bias, dy, bias_beta);
+}
+
 struct OneByOne {
   static constexpr auto grouped_linear = reference::grouped_linear;
   static constexpr auto grouped_linear_activation = reference::grouped_linear_activation;
@@ -47,6 +54,7 @@ constexpr Operators table() {
   Operators all = phases::operators_of<cuda::DeviceDriver>();
   all.linear = linear;
   all.linear_weight_gradient = linear_weight_gradient;
+  all.linear_gradients = linear_gradients;
   all.linear_activation = cuda::linear_activation;
   all.linear_activation_gradient = cuda::linear_activation_gradient;
   using Grouped = cuda::GroupedOperators<OneByOne>;

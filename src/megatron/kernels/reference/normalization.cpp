@@ -101,4 +101,10 @@ AddNormInputGradients bias_dropout_add_norm_backward(const at::Tensor& dy, const
   return {residual, x};
 }
 
+void linear_gradients(const at::Tensor& grad_w, const at::Tensor& dy, const at::Tensor& x, double beta,
+                      const at::Tensor& grad_bias, double bias_beta) {
+  reference::linear_weight_gradient(grad_w, dy, x, beta);
+  reference::accumulate_bias_gradient(grad_bias, dy, bias_beta);
+}
+
 }  // namespace megatron::kernels::reference

@@ -47,7 +47,9 @@ class LaunchWriter {
   void product(const std::string& call, const std::string& name, const std::string& from, const std::string& to,
                double in, double out, double weights = 0);
   /// Sums in float32 where that is wider, over a step's microbatches on the average.
-  void weight_gradient(const std::string& name, const std::string& dy, const std::string& x, double out, double in);
+  /// `bias`: with the gradient of a bias, in the product where 16 bits allow it.
+  void weight_gradient(const std::string& name, const std::string& dy, const std::string& x, double out, double in,
+                       bool bias = false);
   /// The norm of what a column-parallel layer reads: it is not kept for its weight's gradient.
   void norm_again(const std::string& x, const std::string& y);
   /// Sends `buffer`, of so many bytes there and back, on a stream that begins once it is written. -> its number.

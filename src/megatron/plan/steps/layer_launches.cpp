@@ -38,8 +38,11 @@ void LaunchWriter::product(const std::string& call, const std::string& name, con
 }
 
 void LaunchWriter::weight_gradient(const std::string& name, const std::string& dy, const std::string& x, double out,
-                                   double in) {
-  add("linear_weight_gradient", name + " weight gradient", {dy, x, "gradients"}, {"gradients"}, in + out);
+                                   double in, bool bias) {
+  constexpr double kUnit = 8;  // elements of 16 bytes
+  const bool apart = size_.element != 2 || std::fmod(in, kUnit) != 0 || std::fmod(out, kUnit) != 0;
+  add(bias ? "linear_gradients" : "linear_weight_gradient", name + (bias ? " weight, bias" : " weight") + " gradient",
+      {dy, x, "gradients"}, {"gradients"}, in + out + (bias && apart ? out : 0));
   plan.launches.back().bytes += size_.gradient_uses * in * out * size_.wide;
 }
 
@@ -96,11 +99,10 @@ class Layer {
     to_.add("attention_backward", "attention, backward", {"dattention", "qkv", "attention", "logsumexp", "sample ids"},
             {"dqkv"}, 2 * size_.qkv + 2 * size_.heads);
     if (rotates()) to_.add("rotate_", "rotation, backward", {"dqkv"}, {"dqkv"}, size_.qkv + size_.heads);
-    if (run_.shape.attention.add_qkv_bias || biased_) bias_gradient_of("dqkv", size_.qkv);
     to_.product("linear_input_gradient", "qkv, input", "dqkv", "dy", size_.qkv, size_.hidden);
     const int last_sum = to_.sum_over_ranks("dy");
     to_.norm_again("x", "y");
-    to_.weight_gradient("qkv", "dqkv", "y", size_.qkv, size_.hidden);
+    to_.weight_gradient("qkv", "dqkv", "y", size_.qkv, size_.hidden, run_.shape.attention.add_qkv_bias || biased_);
     to_.wait_for(last_sum);
     if (run_.grid.size(Axis::Dp) > 1)
       to_.message(LaunchWriter::kReduction, "sum of the gradients", "gradients", "gradients", 2 * gradient_bytes());
@@ -139,11 +141,10 @@ class Layer {
       }
     }
     to_.weight_gradient("fc2", dbranch, "a", size_.hidden, size_.ffn);
-    bias_gradient("du", size_.fc1);
     to_.product("linear_input_gradient", "fc1, input", "du", "dy2", size_.fc1, size_.hidden);
     const int sum = to_.sum_over_ranks("dy2");
     to_.norm_again("x2", "y2");
-    to_.weight_gradient("fc1", "du", "y2", size_.fc1, size_.hidden);  // while ranks add up
+    to_.weight_gradient("fc1", "du", "y2", size_.fc1, size_.hidden, biased_);  // while ranks add up
     to_.wait_for(sum);
   }
 
@@ -164,12 +165,6 @@ class Layer {
 
   bool rotates() const { return !run_.shape.learned_positions && run_.shape.position_buckets == 0; }
 
-  void bias_gradient(const std::string& dy, double features) {
-    if (biased_) bias_gradient_of(dy, features);
-  }
-  void bias_gradient_of(const std::string& dy, double features) {
-    to_.add("accumulate_bias_gradient", "bias gradient", {dy, "gradients"}, {"gradients"}, features);
-  }
   void add_and_normalize(const std::string& branch, const std::string& x, std::vector<std::string> writes) {
     to_.add(run_.shape.rms_norm ? "bias_dropout_add_rms_norm" : "bias_dropout_add_norm",
             "bias + dropout + residual + norm", {branch, x, "weights", "sample ids"}, std::move(writes),

@@ -63,6 +63,12 @@ struct NormOperators {
     if (!takes(dy) || !any_type(dy, grad_bias)) return reference::accumulate_bias_gradient(grad_bias, dy, beta);
     column_sums(dy, {}, {}, {}, {}, grad_bias, beta);
   }
+  // The device's product, and then the sums.
+  static void linear_gradients(const at::Tensor& grad_w, const at::Tensor& dy, const at::Tensor& x, double beta,
+                               const at::Tensor& grad_bias, double bias_beta) {
+    kernels::linear_weight_gradient(grad_w, dy, x, beta);
+    accumulate_bias_gradient(grad_bias, dy, bias_beta);
+  }
 
  private:
   /// The row norms of x, or of x after the addition in it.

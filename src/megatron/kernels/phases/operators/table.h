@@ -30,6 +30,7 @@ constexpr Operators operators_of() {
           .rotate_ = Elementwise::rotate_,
           .linear_activation = Elementwise::linear_activation,
           .linear_activation_gradient = Elementwise::linear_activation_gradient,
+          .linear_gradients = Norm::linear_gradients,
           .weighted_activation_backward = Experts::weighted_activation_backward,
           .combined_rows = Experts::combined_rows,
           .layer_norm = Norm::layer_norm,
