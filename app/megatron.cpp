@@ -1,7 +1,6 @@
 #include "app/front/front.h"
 #include "app/jobs.h"
 #include "app/serve/chat_options.h"
-#include "app/serve/serve_options.h"
 
 namespace {
 
@@ -12,6 +11,7 @@ int pretrain(const app::Args& args) {
   return app::run_training(program, args, [](const app::Args& words) { app::check_pretrain(program, words); });
 }
 
+constexpr char kChat[] = "chat";
 constexpr char kGpt[] = "pretrain_gpt", kBert[] = "pretrain_bert", kT5[] = "pretrain_t5";
 
 // The order is the one in which a new user meets them.
@@ -31,8 +31,8 @@ const std::vector<app::Job> kJobs = {
     {"finetune", "Fine-tunes a model on a task; seeds, ensembles, predictions.", nullptr, app::check_finetune},
     {"eval", "Evaluates a model: loss, perplexity, WikiText, LAMBADA, tasks.", app::eval},
     {"generate", "Generates text from prompts.", nullptr, app::check_generate},
-    {"chat", "Talks with a chat model in the terminal.", nullptr, app::checked<app::chat_flags>},
-    {"serve", "Answers requests over HTTP as OpenAI's API has them.", nullptr, app::checked<app::serve_flags>},
+    {"chat", "Talks with a chat model in the terminal.", nullptr, app::checked_model<app::chat_flags, kChat>},
+    {"serve", "Answers requests over HTTP as OpenAI's API has them.", nullptr, app::check_serve},
     {"checkpoint", "Inspects, verifies, converts, imports and exports checkpoints.", app::checkpoint},
     {"plan", "Shows groups, schedule, memory and FLOPs of a recipe without running it.", app::plan},
     {"plot", "Draws the curves of several runs.", app::plot},

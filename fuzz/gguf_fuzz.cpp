@@ -37,7 +37,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
       tokenizer.decode(tokenizer.encode("Before we proceed: 12\xC2\xBD", text::Specials::Recognised));
       text::gguf_named_tokens(file);
     });
-    refused_or_done([&] { interchange::parse_config(interchange::gguf_config_json(file, bytes), "input"); });
+    refused_or_done([&] { families::parse_config(interchange::gguf_config_json(file, bytes), "input"); });
   });
   return 0;
 }

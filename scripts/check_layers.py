@@ -7,11 +7,11 @@ import re
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-ORDER = ["base", "charts", "schedule", "config", "text", "data", "corpus", "tasks", "plan", "recipe", "study", "serve",
-         "supervise", "comm", "kernels", "parallel", "model", "pipeline", "optim", "checkpoint", "interchange", "train",
-         "finetune", "generate", "run"]
-PURE = {"base", "charts", "study", "config", "text", "data", "corpus", "tasks", "plan", "recipe", "schedule", "serve",
-        "supervise"}
+ORDER = ["base", "charts", "schedule", "config", "text", "data", "corpus", "tasks", "plan", "families", "recipe",
+         "study", "serve", "supervise", "comm", "kernels", "parallel", "model", "pipeline", "optim", "checkpoint",
+         "interchange", "train", "finetune", "generate", "run"]
+PURE = {"base", "charts", "study", "config", "text", "data", "corpus", "tasks", "plan", "families", "recipe",
+        "schedule", "serve", "supervise"}
 TORCH = re.compile(r'#\s*include\s*[<"](torch|ATen|c10|caffe2)/')
 CUDA = re.compile(r'#\s*include\s*[<"](cuda|nccl|ATen/cuda|c10/cuda)')
 C10D = re.compile(r'#\s*include\s*[<"]torch/csrc/distributed/c10d')

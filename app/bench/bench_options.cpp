@@ -97,10 +97,10 @@ BenchGenerateOptions bench_generate_options(const Args& args) {
     throw ConfigError(rule_got_fix("--profile is for --device cpu: a GPU works on while its operators return.",
                                    options.device, "leave --profile out"));
   if (options.model.empty()) {
-    run::check_model_flags(options, "bench generate");
+    recipe::check_model_flags(options, "bench generate");
   } else {
     config_file(options.model, "configs", "--model");
-    run::check_ranks(options, "bench generate");
+    recipe::check_ranks(options, "bench generate");
   }
   return options;
 }

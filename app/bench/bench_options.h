@@ -6,7 +6,7 @@
 #include "app/jobs.h"
 #include "megatron/config/options.h"
 #include "megatron/plan/rules.h"
-#include "megatron/run/model_flags.h"
+#include "megatron/recipe/model_flags.h"
 
 // The options of the smaller jobs of `megatron bench`. What makes options of words throws HelpRequested, and
 // ConfigError for what is wrong whatever the machine is.
@@ -60,13 +60,13 @@ struct BenchCheckpointOptions {
   }
 };
 
-struct BenchGenerateOptions : run::ModelFlags {
+struct BenchGenerateOptions : recipe::ModelFlags {
   std::string model;
   std::int64_t prompt_tokens = 16, new_tokens = 128, prefill_tokens = 1024, repeats = 3;
   bool profile = false, json = false;
 
   void visit(auto& v) {
-    run::ModelFlags::visit(v);
+    recipe::ModelFlags::visit(v);
     v("model", model,
       "Instead of --load, a recipe: a path, or the name of a file in configs/ without .toml. Weights are drawn.");
     v("prompt_tokens", prompt_tokens, "Prompt length in tokens.");

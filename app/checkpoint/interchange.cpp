@@ -63,7 +63,7 @@ int checkpoint_export(const Args& args) {
   options.padded_vocab_size = flags.padded_vocab_size;
   options.tokenizer = interchange::companion_folder(flags.load);
   checkpoint::read_newest(flags.load, [&] {
-    interchange::FolderConfig config = interchange::export_config(flags.load);
+    families::FolderConfig config = interchange::export_config(flags.load);
     const auto all = interchange::open_weights(flags.load);
     std::unique_ptr<checkpoint::WeightSource> rest;
     if (config.model.mtp_num_layers > 0 && (format.holds_depths == nullptr || !format.holds_depths(config))) {

@@ -8,15 +8,15 @@
 
 #include "app/flags.h"
 #include "megatron/base/error.h"
-#include "megatron/interchange/format_words.h"
+#include "megatron/families/format_words.h"
 
 namespace megatron::app {
 namespace {
 
 /// The formats that export writes, or those of other programs that import reads.
-std::vector<const interchange::FormatWords*> formats(bool written) {
-  std::vector<const interchange::FormatWords*> chosen;
-  for (const interchange::FormatWords& format : interchange::kFormatWords)
+std::vector<const families::FormatWords*> formats(bool written) {
+  std::vector<const families::FormatWords*> chosen;
+  for (const families::FormatWords& format : families::kFormatWords)
     if (*(written ? format.output : format.models) != '\0') chosen.push_back(&format);
   return chosen;
 }
@@ -65,9 +65,9 @@ std::string dtype_in_config(const std::string& name, std::span<const char* const
 }
 
 /// The format to write: the one that is named, else that of the output's ending, else the first.
-const interchange::FormatWords& format_to_write(const CheckpointExportFlags& flags) {
+const families::FormatWords& format_to_write(const CheckpointExportFlags& flags) {
   const auto written = formats(true);
-  const auto is_meant = [&](const interchange::FormatWords* format) {
+  const auto is_meant = [&](const families::FormatWords* format) {
     const std::string_view ending = format->ending;
     return flags.format.empty() ? !ending.empty() && flags.output.ends_with(ending) : flags.format == format->name;
   };
@@ -110,7 +110,7 @@ CheckpointExportFlags checkpoint_export_flags(const Args& args) {
   CheckpointExportFlags flags;
   const std::string usage = export_usage();
   check_folders(config::parse_command_line(flags, args, usage), flags.load, flags.output, usage);
-  const interchange::FormatWords& format = format_to_write(flags);
+  const families::FormatWords& format = format_to_write(flags);
   flags.dtype = dtype_in_config(flags.dtype, format.dtypes);
   if (flags.padded_vocab_size != 0 && !format.pads_vocabulary)
     throw ConfigError(rule_got_fix("checkpoint: --padded-vocab-size needs --format torch_dist.",

@@ -95,7 +95,7 @@ Flags parsed(const Args& args, const std::string& usage, const auto& check_own) 
   Flags flags;
   check_eval_flags(flags, config::parse_command_line(flags, args, usage), usage);
   check_own(flags);
-  run::check_model_flags(flags, "eval");
+  recipe::check_model_flags(flags, "eval");
   return flags;
 }
 

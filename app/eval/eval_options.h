@@ -5,12 +5,12 @@
 #include "app/jobs.h"
 #include "megatron/config/options.h"
 #include "megatron/config/tables/tasks.h"
-#include "megatron/run/model_flags.h"
+#include "megatron/recipe/model_flags.h"
 
 namespace megatron::app {
 
 /// The options of all jobs of `megatron eval` that compute with a model.
-struct EvalFlags : run::ModelFlags {
+struct EvalFlags : recipe::ModelFlags {
   std::string adapter, data;
   std::int64_t limit = 0, batch_size = 0;
   std::string progress = "auto";
@@ -19,8 +19,8 @@ struct EvalFlags : run::ModelFlags {
   EvalFlags() { dp = 0; }
 
   void visit(auto& v) {
-    run::ModelFlags::visit(v);
-    run::visit_adapter(v, adapter);
+    recipe::ModelFlags::visit(v);
+    recipe::visit_adapter(v, adapter);
     v("dp", dp, "Data-parallel size: ranks that share the windows or examples; 0: world_size / (tp x pp), or 1.");
     v("data", data, "File to score.", config::Required(), config::Common());
     v("limit", limit, "Only the first N windows or examples; 0: all.", config::Common());

@@ -7,11 +7,19 @@
 #include "app/checkpoint/interchange_options.h"
 #include "app/eval/eval_options.h"
 #include "app/eval/predictions.h"
+#include "app/front/front.h"
 #include "app/jobs.h"
 
 // The groups of jobs that compute, in the order in which help lists them. megatron-torch has the same names.
 namespace megatron::app {
 namespace {
+
+constexpr char kEval[] = "eval";
+
+void check_bench_generate(const Args& args) {
+  const BenchGenerateOptions options = bench_generate_options(args);
+  if (options.model.empty()) check_model(options, "bench generate");
+}
 
 int scaling(const Args& args) {
   const BenchScalingOptions options = bench_scaling_options(args);
@@ -25,16 +33,18 @@ int eval(const Args& args) {
   return dispatch(
       "megatron eval",
       {{"loss", "Loss and perplexity of a text or of tokens, with a confidence interval.", nullptr,
-        checked<eval_loss_flags>},
-       {"wikitext", "Loss and perplexity of WikiText, per token and per word.", nullptr, checked<eval_wikitext_flags>},
-       {"lambada", "Accuracy of the last word of passages.", nullptr, checked<eval_lambada_flags>},
-       {"choice", "Multiple choice by the likelihood of the answers.", nullptr, checked<eval_choice_flags>},
+        checked_model<eval_loss_flags, kEval>},
+       {"wikitext", "Loss and perplexity of WikiText, per token and per word.", nullptr,
+        checked_model<eval_wikitext_flags, kEval>},
+       {"lambada", "Accuracy of the last word of passages.", nullptr, checked_model<eval_lambada_flags, kEval>},
+       {"choice", "Multiple choice by the likelihood of the answers.", nullptr,
+        checked_model<eval_choice_flags, kEval>},
 #define TASK(name, id, seq_length, query_length, about)   \
   {#name, "Score of a fine-tuned model: " about, nullptr, \
-   [](const Args& words) { (void)eval_task_flags(#name, words); }},
+   [](const Args& words) { check_task_model(eval_task_flags(#name, words), #name); }},
 #include "megatron/config/tables/tasks.def"
        {"squad", "Score of a fine-tuned model: squad1 or squad2, as the file is.", nullptr,
-        [](const Args& words) { (void)eval_task_flags("squad", words); }},
+        [](const Args& words) { check_task_model(eval_task_flags("squad", words), "squad1"); }},
        {"predictions", "Scores of the predictions of a fine-tuning task.", eval_predictions}},
       args);
 }
@@ -48,8 +58,7 @@ int bench(const Args& args) {
        {"scaling", "The paper's scaling study: predicted for clusters, measured in small.", scaling},
        {"checkpoint", "Saving and loading against the disk; what a save costs training.", nullptr,
         checked<bench_checkpoint_command>},
-       {"generate", "Generation with a trained model: tokens/s, share of the bound.", nullptr,
-        checked<bench_generate_options>},
+       {"generate", "Generation with a trained model: tokens/s, share of the bound.", nullptr, check_bench_generate},
        {"comm", "All-reduce between ranks.", nullptr, checked<bench_comm_options>},
        {"hardware", "Rates of this machine, for plan --search and train --layout auto.", nullptr,
         checked<bench_hardware_options>},

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <optional>
 #include <string>
 #include <system_error>
 
@@ -13,7 +14,8 @@
 #include "megatron/base/error.h"
 #include "megatron/base/machine/gpu.h"
 #include "megatron/config/options.h"
-#include "megatron/interchange/format_words.h"
+#include "megatron/families/folder.h"
+#include "megatron/families/format_words.h"
 #include "megatron/plan/rules.h"
 #include "megatron/recipe/resolve.h"
 
@@ -77,12 +79,15 @@ void check_train(const Args& args) {
 }
 
 void check_finetune(const Args& args) {
+  std::optional<config::ModelConfig> network;  // of the weights
   if (const std::string load = finetune_words(args).recipe.checkpoint.load; !load.empty()) {
     std::error_code unknown;
-    if (!std::filesystem::exists(load, unknown) && !unknown) throw ConfigError(interchange::no_weights(load));
-    return;  // its network is the weights'
+    if (!std::filesystem::exists(load, unknown) && !unknown) throw ConfigError(families::no_weights(load));
+    network = families::network_of_folder(load);
+    if (!network) return;  // megatron-torch reads the folder
   }
-  const FinetuneOptions options = finetune_options(args, {});
+  const FinetuneOptions options =
+      finetune_options(args, {.network = [&](const std::string&) { return *network; }, .tokenizer = companions_of});
   if (looks_broken(options.recipe, {})) recipe::resolve_with_tokenizer(options.recipe, {});
 }
 

@@ -6,7 +6,7 @@
 
 namespace megatron::app {
 
-text::ChatTemplate chat_template_of(const run::ModelFlags& flags) {
+text::ChatTemplate chat_template_of(const recipe::ModelFlags& flags) {
   return text::ChatTemplate::load(flags.tokenizer.empty() ? interchange::companion_folder(flags.load)
                                                           : std::filesystem::path(flags.tokenizer));
 }

@@ -6,6 +6,6 @@ namespace megatron::app {
 
 /// The chat template of a model: beside its tokenizer, where one is named, else beside its weights. Throws ConfigError
 /// where there is none, or it is no template.
-text::ChatTemplate chat_template_of(const run::ModelFlags& flags);
+text::ChatTemplate chat_template_of(const recipe::ModelFlags& flags);
 
 }  // namespace megatron::app

@@ -127,7 +127,7 @@ comm::Facts facts_of(const run::TrainedModel& model, GenerateFlags flags) {
 
 /// What an encoder-decoder (T5) does with the flags.
 int answer_of_pair(const GenerateFlags& flags) {
-  run::TrainedModel model = run::open_trained_model(flags, "generate", interchange::Writes::TextsOrAnswers);
+  run::TrainedModel model = run::open_trained_model(flags, "generate", recipe::Writes::TextsOrAnswers);
   run::keep_adapter(model, flags.adapter, "generate");
   return answer(model, prompts_of(flags),
                 {.max_new_tokens = flags.max_new_tokens,

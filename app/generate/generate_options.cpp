@@ -79,7 +79,7 @@ GenerateFlags generate_flags(const Args& args) {
     throw ConfigError(rule_got_fix("generate takes options alone.", rest[0], concat("--prompt \"", rest[0], "\"")));
   generate::check(sampling_of(flags, 1));
   if (flags.prompt_file.empty()) need_prompts(flags.prompt);
-  run::check_model_flags(flags, "generate");
+  recipe::check_model_flags(flags, "generate");
   return flags;
 }
 

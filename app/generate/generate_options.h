@@ -6,7 +6,7 @@
 #include "app/jobs.h"
 #include "megatron/config/options.h"
 #include "megatron/generate/sampling_options.h"
-#include "megatron/run/model_flags.h"
+#include "megatron/recipe/model_flags.h"
 
 namespace megatron::app {
 
@@ -16,7 +16,7 @@ inline constexpr double kUsualTemperature = -1;
 inline constexpr const char *kNoSpeculation = "none", *kMultiToken = "mtp";
 
 /// The options of `megatron generate`.
-struct GenerateFlags : run::ModelFlags {
+struct GenerateFlags : recipe::ModelFlags {
   std::vector<std::string> prompt;
   std::string prompt_file, adapter;
   bool add_special_tokens = true;
@@ -37,8 +37,8 @@ struct GenerateFlags : run::ModelFlags {
   std::int64_t num_speculative_tokens = 0;
 
   void visit(auto& v) {
-    run::ModelFlags::visit(v);
-    run::visit_adapter(v, adapter);
+    recipe::ModelFlags::visit(v);
+    recipe::visit_adapter(v, adapter);
     v("prompt", prompt, "Prompts to continue, each by itself.", config::Common());
     v("prompt_file", prompt_file, "File with one prompt per line.", config::Common());
     v("add_special_tokens", add_special_tokens,

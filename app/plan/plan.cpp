@@ -15,6 +15,7 @@
 #include "megatron/config/options.h"
 #include "megatron/config/run_config.h"
 #include "megatron/config/value.h"
+#include "megatron/families/folder.h"
 #include "megatron/plan/cost/links/step_traffic.h"
 #include "megatron/plan/cost/memory.h"
 #include "megatron/plan/pipeline_plan.h"
@@ -176,6 +177,12 @@ std::string picture_text(const Drawing& drawing, const std::string& name) {
          schedule::draw_text(*drawing.measured, width, colour);
 }
 
+/// The sizes of the teacher, where they are known without libtorch.
+std::optional<plan::ModelShape> teacher_of(const config::DistillConfig& distill) {
+  const auto network = distill.teacher.empty() ? std::nullopt : families::network_of_folder(distill.teacher);
+  return network ? std::optional(families::shape_of(*network)) : std::nullopt;
+}
+
 }  // namespace
 
 int plan(const Args& args) {
@@ -220,8 +227,9 @@ int plan(const Args& args) {
   const bool as_picture = draws_picture(options.draw);
   std::optional<Drawing> drawing;
   if (run.parts.size() > 1 || !options.draw.empty() || !options.trace.empty()) drawing = drawing_of(run, options.trace);
-  const std::string text =
-      options.as_json ? plan::report(run, options.processor).dump() + "\n" : plan::report_text(run, options.processor);
+  const std::optional<plan::ModelShape> teacher = teacher_of(run.config.distill);
+  const std::string text = options.as_json ? plan::report(run, options.processor, teacher).dump() + "\n"
+                                           : plan::report_text(run, options.processor, teacher);
   if (!options.draw.empty()) {
     const std::string title = concat(plan::schedule_text(run), ", ", drawing->program.placement.num_ranks(), " ranks, ",
                                      drawing->program.placement.num_stages(), " stages, ",

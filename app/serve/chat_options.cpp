@@ -18,7 +18,7 @@ constexpr const char* kUsage =
 
 ChatFlags chat_flags(const Args& args) {
   ChatFlags flags;
-  run::take_model(flags, config::parse_command_line(flags, args, kUsage), "chat");
+  recipe::take_model(flags, config::parse_command_line(flags, args, kUsage), "chat");
   generate::check({.temperature = flags.temperature, .top_k = flags.top_k, .top_p = flags.top_p, .min_p = flags.min_p});
   if (!(flags.repetition_penalty >= 0.01 && flags.repetition_penalty <= 100))
     throw ConfigError(rule_got_fix("chat: --repetition-penalty must be 0.01 to 100.", concat(flags.repetition_penalty),
@@ -26,7 +26,7 @@ ChatFlags chat_flags(const Args& args) {
   if (flags.max_new_tokens < 1)
     throw ConfigError(rule_got_fix("chat: --max-new-tokens must be 1 or above.", concat(flags.max_new_tokens),
                                    "--max-new-tokens 512"));
-  run::check_model_flags(flags, "chat");
+  recipe::check_model_flags(flags, "chat");
   return flags;
 }
 

@@ -4,12 +4,12 @@
 
 #include "app/jobs.h"
 #include "megatron/config/options.h"
-#include "megatron/run/model_flags.h"
+#include "megatron/recipe/model_flags.h"
 
 namespace megatron::app {
 
 /// The options of `megatron chat`.
-struct ChatFlags : run::ModelFlags {
+struct ChatFlags : recipe::ModelFlags {
   std::string adapter, system;
   std::int64_t max_new_tokens = 512;
   double temperature = 1, top_p = 1, min_p = 0, repetition_penalty = 1;
@@ -17,8 +17,8 @@ struct ChatFlags : run::ModelFlags {
   std::uint64_t seed = 1234;
 
   void visit(auto& v) {
-    run::ModelFlags::visit(v);
-    run::visit_adapter(v, adapter);
+    recipe::ModelFlags::visit(v);
+    recipe::visit_adapter(v, adapter);
     v("system", system, "The system message.", config::Common());
     v("max_new_tokens", max_new_tokens, "Maximum number of tokens of an answer; a full context ends it sooner.",
       config::Common());

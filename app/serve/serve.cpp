@@ -28,6 +28,7 @@
 #include "megatron/generate/serving/engine.h"
 #include "megatron/interchange/hugging_face/companions.h"
 #include "megatron/interchange/hugging_face/pooling.h"
+#include "megatron/interchange/weights.h"
 #include "megatron/kernels/runtime.h"
 #include "megatron/plan/cost/kv_cache.h"
 #include "megatron/run/kept_adapters.h"
@@ -155,7 +156,7 @@ Plan planned_encoder(const ServeFlags& flags, std::vector<std::string> tokens) {
   const std::filesystem::path beside = interchange::companion_folder(flags.load);
   const auto pooling = interchange::read_pooling(beside.empty() ? std::filesystem::path(flags.load) : beside);
   Plan plan{.flags = flags,
-            .model = run::open_trained_model(flags, "serve", interchange::Writes::Embeddings),
+            .model = run::open_trained_model(flags, "serve", recipe::Writes::Embeddings),
             .tokens = std::move(tokens),
             .pooling = pooling};
   plan.context = plan.model.run.shape.max_positions;
@@ -167,7 +168,7 @@ Plan planned_encoder(const ServeFlags& flags, std::vector<std::string> tokens) {
 
 Plan planned(const ServeFlags& flags) {
   auto tokens = tokens_of(flags);
-  if (interchange::is_encoder(flags.load)) return planned_encoder(flags, std::move(tokens));
+  if (recipe::is_encoder(interchange::model_config_of(flags.load))) return planned_encoder(flags, std::move(tokens));
   Plan plan{.flags = flags, .model = run::open_trained_model(flags, "serve"), .tokens = std::move(tokens)};
   plan_adapters(plan);
   plan.chat = chat_of(flags);

@@ -44,7 +44,7 @@ std::vector<NamedAdapter> adapters_of(const ServeFlags& flags) {
 
 ServeFlags serve_flags(const Args& args) {
   ServeFlags flags;
-  run::take_model(flags, config::parse_command_line(flags, args, kUsage), "serve");
+  recipe::take_model(flags, config::parse_command_line(flags, args, kUsage), "serve");
   const auto need = [](bool holds, const char* rule, const std::string& got, const char* fix) {
     if (!holds) throw ConfigError(rule_got_fix(concat("serve: ", rule), got, fix));
   };
@@ -73,7 +73,7 @@ ServeFlags serve_flags(const Args& args) {
   need(!flags.token_file.empty() || alone || flags.without_token || !token_of_environment().empty(),
        "other machines need a token.", concat("--host ", flags.host, " without one"),
        "--token-file FILE, or --host 127.0.0.1, or --without-token");
-  run::check_model_flags(flags, "serve");
+  recipe::check_model_flags(flags, "serve");
   return flags;
 }
 

@@ -5,12 +5,12 @@
 
 #include "app/jobs.h"
 #include "megatron/config/options.h"
-#include "megatron/run/model_flags.h"
+#include "megatron/recipe/model_flags.h"
 
 namespace megatron::app {
 
 /// The options of `megatron serve`.
-struct ServeFlags : run::ModelFlags {
+struct ServeFlags : recipe::ModelFlags {
   std::string host = "127.0.0.1";
   int port = 8000;
   std::string token_file;
@@ -24,7 +24,7 @@ struct ServeFlags : run::ModelFlags {
   double request_timeout_s = 600, drain_s = 30;
 
   void visit(auto& v) {
-    run::ModelFlags::visit(v);
+    recipe::ModelFlags::visit(v);
     v("host", host, "Address to listen on.", config::Common());
     v("port", port, "Port to listen on; 0: a free one.", config::Common());
     v("token_file", token_file,

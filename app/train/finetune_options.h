@@ -20,7 +20,7 @@ struct FinetuneOptions {
   }
 };
 
-/// What the folder of checkpoint.load says of the run: read with libtorch alone.
+/// What the folder of checkpoint.load says of the run. Most kinds of folders are read with libtorch alone.
 struct WeightsFolder {
   std::function<config::ModelConfig(const std::string& folder)> network;
   std::function<std::string(const std::string& folder)> tokenizer;  ///< "" where it has none

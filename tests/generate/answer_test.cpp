@@ -15,7 +15,7 @@
 #include "megatron/base/error.h"
 #include "megatron/checkpoint/weights.h"
 #include "megatron/comm/threads/local_backend.h"
-#include "megatron/interchange/hugging_face/hf_config.h"
+#include "megatron/families/hf_config.h"
 #include "megatron/interchange/hugging_face/hugging_face.h"
 #include "megatron/model/options.h"
 #include "megatron/plan/rules.h"

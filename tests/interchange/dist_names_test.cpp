@@ -4,8 +4,8 @@
 
 #include <tuple>
 
+#include "megatron/families/hf_config.h"
 #include "megatron/interchange/formats.h"
-#include "megatron/interchange/hugging_face/hf_config.h"
 #include "megatron/interchange/megatron_lm/dist/torch_dist_write.h"
 #include "megatron/interchange/weights.h"
 #include "tests/interchange/in_memory.h"
@@ -56,14 +56,14 @@ config::ModelConfig with_latents() {
 
 InMemory drawn_weights(const config::ModelConfig& model) {
   std::map<std::string, at::Tensor> tensors;
-  for (const plan::ParameterSpec& spec : plan::model_parameters(shape_of(model), 1, 0))
+  for (const plan::ParameterSpec& spec : plan::model_parameters(families::shape_of(model), 1, 0))
     tensors[spec.name] = at::randn(spec.shape);
   return InMemory(std::move(tensors));
 }
 
 void write(const config::ModelConfig& model, const InMemory& weights, const fs::path& folder,
            const std::string& dtype = "") {
-  FolderConfig config;
+  families::FolderConfig config;
   config.model = model;
   ExportOptions options;
   options.dtype = dtype;
@@ -80,27 +80,28 @@ std::vector<Name> as_tuples(const std::vector<DistName>& names) {
 
 TEST(DistNames, AnExpertIsAPlaceInATensorOfAll) {
   const std::string ours = "decoder.layers.1.mlp.experts.local_experts.2.linear_fc1.weight";
-  EXPECT_EQ(as_tuples(dist_names(shape_of(with_experts()), ours)),
+  EXPECT_EQ(as_tuples(dist_names(families::shape_of(with_experts()), ours)),
             (std::vector<Name>{{"decoder.layers.mlp.experts.experts.linear_fc1.weight", {1, 2}, {3, 4}},
                                {"decoder.layers.1.mlp.experts.experts.linear_fc1.weight", {2}, {4}}}));
   // Layers that differ have tensors of their own.
-  EXPECT_EQ(as_tuples(written_names(shape_of(with_latents()), ours)),
+  EXPECT_EQ(as_tuples(written_names(families::shape_of(with_latents()), ours)),
             (std::vector<Name>{{"decoder.layers.1.mlp.experts.experts.linear_fc1.weight", {2}, {4}}}));
-  EXPECT_EQ(state_entry(shape_of(with_experts()), "decoder.layers.1.mlp.experts.local_experts.2.linear_fc1"),
+  EXPECT_EQ(state_entry(families::shape_of(with_experts()), "decoder.layers.1.mlp.experts.local_experts.2.linear_fc1"),
             "decoder.layers.mlp.experts.experts.linear_fc1._extra_state/shard_1.2_3.4");
 }
 
 TEST(DistNames, NormsAreWrittenUnderBothNamesWhereTheyDependOnWhatComputesThem) {
   const std::string norm = "decoder.layers.0.pre_mlp_layernorm.weight";
-  EXPECT_EQ(as_tuples(written_names(shape_of(with_experts()), norm)),
+  EXPECT_EQ(as_tuples(written_names(families::shape_of(with_experts()), norm)),
             (std::vector<Name>{{"decoder.layers.mlp.linear_fc1.layer_norm_weight", {0}, {3}},
                                {"decoder.layers.pre_mlp_layernorm.weight", {0}, {3}}}));
-  EXPECT_EQ(as_tuples(written_names(shape_of(with_latents()), "decoder.layers.2.self_attention.kv_layernorm.weight")),
+  EXPECT_EQ(as_tuples(written_names(families::shape_of(with_latents()),
+                                    "decoder.layers.2.self_attention.kv_layernorm.weight")),
             (std::vector<Name>{{"decoder.layers.2.self_attention.kv_layernorm.weight", {}, {}},
                                {"decoder.layers.2.self_attention.linear_kv_up_proj.layer_norm_weight", {}, {}}}));
   config::ModelConfig dense = with_experts();
   dense.num_experts = 0;
-  EXPECT_EQ(as_tuples(written_names(shape_of(dense), norm)),
+  EXPECT_EQ(as_tuples(written_names(families::shape_of(dense), norm)),
             (std::vector<Name>{{"decoder.layers.mlp.linear_fc1.layer_norm_weight", {0}, {3}}}));
 }
 

@@ -9,10 +9,10 @@
 #include <string>
 #include <vector>
 
+#include "megatron/families/hf_family.h"
+#include "megatron/families/mapping.h"
 #include "megatron/interchange/formats.h"
 #include "megatron/interchange/hugging_face/companions.h"
-#include "megatron/interchange/hugging_face/hf_family.h"
-#include "megatron/interchange/mapping.h"
 #include "megatron/text/tokenizer.h"
 #include "tests/interchange/support.h"
 
@@ -50,9 +50,9 @@ class Weights final : public checkpoint::WeightSource {
 };
 
 /// One layer of two heads of 16, which share a key and value; every matrix has rows of one block of Q8_0.
-FolderConfig small_llama() {
-  FolderConfig config;
-  config.family = &hf_family("llama");
+families::FolderConfig small_llama() {
+  families::FolderConfig config;
+  config.family = &families::hf_family("llama");
   config::ModelConfig& model = config.model;
   model.num_layers = 1;
   model.hidden_size = model.ffn_hidden_size = 32;
@@ -70,9 +70,9 @@ FolderConfig small_llama() {
 }
 
 /// Zeros, but that each row of linear_qkv holds its number, from 100 on.
-Weights weights_of(const FolderConfig& config) {
+Weights weights_of(const families::FolderConfig& config) {
   Weights weights;
-  for (const auto& [name, tensor] : config.family->written_table(shape_of(config.model), {})) {
+  for (const auto& [name, tensor] : config.family->written_table(families::shape_of(config.model), {})) {
     at::Tensor values = at::zeros(tensor.shape);
     if (name.find("linear_qkv") != std::string::npos)
       for (std::int64_t row = 0; row < tensor.shape[0]; ++row) values[row].fill_(100 + row);
@@ -169,7 +169,7 @@ std::vector<float> floats(const std::string& bytes, std::size_t count) {
 
 class Gguf : public ::testing::Test {
  protected:
-  Written write(const Weights& weights, const FolderConfig& config, const std::string& dtype) {
+  Written write(const Weights& weights, const families::FolderConfig& config, const std::string& dtype) {
     const fs::path path = place_.path() / ("model-" + dtype + ".gguf");
     gguf().write(weights, config, path, {.dtype = dtype, .tokenizer = {}});
     return take_apart(path);
@@ -179,7 +179,7 @@ class Gguf : public ::testing::Test {
 };
 
 TEST_F(Gguf, HasEntriesTensorsAndAlignedDataInThisOrder) {
-  const FolderConfig config = small_llama();
+  const families::FolderConfig config = small_llama();
   const Written file = write(weights_of(config), config, "float32");
   EXPECT_EQ(file.values.at("general.architecture").substr(8), "llama");
   EXPECT_EQ(file.values.at("general.alignment"), std::string("\x20\0\0\0", 4));
@@ -196,7 +196,7 @@ TEST_F(Gguf, HasEntriesTensorsAndAlignedDataInThisOrder) {
 }
 
 TEST_F(Gguf, RowsOfQAndKAlternateBetweenTheHalvesOfAHeadInALlamaAlone) {
-  FolderConfig config = small_llama();
+  families::FolderConfig config = small_llama();
   const Written llama = write(weights_of(config), config, "float32");
   config.model.add_qkv_bias = true;
   const Written qwen = write(weights_of(config), config, "bfloat16");
@@ -222,7 +222,7 @@ TEST_F(Gguf, RowsOfQAndKAlternateBetweenTheHalvesOfAHeadInALlamaAlone) {
 }
 
 TEST_F(Gguf, ABlockOfQ8IsItsScaleAndItsRoundedLevels) {
-  const FolderConfig config = small_llama();
+  const families::FolderConfig config = small_llama();
   Weights weights = weights_of(config);
   at::Tensor& embedding = weights.tensors_by_name["embedding.word_embeddings.weight"];
   // The largest is 63.5 = 127 / 2, so the scale is 0.5 (0x3800) and levels are twice the numbers, halves away from 0.
@@ -253,13 +253,14 @@ TEST_F(Gguf, ABlockOfQ8IsItsScaleAndItsRoundedLevels) {
 
 TEST_F(Gguf, WhatItCannotHoldIsRefusedAndNothingWritten) {
   const fs::path path = place_.path() / "model.gguf";
-  const auto refused = [&](FolderConfig config, const std::vector<std::string>& words, const fs::path& tokenizer = {}) {
+  const auto refused = [&](families::FolderConfig config, const std::vector<std::string>& words,
+                           const fs::path& tokenizer = {}) {
     expect_refused(
         [&] { gguf().write(weights_of(small_llama()), config, path, {.dtype = "", .tokenizer = tokenizer}); }, words);
     EXPECT_FALSE(fs::exists(path));
   };
-  FolderConfig gpt2 = small_llama(), gelu = gpt2, classes = gpt2, qwen = gpt2;
-  gpt2.family = &hf_family("gpt2");
+  families::FolderConfig gpt2 = small_llama(), gelu = gpt2, classes = gpt2, qwen = gpt2;
+  gpt2.family = &families::hf_family("gpt2");
   refused(gpt2, {"Llama, Mistral or Qwen2", "fix:"});
   gelu.model.activation = "gelu";
   refused(gelu, {"silu", "activation gelu"});
@@ -268,7 +269,7 @@ TEST_F(Gguf, WhatItCannotHoldIsRefusedAndNothingWritten) {
   qwen.model.add_qkv_bias = true;
   qwen.model.rope_scaling_factor = 8;
   refused(qwen, {"rope_scaling_factor 8"});
-  FolderConfig window = small_llama(), normed = small_llama();
+  families::FolderConfig window = small_llama(), normed = small_llama();
   window.model.sliding_window = 4;
   refused(window, {"sliding_window 4"});
   normed.model.qk_layernorm = true;
@@ -305,8 +306,8 @@ TEST_F(Gguf, KeepsTwoEndsAndMergesThatAreNone) {
 }
 
 /// Llama 3's factors are all that a file has of its scaling.
-FolderConfig stretched_llama(std::int64_t original, double high = 4) {
-  FolderConfig config = small_llama();
+families::FolderConfig stretched_llama(std::int64_t original, double high = 4) {
+  families::FolderConfig config = small_llama();
   config.model.max_position_embeddings = 384;
   config.model.rotary_base = 50000;
   config.model.rope_scaling_type = "llama3";
@@ -319,7 +320,7 @@ FolderConfig stretched_llama(std::int64_t original, double high = 4) {
 
 TEST_F(Gguf, HasAScalingThatIsReadAgainOrIsNotWritten) {
   for (const std::int64_t original : {16, 48, 100, 4097, 8192, 8193}) {
-    const FolderConfig config = stretched_llama(original);
+    const families::FolderConfig config = stretched_llama(original);
     const fs::path path = place_.path() / concat("llama3-", original, ".gguf");
     gguf().write(weights_of(config), config, path, {.dtype = "float32", .tokenizer = {}});
     const config::ModelConfig again = gguf().model(path);
@@ -328,7 +329,7 @@ TEST_F(Gguf, HasAScalingThatIsReadAgainOrIsNotWritten) {
     EXPECT_EQ(again.rope_original_positions, original);
   }
   const fs::path path = place_.path() / "other.gguf";
-  const FolderConfig other = stretched_llama(100, 3);
+  const families::FolderConfig other = stretched_llama(100, 3);
   expect_refused([&] { gguf().write(weights_of(other), other, path, {.dtype = "float32", .tokenizer = {}}); },
                  {"high_freq_factor 3", "--format huggingface"});
   EXPECT_FALSE(fs::exists(path));
@@ -360,7 +361,7 @@ std::string with_number(std::string bytes, const std::string& key, float value) 
 }
 
 TEST_F(Gguf, AFactorWithoutATypeIsThatOfLinearScaling) {  // llama.cpp's load_hparams
-  const FolderConfig config = small_llama();
+  const families::FolderConfig config = small_llama();
   const fs::path path = place_.path() / "plain.gguf", scaled = place_.path() / "scaled.gguf";
   gguf().write(weights_of(config), config, path, {.dtype = "float32", .tokenizer = {}});
   write_file(scaled, with_number(read_file(path), "llama.rope.scaling.factor", 4));

@@ -1,8 +1,8 @@
-#include "megatron/interchange/hugging_face/hf_config.h"
+#include "megatron/families/hf_config.h"
 
 #include <nlohmann/json.hpp>
 
-#include "megatron/interchange/hugging_face/hf_family.h"
+#include "megatron/families/hf_family.h"
 #include "tests/interchange/support.h"
 
 namespace megatron::interchange {
@@ -36,7 +36,7 @@ json t5() {
           {"n_positions", 512}, {"tie_word_embeddings", false}};
 }
 
-config::ModelConfig model_of(const json& object) { return parse_config(object.dump(), "config.json").model; }
+config::ModelConfig model_of(const json& object) { return families::parse_config(object.dump(), "config.json").model; }
 
 void expect_field_refused(json object, const std::string& field, const json& value) {
   object[field] = value;
@@ -63,7 +63,7 @@ TEST(HuggingFaceConfig, ReadsLlama) {
   EXPECT_FALSE(model.add_qkv_bias);
   EXPECT_EQ(model.rotary_base, 10000);
   EXPECT_EQ(model.rope_scaling_factor, 1);
-  EXPECT_EQ(parse_config(llama().dump(), "c").token_ids.at("eos_token_id"), "[2,7]");
+  EXPECT_EQ(families::parse_config(llama().dump(), "c").token_ids.at("eos_token_id"), "[2,7]");
 }
 
 TEST(HuggingFaceConfig, TakesAnUntiedOutputAsTransformersDoesWhereNothingIsSaid) {
@@ -187,11 +187,14 @@ TEST(HuggingFaceConfig, RefusesSizesThatCannotBe) {
 
 TEST(HuggingFaceConfig, RefusesWhatIsNoJsonObject) {
   for (const std::string text : {"", "[]", "{", "{\"model_type\": \"gpt2\"} x", "{\"a\": 1, \"a\": 2}", "\xff"})
-    expect_refused([&] { parse_config(text, "config.json"); }, {"config.json"});
-  expect_refused([] { parse_config("{\"a\":" + std::string(1000, '[') + std::string(1000, ']') + "}", "config.json"); },
-                 {"nested"});
+    expect_refused([&] { families::parse_config(text, "config.json"); }, {"config.json"});
   expect_refused(
-      [] { parse_config(R"({"model_type": "llama", "rope_scaling": {"factor": 8, "factor": 2}})", "config.json"); },
+      [] { families::parse_config("{\"a\":" + std::string(1000, '[') + std::string(1000, ']') + "}", "config.json"); },
+      {"nested"});
+  expect_refused(
+      [] {
+        families::parse_config(R"({"model_type": "llama", "rope_scaling": {"factor": 8, "factor": 2}})", "config.json");
+      },
       {"config.json", "the key \"factor\" twice"});
 }
 
@@ -204,21 +207,21 @@ TEST(HuggingFaceConfig, WrittenAndReadAgainIsTheSame) {
   qwen2.update({{"model_type", "qwen2"}, {"architectures", {"Qwen2ForCausalLM"}}});
   biased.update({{"attention_bias", true}, {"mlp_bias", true}, {"tie_word_embeddings", false}, {"hidden_act", "gelu"}});
   for (const json& object : {gpt2(), llama(), scaled, qwen2, biased, t5()}) {
-    FolderConfig first = parse_config(object.dump(), "first");
-    const FolderConfig again = parse_config(config_json(first, "float32"), "again");
-    EXPECT_EQ(again.family, &family_of(first.model));
+    families::FolderConfig first = families::parse_config(object.dump(), "first");
+    const families::FolderConfig again = families::parse_config(families::config_json(first, "float32"), "again");
+    EXPECT_EQ(again.family, &families::family_of(first.model));
     // What a folder leaves open is written out.
     first.model.num_query_groups = again.model.num_query_groups;
     first.model.kv_channels = again.model.kv_channels;
-    EXPECT_EQ(config_json(again, "float32"), config_json(first, "float32"));
+    EXPECT_EQ(families::config_json(again, "float32"), families::config_json(first, "float32"));
     EXPECT_EQ(again.model.rope_scaling_factor, first.model.rope_scaling_factor);
     EXPECT_EQ(again.model.rotary_base, first.model.rotary_base);
     EXPECT_EQ(again.model.add_bias_linear, first.model.add_bias_linear);
     EXPECT_EQ(again.model.add_qkv_bias, first.model.add_qkv_bias);
     EXPECT_EQ(again.model.activation, first.model.activation);
     EXPECT_EQ(again.token_ids, first.token_ids);
-    EXPECT_EQ(shape_of(again.model).query_rows(), shape_of(first.model).query_rows());
-    EXPECT_EQ(shape_of(again.model).groups(), shape_of(first.model).groups());
+    EXPECT_EQ(families::shape_of(again.model).query_rows(), families::shape_of(first.model).query_rows());
+    EXPECT_EQ(families::shape_of(again.model).groups(), families::shape_of(first.model).groups());
   }
 }
 
@@ -228,14 +231,14 @@ TEST(HuggingFaceConfig, ReadsT5) {
   EXPECT_EQ(model.activation, "gelu_tanh");  // what transformers makes of gated-gelu
   EXPECT_TRUE(model.gated_linear_unit && model.untie_embeddings_and_output_weights);
   EXPECT_EQ(model.relative_attention_num_buckets, 32);
-  const plan::ModelShape shape = shape_of(model);
+  const plan::ModelShape shape = families::shape_of(model);
   EXPECT_EQ(shape.num_layers, 5);
   EXPECT_EQ(shape.encoder_layers, 2);
   EXPECT_EQ(shape.query_rows(), 96);
   json first = t5();
   for (const char* key : {"num_decoder_layers", "feed_forward_proj", "tie_word_embeddings"}) first.erase(key);
   EXPECT_EQ(model_of(first).activation, "relu");
-  EXPECT_EQ(shape_of(model_of(first)).num_layers, 4);
+  EXPECT_EQ(families::shape_of(model_of(first)).num_layers, 4);
   EXPECT_FALSE(model_of(first).untie_embeddings_and_output_weights);
   first["scale_decoder_outputs"] = false;  // which is how transformers 5 says that a head is not tied
   EXPECT_TRUE(model_of(first).untie_embeddings_and_output_weights);
@@ -275,21 +278,22 @@ json bert(const char* architecture) {
 }
 
 TEST(HuggingFaceConfig, ReadsTheHeadOfATask) {
-  FolderConfig folder = parse_config(bert("BertForSequenceClassification").dump(), "config.json");
+  families::FolderConfig folder = families::parse_config(bert("BertForSequenceClassification").dump(), "config.json");
   EXPECT_EQ(folder.model.head, "classes");
   EXPECT_EQ(folder.model.num_classes, 2);
   EXPECT_EQ(folder.labels, (std::vector<std::string>{"no", "yes"}));
-  EXPECT_EQ(shape_of(folder.model).head_rows(), 2);
+  EXPECT_EQ(families::shape_of(folder.model).head_rows(), 2);
   EXPECT_EQ(model_of(bert("BertForMultipleChoice")).head, "options");
   EXPECT_EQ(model_of(bert("BertForQuestionAnswering")).head, "span");
   EXPECT_EQ(model_of(bert("BertForPreTraining")).head, "tokens");
   for (const char* name : {"BertForSequenceClassification", "BertForMultipleChoice", "BertForQuestionAnswering"}) {
-    const std::string text = config_json(parse_config(bert(name).dump(), "first"), "float32");
+    const std::string text = families::config_json(families::parse_config(bert(name).dump(), "first"), "float32");
     EXPECT_EQ(json::parse(text)["architectures"], json({name}));
-    EXPECT_EQ(config_json(parse_config(text, "again"), "float32"), text);
+    EXPECT_EQ(families::config_json(families::parse_config(text, "again"), "float32"), text);
   }
   folder.labels.clear();
-  EXPECT_EQ(json::parse(config_json(folder, "float32"))["id2label"], json({{"0", "LABEL_0"}, {"1", "LABEL_1"}}));
+  EXPECT_EQ(json::parse(families::config_json(folder, "float32"))["id2label"],
+            json({{"0", "LABEL_0"}, {"1", "LABEL_1"}}));
   json unnamed = bert("BertForSequenceClassification");
   unnamed.erase("id2label");
   unnamed["num_labels"] = 3;
@@ -303,23 +307,24 @@ TEST(HuggingFaceConfig, ReadsTheClassesOfGpts) {
                    {"id2label", {{"0", "no"}, {"1", "maybe"}, {"2", "yes"}}},
                    {"eos_token_id", 5},
                    {"pad_token_id", 5}});
-    const FolderConfig folder = parse_config(object.dump(), "config.json");
+    const families::FolderConfig folder = families::parse_config(object.dump(), "config.json");
     EXPECT_EQ(folder.model.head, "classes") << name;
     EXPECT_EQ(folder.labels, (std::vector<std::string>{"no", "maybe", "yes"})) << name;
-    EXPECT_EQ(shape_of(folder.model).head_rows(), 3) << name;
-    EXPECT_EQ(&family_of(folder.model), folder.family) << name;
-    const json written = json::parse(config_json(folder, "float32"));
+    EXPECT_EQ(families::shape_of(folder.model).head_rows(), 3) << name;
+    EXPECT_EQ(&families::family_of(folder.model), folder.family) << name;
+    const json written = json::parse(families::config_json(folder, "float32"));
     EXPECT_EQ(written["architectures"], json({name}));
     EXPECT_EQ(written["id2label"], object["id2label"]) << name;
     EXPECT_TRUE(written["pad_token_id"].is_null()) << "the end that is read would be taken for padding, " << name;
     for (const int pad : {0, 3}) {
       object.update({{"eos_token_id", {2, 0}}, {"pad_token_id", pad}});
-      const json several = json::parse(config_json(parse_config(object.dump(), "config.json"), "float32"));
+      const json several =
+          json::parse(families::config_json(families::parse_config(object.dump(), "config.json"), "float32"));
       EXPECT_EQ(several["pad_token_id"], pad == 0 ? json() : json(3)) << name << ", which ends with either";
     }
     config::ModelConfig options = folder.model;
     options.head = "options";
-    expect_refused([&] { family_of(options); }, {"model.head options"});
+    expect_refused([&] { families::family_of(options); }, {"model.head options"});
   }
 }
 
@@ -337,13 +342,13 @@ TEST(HuggingFaceConfig, AHeadThatIsNotComputedHereIsRefused) {
 TEST(HuggingFaceConfig, AModelThatNoFolderCanHoldIsNotExported) {
   config::ModelConfig model = model_of(llama());
   model.rotary_interleaved = true;
-  expect_refused([&] { family_of(model); }, {"rotary_interleaved true"});
+  expect_refused([&] { families::family_of(model); }, {"rotary_interleaved true"});
   model = model_of(gpt2());
   model.normalization = "RMSNorm";
-  expect_refused([&] { family_of(model); }, {"RMSNorm"});
+  expect_refused([&] { families::family_of(model); }, {"RMSNorm"});
   model = model_of(t5());
   model.activation = "gelu";
-  expect_refused([&] { family_of(model); }, {"activation gelu"});
+  expect_refused([&] { families::family_of(model); }, {"activation gelu"});
 }
 
 }  // namespace

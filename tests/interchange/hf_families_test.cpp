@@ -1,8 +1,8 @@
 #include <nlohmann/json.hpp>
 #include <tuple>
 
-#include "megatron/interchange/hugging_face/hf_config.h"
-#include "megatron/interchange/hugging_face/hf_family.h"
+#include "megatron/families/hf_config.h"
+#include "megatron/families/hf_family.h"
 #include "megatron/plan/parameters/parameters.h"
 #include "tests/interchange/support.h"
 
@@ -75,7 +75,7 @@ json deepseek3(const json& more = json::object()) {
               more);
 }
 
-config::ModelConfig read(const json& object) { return parse_config(object.dump(), "config.json").model; }
+config::ModelConfig read(const json& object) { return families::parse_config(object.dump(), "config.json").model; }
 
 void expect_refused_by_name(json object, const std::string& field, const json& value) {
   object[field] = value;
@@ -135,12 +135,12 @@ TEST(HuggingFaceFamilies, AreWrittenAsTheyWereRead) {
   };
   for (const json& folder : folders) {
     SCOPED_TRACE(folder["model_type"].get<std::string>());
-    const FolderConfig first = parse_config(folder.dump(), "c");
-    EXPECT_EQ(find_family(first.model), first.family);
-    const std::string written = config_json(first, "float32");
-    const FolderConfig second = parse_config(written, "d");
+    const families::FolderConfig first = families::parse_config(folder.dump(), "c");
+    EXPECT_EQ(families::find_family(first.model), first.family);
+    const std::string written = families::config_json(first, "float32");
+    const families::FolderConfig second = families::parse_config(written, "d");
     EXPECT_EQ(second.family, first.family);
-    EXPECT_EQ(config_json(second, "float32"), written);
+    EXPECT_EQ(families::config_json(second, "float32"), written);
     EXPECT_TRUE(second.model == static_cast<const config::AttentionVariant&>(first.model));
     EXPECT_TRUE(second.model == static_cast<const config::LayerVariant&>(first.model));
     EXPECT_TRUE(second.model == static_cast<const config::LatentVariant&>(first.model));
@@ -254,8 +254,9 @@ TEST(HuggingFaceFamilies, TakeARopeScalingInPlaceOfRopeParameters) {
   EXPECT_EQ(neox.rotary_base, 2e4);
   EXPECT_EQ(neox.rotary_percent, 0.5);
   // What is exported has both.
-  FolderConfig folder = parse_config(with(five, {{"rope_scaling", yarn()}, {"rope_theta", 3e5}}).dump(), "c");
-  const auto again = parse_config(config_json(folder, "float32"), "d").model;
+  families::FolderConfig folder =
+      families::parse_config(with(five, {{"rope_scaling", yarn()}, {"rope_theta", 3e5}}).dump(), "c");
+  const auto again = families::parse_config(families::config_json(folder, "float32"), "d").model;
   EXPECT_EQ(again.rope_scaling_factor, 2);
   EXPECT_EQ(again.rotary_base, 3e5);
 }
@@ -291,7 +292,7 @@ TEST(HuggingFaceFamilies, WithWindowsSayHowLongTheyAre) {
     expect_refused_by_name(folder, "sliding_window", nullptr);
     json without = with(folder, {{"sliding_window", nullptr}, {"layer_types", full}});
     EXPECT_EQ(read(without).sliding_window, 0) << folder["model_type"];
-    const json written = json::parse(config_json(parse_config(without.dump(), "c"), "float32"));
+    const json written = json::parse(families::config_json(families::parse_config(without.dump(), "c"), "float32"));
     if (written["model_type"] != "olmo2") {
       EXPECT_TRUE(written["sliding_window"].is_number()) << written["model_type"];
       EXPECT_EQ(written["layer_types"], full);
@@ -350,18 +351,18 @@ TEST(HuggingFaceFamilies, HoldNoModelWithAnOptionThatTheyCannotSay) {
   const json grouped = {{"num_key_value_heads", 2}, {"head_dim", 16}};
   for (const json& folder : {with(sizes("qwen3", "Qwen3"), grouped), with(sizes("mistral", "Mistral"), grouped)}) {
     auto model = read(folder);
-    ASSERT_NE(find_family(model), nullptr);
+    ASSERT_NE(families::find_family(model), nullptr);
     model.no_rope_freq = 2;
-    EXPECT_EQ(find_family(model), nullptr) << folder["model_type"];
+    EXPECT_EQ(families::find_family(model), nullptr) << folder["model_type"];
   }
   auto third = read(with(gemma3(), {{"rope_scaling", {{"rope_type", "linear"}, {"factor", 8.0}}}}));
-  ASSERT_NE(find_family(third), nullptr);
+  ASSERT_NE(families::find_family(third), nullptr);
   third.rotary_base_local = 0;  // then its windows are stretched too
-  EXPECT_EQ(find_family(third), nullptr);
+  EXPECT_EQ(families::find_family(third), nullptr);
   auto capped = read(gemma3());
-  ASSERT_NE(find_family(capped), nullptr);
+  ASSERT_NE(families::find_family(capped), nullptr);
   capped.attn_logit_softcapping = 30;
-  EXPECT_EQ(find_family(capped), nullptr);
+  EXPECT_EQ(families::find_family(capped), nullptr);
 }
 
 TEST(HuggingFaceFamilies, RefuseWhatIsNotComputedByName) {
@@ -490,8 +491,9 @@ TEST(HuggingFaceFamilies, OfDeepSeekAreRefusedByNameWhereTheyComputeSomethingEls
 
 TEST(HuggingFaceFamilies, OfDeepSeekNameAllParametersOnce) {
   for (const json& folder : {deepseek2(), deepseek3()}) {
-    const plan::ModelShape shape = shape_of(read(folder));
-    const Mapping table = hf_family("deepseek").table(shape, [](const std::string&) { return true; });
+    const plan::ModelShape shape = families::shape_of(read(folder));
+    const families::Mapping table =
+        families::hf_family("deepseek").table(shape, [](const std::string&) { return true; });
     const auto specs = plan::model_parameters(shape, 1, 0);
     EXPECT_EQ(table.size(), specs.size());
     for (const plan::ParameterSpec& spec : specs) {
@@ -499,7 +501,7 @@ TEST(HuggingFaceFamilies, OfDeepSeekNameAllParametersOnce) {
       EXPECT_EQ(table.at(spec.name).shape, spec.shape) << spec.name;
     }
   }
-  const FolderConfig config = parse_config(deepseek3().dump(), "c");
+  const families::FolderConfig config = families::parse_config(deepseek3().dump(), "c");
   const auto unread = [&](const char* name) { return config.family->needs_no_reading(config, name); };
   EXPECT_TRUE(unread("model.layers.4.self_attn.q_a_proj.weight")) << "of a layer that predicts further tokens";
   EXPECT_FALSE(unread("model.layers.3.self_attn.q_a_proj.weight"));

@@ -12,11 +12,12 @@
 #include "megatron/checkpoint/files/folder.h"
 #include "megatron/checkpoint/files/manifest.h"
 #include "megatron/checkpoint/model_state.h"
+#include "megatron/families/hf_family.h"
 #include "megatron/interchange/formats.h"
 #include "megatron/interchange/hugging_face/companions.h"
-#include "megatron/interchange/hugging_face/hf_family.h"
 #include "megatron/interchange/hugging_face/hugging_face.h"
 #include "megatron/interchange/weights.h"
+#include "megatron/recipe/forward.h"
 #include "tests/interchange/support.h"
 #include "tests/testing/folders.h"
 
@@ -215,9 +216,10 @@ TEST(Adapters, OfPeftAreOfTheMatricesOfTheirBasesFamily) {
   if (llama.empty()) GTEST_SKIP() << "tiny_llama is not there";
   const TemporaryFolder place;
   const fs::path base = place.path() / "base", adapter = place.path() / "adapter", whole = place.path() / "whole";
-  FolderConfig phi = export_config(llama);  // whose network a Phi-3 can be too: the same matrices, some of them fused
+  families::FolderConfig phi =
+      export_config(llama);  // whose network a Phi-3 can be too: the same matrices, some of them fused
   phi.model.rope_scaling_factor = 1;
-  phi.family = &hf_family("phi3");
+  phi.family = &families::hf_family("phi3");
   export_hugging_face(*open_weights(llama), phi, base, {});
   const auto merged = write_adapter(base, {"qkv_proj", "o_proj", "gate_up_proj", "down_proj"}, adapter);
   export_hugging_face(*open_weights(adapter), export_config(adapter), whole, {});
@@ -225,7 +227,7 @@ TEST(Adapters, OfPeftAreOfTheMatricesOfTheirBasesFamily) {
   EXPECT_EQ(got.size(), merged.size());
   for (const auto& [name, tensor] : merged) EXPECT_NEAR_TENSOR(got.at(name), tensor, 1e-5) << name;
   const auto peft = std::ranges::find_if(weight_formats(), [](const WeightFormat& format) {
-    return std::string_view(format.words.name) == kPeftWords.name;
+    return std::string_view(format.words.name) == families::kPeftWords.name;
   });
   expect_refused([&] { peft->write(*open_weights(adapter), export_config(adapter), place.path() / "back", {}); },
                  {"PEFT has one adapter for all of", "qkv_proj"});
@@ -273,8 +275,10 @@ TEST(Import, ABertIsNoModelThatWrites) {
   TemporaryFolder place;
   import_weights(bert, place.path() / "ours", {});
   for (const fs::path& folder : {bert, place.path() / "ours"})
-    expect_refused([&] { check_writes(folder, "generate", Writes::TextsOrAnswers); }, {"generate", "BERT"});
-  EXPECT_NO_THROW(check_writes(llama, "generate", Writes::Texts));
+    expect_refused(
+        [&] { recipe::check_writes(model_config_of(folder), folder, "generate", recipe::Writes::TextsOrAnswers); },
+        {"generate", "BERT"});
+  EXPECT_NO_THROW(recipe::check_writes(model_config_of(llama), llama, "generate", recipe::Writes::Texts));
 }
 
 TEST(Import, AT5AnswersBetweenTheTokensOfItsFolderOrOfTheSamplesThatItLearned) {
@@ -287,8 +291,9 @@ TEST(Import, AT5AnswersBetweenTheTokensOfItsFolderOrOfTheSamplesThatItLearned) {
   import_weights(theirs.folder(), ours, {});
   const auto tokenizer = text::Tokenizer::load(companion_folder(ours));
   for (const fs::path& folder : {theirs.folder(), ours}) {
-    EXPECT_NO_THROW(check_writes(folder, "generate", Writes::TextsOrAnswers));
-    expect_refused([&] { check_writes(folder, "eval", Writes::Texts); }, {"eval", "T5"});
+    EXPECT_NO_THROW(recipe::check_writes(model_config_of(folder), folder, "generate", recipe::Writes::TextsOrAnswers));
+    expect_refused([&] { recipe::check_writes(model_config_of(folder), folder, "eval", recipe::Writes::Texts); },
+                   {"eval", "T5"});
     const AnswerFrame frame = answer_frame(folder, tokenizer);
     EXPECT_EQ(frame.start, 2);
     EXPECT_EQ(frame.ends, (std::vector<std::int64_t>{4, 1}));

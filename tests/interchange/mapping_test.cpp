@@ -1,4 +1,4 @@
-#include "megatron/interchange/mapping.h"
+#include "megatron/families/mapping.h"
 
 #include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
@@ -8,7 +8,7 @@
 #include <numeric>
 
 #include "megatron/base/error.h"
-#include "megatron/interchange/hugging_face/hf_family.h"
+#include "megatron/families/hf_family.h"
 #include "megatron/interchange/mapped_source.h"
 #include "tests/interchange/in_memory.h"
 #include "tests/interchange/support.h"
@@ -74,21 +74,21 @@ plan::ModelShape with_classes(plan::ModelShape shape) {
 }
 
 /// Of weights with all the parts that the family can have.
-Mapping table_of(const char* family, const plan::ModelShape& shape) {
-  return hf_family(family).written_table(shape, [](const std::string&) { return true; });
+families::Mapping table_of(const char* family, const plan::ModelShape& shape) {
+  return families::hf_family(family).written_table(shape, [](const std::string&) { return true; });
 }
 
 /// With the head of a task alone.
-Mapping task_table(const plan::ModelShape& shape) {
-  return hf_family("bert").written_table(shape, [&](const std::string& name) {
+families::Mapping task_table(const plan::ModelShape& shape) {
+  return families::hf_family("bert").written_table(shape, [&](const std::string& name) {
     return name == "pooler.dense.weight" && shape.task_head != plan::Head::Span;
   });
 }
 
-std::vector<Mapping> all_tables() {
-  std::vector<Mapping> tables = {table_of("gpt2", kGpt2), table_of("llama", llama()),
-                                 table_of("bert", pretrained_bert()), table_of("t5", t5(false)),
-                                 table_of("t5", t5(true))};
+std::vector<families::Mapping> all_tables() {
+  std::vector<families::Mapping> tables = {table_of("gpt2", kGpt2), table_of("llama", llama()),
+                                           table_of("bert", pretrained_bert()), table_of("t5", t5(false)),
+                                           table_of("t5", t5(true))};
   for (const plan::Head head : {plan::Head::Classes, plan::Head::Options, plan::Head::Span})
     tables.push_back(task_table(bert(head)));
   return tables;
@@ -99,10 +99,10 @@ std::int64_t elements(const std::vector<std::int64_t>& shape) {
 }
 
 /// How often each element of a target is written.
-std::vector<int> coverage(const MappedTensor& tensor) {
+std::vector<int> coverage(const families::MappedTensor& tensor) {
   std::vector<int> counts(static_cast<std::size_t>(elements(tensor.shape)), 0);
   const std::int64_t columns = tensor.shape.size() > 1 ? tensor.shape[1] : 1;
-  for (const MappedSlice& piece : tensor.pieces)
+  for (const families::MappedSlice& piece : tensor.pieces)
     for (std::int64_t row = 0; row < piece.shape[0]; ++row)
       for (std::int64_t column = 0; column < (piece.shape.size() > 1 ? piece.shape[1] : 1); ++column)
         ++counts.at(
@@ -111,22 +111,22 @@ std::vector<int> coverage(const MappedTensor& tensor) {
 }
 
 TEST(Mapping, HoldsEveryElementOnceInBothDirections) {
-  for (const Mapping& table : all_tables())
-    for (const Mapping& direction : {table, inverted(table)})
+  for (const families::Mapping& table : all_tables())
+    for (const families::Mapping& direction : {table, families::inverted(table)})
       for (const auto& [name, tensor] : direction)
         for (const int count : coverage(tensor)) ASSERT_EQ(count, 1) << name;
 }
 
 TEST(Mapping, TwiceInvertedIsItself) {
-  for (const Mapping& table : all_tables()) {
-    const Mapping again = inverted(inverted(table));
+  for (const families::Mapping& table : all_tables()) {
+    const families::Mapping again = families::inverted(families::inverted(table));
     ASSERT_EQ(again.size(), table.size());
     for (const auto& [name, tensor] : table) {
       EXPECT_EQ(again.at(name).shape, tensor.shape) << name;
-      std::map<std::vector<std::int64_t>, MappedSlice> pieces;  // by place: the order may differ
-      for (const MappedSlice& piece : again.at(name).pieces) pieces[piece.to] = piece;
+      std::map<std::vector<std::int64_t>, families::MappedSlice> pieces;  // by place: the order may differ
+      for (const families::MappedSlice& piece : again.at(name).pieces) pieces[piece.to] = piece;
       ASSERT_EQ(pieces.size(), tensor.pieces.size());
-      for (const MappedSlice& piece : tensor.pieces) {
+      for (const families::MappedSlice& piece : tensor.pieces) {
         EXPECT_EQ(pieces.at(piece.to).source, piece.source);
         EXPECT_EQ(pieces.at(piece.to).from, piece.from);
         EXPECT_EQ(pieces.at(piece.to).shape, piece.shape);
@@ -202,14 +202,15 @@ TEST(Mapping, FollowsLayersThatDiffer) {
       }
       const bool experts =
           std::ranges::any_of(shape.layers, [](const plan::LayerSpec& layer) { return layer.experts() != nullptr; });
-      const Mapping table = table_of(experts ? "experts" : family.name, shape), theirs = inverted(table);
+      const families::Mapping table = table_of(experts ? "experts" : family.name, shape),
+                              theirs = families::inverted(table);
       const auto specs = plan::model_parameters(shape, 1, 0);
       EXPECT_LE(specs.size(), table.size()) << "the table of a BERT has heads that the shape may lack";
       for (const auto& spec : specs) {
         ASSERT_TRUE(table.contains(spec.name)) << spec.name;
         EXPECT_EQ(table.at(spec.name).shape, spec.shape) << spec.name;
       }
-      for (const Mapping& each : {table, theirs})
+      for (const families::Mapping& each : {table, theirs})
         for (const auto& [name, tensor] : each)
           for (const int count : coverage(tensor)) ASSERT_EQ(count, 1) << name;
     }
@@ -230,10 +231,10 @@ TEST(Mapping, RowsOfAGroupAreItsQueriesThenItsKeyThenItsValue) {
 TEST(MappedSource, RefusesPartsInTwoDtypesWithWhatMendsThem) {
   const auto raw = std::make_shared<const InMemory>(
       std::map<std::string, at::Tensor>{{"gate", at::zeros({2, 3})}, {"up", at::zeros({2, 3}, at::kHalf)}});
-  const Mapping both = {{"fc1",
-                         {.shape = {4, 3},
-                          .pieces = {{.source = "gate", .to = {0, 0}, .from = {0, 0}, .shape = {2, 3}},
-                                     {.source = "up", .to = {2, 0}, .from = {0, 0}, .shape = {2, 3}}}}}};
+  const families::Mapping both = {{"fc1",
+                                   {.shape = {4, 3},
+                                    .pieces = {{.source = "gate", .to = {0, 0}, .from = {0, 0}, .shape = {2, 3}},
+                                               {.source = "up", .to = {2, 0}, .from = {0, 0}, .shape = {2, 3}}}}}};
   expect_refused([&] { MappedSource(raw, both); }, {"must have one dtype", "up: F16", "save_pretrained"});
 }
 

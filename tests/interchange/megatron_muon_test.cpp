@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "megatron/config/optimizers.h"
+#include "megatron/families/hf_config.h"
 #include "megatron/interchange/formats.h"
-#include "megatron/interchange/hugging_face/hf_config.h"
 #include "megatron/interchange/megatron_lm/dist/common_file.h"
 #include "megatron/interchange/megatron_lm/pickle_writer.h"
 #include "megatron/interchange/training_state.h"
@@ -58,7 +58,7 @@ struct MuonRun {
     run.optimizer.muon_momentum = 0.75;
     state.iteration = kSteps;
     state.consumed_samples = state.schedule_samples = kSteps * run.train.global_batch_size;
-    specs = plan::model_parameters(shape_of(run.model), 1, 0);
+    specs = plan::model_parameters(families::shape_of(run.model), 1, 0);
     for (const plan::ParameterSpec& spec : specs) {
       tensors[spec.name] = at::randn(spec.shape);
       for (const std::string& kind : kinds_of(spec)) tensors[state_name(kind, spec.name)] = at::randn(spec.shape);
@@ -127,7 +127,7 @@ struct MuonRun {
     const fs::path place = folder.path() / "iter_0000003/mp_rank_00";
     fs::create_directories(place);
     const config::ModelConfig& model = state.recipe.model;
-    file.write(place / "model_optim_rng.pt", common_pickle(model, shape_of(model).vocab, "float32", &state));
+    file.write(place / "model_optim_rng.pt", common_pickle(model, families::shape_of(model).vocab, "float32", &state));
     write_file(folder.path() / "latest_checkpointed_iteration.txt", "3");
   }
 };

@@ -6,7 +6,7 @@
 #include "megatron/config/run_config.h"
 #include "megatron/config/unused_options.h"
 #include "megatron/config/value.h"
-#include "megatron/interchange/hugging_face/hf_config.h"
+#include "megatron/families/hf_config.h"
 #include "megatron/interchange/weights.h"
 #include "megatron/plan/parameters/parameters.h"
 #include "tests/interchange/support.h"
@@ -113,7 +113,7 @@ void perturb(const config::Field& option) {
 
 std::map<std::string, std::vector<std::int64_t>> parameters_of(const ModelConfig& model) {
   std::map<std::string, std::vector<std::int64_t>> parameters;
-  for (const plan::ParameterSpec& spec : plan::model_parameters(shape_of(model), 1, 0))
+  for (const plan::ParameterSpec& spec : plan::model_parameters(families::shape_of(model), 1, 0))
     parameters[spec.name] = spec.shape;
   return parameters;
 }

@@ -4,8 +4,8 @@
 
 #include <functional>
 
+#include "megatron/families/hf_config.h"
 #include "megatron/interchange/formats.h"
-#include "megatron/interchange/hugging_face/hf_config.h"
 #include "megatron/interchange/import.h"
 #include "megatron/interchange/megatron_lm/dist/torch_dist_write.h"
 #include "megatron/interchange/training_state.h"
@@ -62,7 +62,7 @@ struct Trained {
     state.optimizer = run.optimizer.name;
     state.recipe = run;
     state.kinds = config::state_names(run.optimizer);
-    for (const plan::ParameterSpec& spec : plan::model_parameters(shape_of(run.model), 1, 0)) {
+    for (const plan::ParameterSpec& spec : plan::model_parameters(families::shape_of(run.model), 1, 0)) {
       weights[spec.name] = tensors[spec.name] = at::randn(spec.shape);
       for (const std::string& kind :
            config::optimizer_info(run.optimizer.name).state(run.optimizer, spec.is_layer_matrix()))
@@ -76,7 +76,7 @@ struct Trained {
     write_torch_dist(InMemory(weights), config, folder, options);
   }
 
-  FolderConfig config;
+  families::FolderConfig config;
   TrainingState state;
   std::map<std::string, at::Tensor> weights, tensors;
 };

@@ -7,7 +7,7 @@
 
 namespace megatron::train {
 
-/// Families of dense models by what their layers have (models/gpt/interchange/), small.
+/// Families of dense models by what their layers have (models/gpt/families/), small.
 struct DenseFamily {
   const char* name;
   int groups;  ///< key and value heads

@@ -7,7 +7,7 @@
 #include "megatron/base/files/file.h"
 #include "megatron/checkpoint/weights.h"
 #include "megatron/comm/threads/local_backend.h"
-#include "megatron/interchange/hugging_face/hf_family.h"
+#include "megatron/families/hf_family.h"
 #include "megatron/interchange/hugging_face/hugging_face.h"
 #include "megatron/model/options.h"
 #include "megatron/model/transformer_stage.h"
@@ -112,7 +112,7 @@ TEST_P(BertGolden, IsMegatronCoresBert) {
 }
 
 /// Where one of their tensors lies in ours, and what it is there.
-at::Tensor piece_of(const at::Tensor& ours, const interchange::MappedSlice& piece) {
+at::Tensor piece_of(const at::Tensor& ours, const families::MappedSlice& piece) {
   auto part = ours;
   for (std::size_t d = 0; d < piece.shape.size(); ++d)
     part = part.narrow(static_cast<std::int64_t>(d), piece.to[d], piece.shape[d]);
@@ -181,15 +181,15 @@ TEST(BertGoldenFolder, IsTheBertOfTransformers) {
   std::set<std::string> compared;
   std::size_t in_full = 0;
   const auto all = [](const std::string&) { return true; };
-  for (const auto& [name, tensor] : interchange::hf_family("bert").written_table(run.shape, all)) {
+  for (const auto& [name, tensor] : families::hf_family("bert").written_table(run.shape, all)) {
     const auto gradient = store.get(name)->grad / losses.tokens;
     std::map<std::string, double> squares;
-    for (const interchange::MappedSlice& piece : tensor.pieces) {
+    for (const families::MappedSlice& piece : tensor.pieces) {
       const auto part = piece_of(gradient, piece);
       squares[piece.source] += std::pow(part.norm().item<double>(), 2);
       const auto whole = expected.find("grad." + piece.source);
       if (whole == expected.end()) continue;
-      interchange::MappedSlice there = piece;
+      families::MappedSlice there = piece;
       there.to = piece.from;
       expect_close(part, piece_of(whole->second, there), piece.source);
       in_full += compared.contains("grad." + piece.source) ? 0 : 1;

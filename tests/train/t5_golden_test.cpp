@@ -7,7 +7,7 @@
 
 #include "megatron/checkpoint/weights.h"
 #include "megatron/comm/threads/local_backend.h"
-#include "megatron/interchange/hugging_face/hf_family.h"
+#include "megatron/families/hf_family.h"
 #include "megatron/interchange/hugging_face/hugging_face.h"
 #include "megatron/model/options.h"
 #include "megatron/model/transformer_stage.h"
@@ -91,8 +91,8 @@ void expect_gradients(const Tensors& ours, const plan::ModelShape& shape, const 
   const auto norms = nlohmann::json::parse(file)["grad_norm_by_parameter"];
   std::map<std::string, double> squares;
   std::size_t in_full = 0;
-  for (const auto& [name, tensor] : interchange::hf_family("t5").written_table(shape, {})) {
-    for (const interchange::MappedSlice& piece : tensor.pieces) {
+  for (const auto& [name, tensor] : families::hf_family("t5").written_table(shape, {})) {
+    for (const families::MappedSlice& piece : tensor.pieces) {
       const auto part = box(ours.at(name), piece.to, piece.shape);
       squares[piece.source] += std::pow(part.norm().item<double>(), 2);
       const auto whole = expected.find("grad." + piece.source);

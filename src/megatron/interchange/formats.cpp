@@ -70,7 +70,8 @@ std::optional<TrainingState> training_state_of(const fs::path& folder, bool with
 
 const WeightFormat& format_of(const fs::path& folder) {
   if (const WeightFormat* format = find_format(folder)) return *format;
-  throw ConfigError(fs::exists(folder) ? no_weights(folder, another_folder(folder)) : no_weights(folder));
+  throw ConfigError(fs::exists(folder) ? families::no_weights(folder, another_folder(folder))
+                                       : families::no_weights(folder));
 }
 
 }  // namespace megatron::interchange

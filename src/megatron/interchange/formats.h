@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "megatron/checkpoint/weights.h"
-#include "megatron/interchange/format_words.h"
-#include "megatron/interchange/hugging_face/hf_config.h"
+#include "megatron/families/format_words.h"
+#include "megatron/families/hf_config.h"
 #include "megatron/interchange/training_state.h"
 
 namespace megatron::interchange {
@@ -32,12 +32,12 @@ struct ExportOptions {
 /// lists formats in --help and messages goes through this table: a new format is a file with such a row, its words in
 /// format_words.h, and a line in formats.cpp.
 struct WeightFormat {
-  FormatWords words;
+  families::FormatWords words;
 
   // Reading. All are null for a format that is only written. Each throws ConfigError that names file and field.
   bool (*detect)(const std::filesystem::path& folder) = nullptr;
-  config::ModelConfig (*model)(const std::filesystem::path& folder) = nullptr;  ///< as model_config_of()
-  FolderConfig (*config)(const std::filesystem::path& folder) = nullptr;        ///< as export_config()
+  config::ModelConfig (*model)(const std::filesystem::path& folder) = nullptr;      ///< as model_config_of()
+  families::FolderConfig (*config)(const std::filesystem::path& folder) = nullptr;  ///< as export_config()
   std::unique_ptr<checkpoint::WeightSource> (*weights)(const std::filesystem::path& folder) = nullptr;
   /// Where the run stood that saved the folder, with the optimizer's state or without; nothing where it holds weights
   /// alone. Null: so does every folder.
@@ -54,10 +54,10 @@ struct WeightFormat {
 
   // Writing: null for a format that is only read.
   /// Whether it holds the depths of multi-token prediction of such a model. Null: of none.
-  bool (*holds_depths)(const FolderConfig& config) = nullptr;
+  bool (*holds_depths)(const families::FolderConfig& config) = nullptr;
   /// Writes `weights` of the model `config`; `output` appears whole or not at all. Throws ConfigError, before anything
   /// is written, for a model that the format cannot hold.
-  void (*write)(const checkpoint::WeightSource& weights, const FolderConfig& config,
+  void (*write)(const checkpoint::WeightSource& weights, const families::FolderConfig& config,
                 const std::filesystem::path& output, const ExportOptions& options) = nullptr;
 };
 

@@ -24,12 +24,12 @@
 #include "megatron/base/error.h"
 #include "megatron/base/files/file.h"
 #include "megatron/base/files/gguf.h"
+#include "megatron/families/hf_family.h"
+#include "megatron/families/json.h"
 #include "megatron/interchange/formats.h"
 #include "megatron/interchange/gguf_blocks.h"
 #include "megatron/interchange/gguf_read.h"
 #include "megatron/interchange/hugging_face/companions.h"
-#include "megatron/interchange/hugging_face/hf_family.h"
-#include "megatron/interchange/hugging_face/json.h"
 #include "megatron/interchange/mapped_source.h"
 #include "megatron/kernels/quantized/blocks.h"
 #include "megatron/text/characters/byte_level.h"
@@ -241,8 +241,9 @@ std::string text_of_template(const fs::path& folder, const json& config) {
 /// tokenizer_config.json names tokens; ids of generation_config.json and config.json stand where it names none.
 Conventions conventions_of(const fs::path& folder, const text::Tokenizer& tokenizer, const TokenIds& known) {
   const fs::path file = folder / "tokenizer_config.json";
-  const json config =
-      fs::is_regular_file(file) ? parse_json_object(read_file(file, kMaxConfigBytes), file.string()) : json::object();
+  const json config = fs::is_regular_file(file)
+                          ? families::parse_json_object(read_file(file, kMaxConfigBytes), file.string())
+                          : json::object();
   Conventions result;
   TokenIds ids = read_token_ids(folder);
   ids.insert(known.begin(), known.end());
@@ -336,7 +337,7 @@ std::string architecture_of(const config::ModelConfig& model) {
 /// Throws ConfigError for a scaling of Llama 3's that could not be read again of its factors, all that a file has.
 void check_scaling(const config::ModelConfig& model) {
   if (model.rope_scaling_factor == 1 ||
-      find_llama3_scaling(rope_factors(model, shape_of(model).head()), model.rotary_base, 1e-6))
+      find_llama3_scaling(rope_factors(model, families::shape_of(model).head()), model.rotary_base, 1e-6))
     return;
   throw ConfigError(rule_got_fix(
       "export: a GGUF file has Llama 3's scaling as factors, of which low_freq_factor 1 and high_freq_factor 4 alone "
@@ -348,10 +349,10 @@ void check_scaling(const config::ModelConfig& model) {
 }
 
 /// Throws ConfigError for a model that no architecture of llama.cpp known here computes.
-void check_model(const FolderConfig& config) {
+void check_model(const families::FolderConfig& config) {
   const config::ModelConfig& model = config.model;
   const bool scaled = model.rope_scaling_factor != 1;
-  if (config.family == &hf_family("llama") && model.head == "tokens" && model.activation == "silu" &&
+  if (config.family == &families::hf_family("llama") && model.head == "tokens" && model.activation == "silu" &&
       !(scaled && architecture_of(model) == "qwen2") && !(scaled && model.rope_scaling_type != "llama3") &&
       model == config::LayerVariant{} && model == config::AttentionVariant{.add_qkv_bias = model.add_qkv_bias})
     return check_scaling(model);
@@ -365,9 +366,9 @@ void check_model(const FolderConfig& config) {
       kOtherFormat));
 }
 
-void add_network(Metadata& metadata, const FolderConfig& config, const std::string& name, Type type) {
+void add_network(Metadata& metadata, const families::FolderConfig& config, const std::string& name, Type type) {
   const config::ModelConfig& model = config.model;
-  const plan::ModelShape shape = shape_of(model);
+  const plan::ModelShape shape = families::shape_of(model);
   const std::string architecture = architecture_of(model);
   const auto size = [&](const char* key, std::int64_t value) {
     metadata.add(architecture + "." + key, static_cast<std::uint32_t>(value));
@@ -446,14 +447,14 @@ std::vector<Tensor> tensors_of(const MappedSource& theirs, const config::ModelCo
                        .head = head});
   };
   if (llama && model.rope_scaling_factor != 1) {
-    const std::vector<float> factors = rope_factors(model, shape_of(model).head());
+    const std::vector<float> factors = rope_factors(model, families::shape_of(model).head());
     tensors.push_back({.name = "rope_freqs.weight",
                        .source = "",
                        .shape = {static_cast<std::int64_t>(factors.size())},
                        .values = factors});
   }
   add("token_embd.weight", "model.embed_tokens.weight");
-  const std::int64_t head = shape_of(model).head();
+  const std::int64_t head = families::shape_of(model).head();
   for (std::int64_t layer = 0; layer < model.num_layers; ++layer)
     for (const auto& [ours, hugging_face] : kGgufLayer)
       for (const char* part : {".weight", ".bias"}) {
@@ -526,21 +527,22 @@ std::uint64_t padded(std::uint64_t bytes) { return (bytes + kAlignment - 1) / kA
 void pad(AtomicFile& file) { file.write(std::string(padded(file.size()) - file.size(), '\0')); }
 
 Type type_of(const std::string& dtype, const checkpoint::WeightSource& weights) {
-  for (const auto& [name, type] : kBlockTypes)
+  for (const auto& [name, type] : families::kBlockTypes)
     if (dtype == name) return type;
-  if (dtype == kBlocksOf256.first) return kBlocksOf256.second;
+  if (dtype == families::kBlocksOf256.first) return families::kBlocksOf256.second;
   const std::string stored = weights.dtype("embedding.word_embeddings.weight");
   if (dtype == "float16" || (dtype.empty() && stored == "F16")) return Type::F16;
   if (dtype == "bfloat16" || (dtype.empty() && stored == "BF16")) return Type::BF16;
   return Type::F32;
 }
 
-void write_gguf(const checkpoint::WeightSource& weights, const FolderConfig& config, const fs::path& path,
+void write_gguf(const checkpoint::WeightSource& weights, const families::FolderConfig& config, const fs::path& path,
                 const ExportOptions& options) {
   check_model(config);
   if (fs::exists(path))
     throw ConfigError(rule_got_fix(concat(path.string(), ": must not exist."), "it is there", "name another --output"));
-  const MappedSource theirs = all_under(weights, inverted(config.family->written_table(shape_of(config.model), {})));
+  const MappedSource theirs =
+      all_under(weights, families::inverted(config.family->written_table(families::shape_of(config.model), {})));
   const Type type = type_of(options.dtype, weights);
   const std::vector<Tensor> tensors = tensors_of(theirs, config.model, type);
   Metadata metadata;
@@ -574,7 +576,7 @@ void write_gguf(const checkpoint::WeightSource& weights, const FolderConfig& con
 }  // namespace
 
 WeightFormat gguf_format() {
-  return {.words = kGgufWords,
+  return {.words = families::kGgufWords,
           .detect = is_gguf,
           .model = [](const fs::path& file) { return read_gguf_config(file).model; },
           .config = read_gguf_config,

@@ -21,8 +21,8 @@
 #include "megatron/base/files/file.h"
 #include "megatron/base/text/json.h"
 #include "megatron/base/text/printable.h"
+#include "megatron/families/hf_family.h"
 #include "megatron/interchange/gguf_blocks.h"
-#include "megatron/interchange/hugging_face/hf_family.h"
 #include "megatron/interchange/mapped_source.h"
 #include "megatron/text/files/gguf_tokenizer.h"
 #include "megatron/text/tokenizer.h"
@@ -135,7 +135,7 @@ double largest_difference(const std::vector<float>& a, std::span<const float> b)
 std::vector<std::int64_t> lengths_to_try(std::span<const float> factors, double base, double most) {
   constexpr int kTold = 4;  // one would do
   std::vector<std::int64_t> lengths;
-  for (std::int64_t power = 1; power <= kMaxPositions; power *= 2) lengths.push_back(power);
+  for (std::int64_t power = 1; power <= families::kMaxPositions; power *= 2) lengths.push_back(power);
   double least = 0;
   int told = 0;
   for (std::size_t i = 0; i < factors.size(); ++i) {
@@ -144,10 +144,10 @@ std::vector<std::int64_t> lengths_to_try(std::span<const float> factors, double 
     const double kept = (1 / factors[i] - 1 / most) / (1 - 1 / most);
     if (kept >= 1) least = std::ceil(period * kHighTurns);
     const double length = std::round(period * (kLowTurns + kept * (kHighTurns - kLowTurns)));
-    if (kept > 0 && kept < 1 && length >= 1 && length <= kMaxPositions && ++told <= kTold)
+    if (kept > 0 && kept < 1 && length >= 1 && length <= families::kMaxPositions && ++told <= kTold)
       lengths.push_back(static_cast<std::int64_t>(length));
   }
-  if (least >= 1 && least <= kMaxPositions) lengths.push_back(static_cast<std::int64_t>(least));
+  if (least >= 1 && least <= families::kMaxPositions) lengths.push_back(static_cast<std::int64_t>(least));
   return lengths;
 }
 
@@ -346,8 +346,8 @@ void GgufSource::read(const std::string& name, const checkpoint::Box& box, const
   }
 }
 
-FolderConfig config_from(const OpenGguf& gguf) {
-  return parse_config(gguf_config_json(gguf.file, gguf.mapped.text()), gguf.file.name());
+families::FolderConfig config_from(const OpenGguf& gguf) {
+  return families::parse_config(gguf_config_json(gguf.file, gguf.mapped.text()), gguf.file.name());
 }
 
 }  // namespace
@@ -381,19 +381,20 @@ std::string gguf_config_json(const fs::path& path) {
   return gguf_config_json(gguf.file, gguf.mapped.text());
 }
 
-FolderConfig read_gguf_config(const fs::path& path) { return config_from(OpenGguf(path)); }
+families::FolderConfig read_gguf_config(const fs::path& path) { return config_from(OpenGguf(path)); }
 
 std::unique_ptr<checkpoint::WeightSource> open_gguf(const fs::path& path) {
   auto gguf = std::make_shared<const OpenGguf>(path);
-  const FolderConfig config = config_from(*gguf);
-  const plan::ModelShape shape = shape_of(config.model);
+  const families::FolderConfig config = config_from(*gguf);
+  const plan::ModelShape shape = families::shape_of(config.model);
   if (shape.num_layers > static_cast<std::int64_t>(gguf->file.tensors().size()))
     throw ConfigError(rule_got_fix(concat(path.string(), ": must hold the tensors of ", shape.num_layers, " layers."),
                                    concat(gguf->file.tensors().size(), " tensors")));
   const bool llama = *gguf->file.find<std::string_view>("general.architecture") == "llama";
   auto raw = std::make_shared<GgufSource>(std::move(gguf), llama ? shape.head() : 0);
-  Mapping mapping = config.family->table(shape, [&](const std::string& name) { return raw->shape(name) != nullptr; });
-  const auto used = source_shapes(mapping);
+  families::Mapping mapping =
+      config.family->table(shape, [&](const std::string& name) { return raw->shape(name) != nullptr; });
+  const auto used = families::source_shapes(mapping);
   for (const std::string& name : raw->tensors())
     if (!used.contains(name))
       throw ConfigError(rule_got_fix(concat(path.string(), ": every tensor must belong to the model."), printable(name),

@@ -11,8 +11,8 @@
 
 #include "megatron/base/files/gguf.h"
 #include "megatron/checkpoint/weights.h"
+#include "megatron/families/hf_config.h"
 #include "megatron/interchange/hugging_face/companions.h"
-#include "megatron/interchange/hugging_face/hf_config.h"
 
 // A GGUF file of a Llama or Qwen2 as the Hugging Face folder that it says it was: a config.json, tensors under the
 // names of that folder, q and k with their rows put back, a tokenizer. Each throws ConfigError naming file and entry
@@ -41,7 +41,7 @@ std::vector<float> rope_factors(const config::ModelConfig& model, std::int64_t h
 std::string gguf_config_json(const std::filesystem::path& path);
 /// As above, for a file whose bytes are in memory.
 std::string gguf_config_json(const Gguf& file, std::string_view bytes);
-FolderConfig read_gguf_config(const std::filesystem::path& path);
+families::FolderConfig read_gguf_config(const std::filesystem::path& path);
 
 /// The weights under our names, as open_weights(); blocks (Q8_0, …) as the float32 numbers that they stand for ("F32").
 std::unique_ptr<checkpoint::WeightSource> open_gguf(const std::filesystem::path& path);

@@ -52,7 +52,7 @@ KnownIds known_ids(const fs::path& folder) {
   const bool native = format_of(folder).native;
   const fs::path companions = native ? companion_folder(folder) : folder;
   TokenIds ids = companions.empty() ? TokenIds() : read_token_ids(companions);
-  std::optional<FolderConfig> imported;
+  std::optional<families::FolderConfig> imported;
   if (native) imported = imported_config(checkpoint::find_checkpoint(folder));
   if (!ids.contains("eos_token_id") && imported) ids = imported->token_ids;
   if (!ids.contains("eos_token_id") && holds_adapter(folder)) {
@@ -144,28 +144,6 @@ std::int64_t import_weights(const fs::path& folder, const fs::path& output, cons
   return 0;
 }
 
-bool is_encoder(const fs::path& folder) {
-  const config::ModelTraits& kind = config::model_traits(model_config_of(folder).architecture);
-  return !kind.causal && !kind.encoder_decoder;
-}
-
-void check_writes(const fs::path& folder, const std::string& job, Writes writes) {
-  const config::ModelConfig model = model_config_of(folder);
-  if (model.head != "tokens")
-    throw ConfigError(rule_got_fix(concat(job, ": the model must have its output layer, not the head of a task."),
-                                   concat(folder.string(), ", model.head ", model.head),
-                                   "megatron eval with the name of the task it was fine-tuned for"));
-  const config::ModelTraits& kind = config::model_traits(model.architecture);
-  if (writes == Writes::Embeddings && !kind.causal && !kind.encoder_decoder) return;
-  if (kind.encoder_decoder && writes == Writes::Texts)
-    throw ConfigError(rule_got_fix(concat(job, ": the model must be a GPT; a T5 answers a text, and cannot write on."),
-                                   folder.string(), "--load a GPT's folder; a T5 answers by megatron generate"));
-  if (!kind.causal && !kind.encoder_decoder)
-    throw ConfigError(
-        rule_got_fix(concat(job, ": the model must be a GPT; a BERT reads texts and cannot write on."), folder.string(),
-                     "--load a GPT's folder; of a BERT that is fine-tuned, megatron eval mnli and the like"));
-}
-
 std::vector<std::int64_t> end_tokens(const fs::path& folder, const text::Tokenizer& tokenizer) {
   const auto [ids, trained_here] = known_ids(folder);
   std::vector<std::int64_t> ends = ids_of(ids, "eos_token_id");
@@ -187,6 +165,6 @@ AnswerFrame answer_frame(const fs::path& folder, const text::Tokenizer& tokenize
   return frame;
 }
 
-FolderConfig export_config(const fs::path& folder) { return format_of(folder).config(folder); }
+families::FolderConfig export_config(const fs::path& folder) { return format_of(folder).config(folder); }
 
 }  // namespace megatron::interchange

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "megatron/interchange/hugging_face/hf_config.h"
+#include "megatron/families/hf_config.h"
 #include "megatron/text/tokenizer.h"
 
 namespace megatron::interchange {
@@ -25,17 +25,7 @@ std::int64_t import_weights(const std::filesystem::path& folder, const std::file
 
 /// The configuration with which the weights in `folder`, of any kind, are exported: of a checkpoint of ours the network
 /// of its recipe, and the token ids of its tokenizer or of the folder that it was imported from.
-FolderConfig export_config(const std::filesystem::path& folder);
-
-/// What a job needs a model for: to write on from a text (one causal stack), or also to answer one (an
-/// encoder-decoder); or to make a vector of one (an encoder).
-enum class Writes : std::uint8_t { Texts, TextsOrAnswers, Embeddings };
-
-/// Whether the model in `folder` is an encoder alone, which reads texts and writes none.
-bool is_encoder(const std::filesystem::path& folder);
-
-/// Throws ConfigError that begins with `job` for a model that does not write so.
-void check_writes(const std::filesystem::path& folder, const std::string& job, Writes writes);
+families::FolderConfig export_config(const std::filesystem::path& folder);
 
 /// The tokens that end a text of the model in `folder`: eos_token_id of the files beside the weights or of the
 /// config.json that they were imported from, of adapters those of their base. A model that was trained here ends

@@ -18,8 +18,8 @@ namespace {
 
 using checkpoint::shape_text;
 
-void check_sources(const checkpoint::WeightSource& raw, const Mapping& mapping, MappedSource::Extent extent) {
-  for (const auto& [name, wanted] : source_shapes(mapping)) {
+void check_sources(const checkpoint::WeightSource& raw, const families::Mapping& mapping, MappedSource::Extent extent) {
+  for (const auto& [name, wanted] : families::source_shapes(mapping)) {
     const std::vector<std::int64_t>* const got = raw.shape(name);
     if (got == nullptr)
       throw ConfigError(rule_got_fix(concat(raw.name(), ": must hold the tensor \"", printable(name), "\"."),
@@ -33,7 +33,7 @@ void check_sources(const checkpoint::WeightSource& raw, const Mapping& mapping, 
                        shape_text(*got), "correct the configuration in the folder"));
   }
   for (const auto& [name, tensor] : mapping)
-    for (const MappedSlice& piece : tensor.pieces)
+    for (const families::MappedSlice& piece : tensor.pieces)
       if (const std::string& first = tensor.pieces.front().source; raw.dtype(piece.source) != raw.dtype(first))
         throw ConfigError(
             rule_got_fix(concat(raw.name(), ": the parts of \"", printable(name), "\" must have one dtype."),
@@ -44,7 +44,8 @@ void check_sources(const checkpoint::WeightSource& raw, const Mapping& mapping, 
 
 }  // namespace
 
-MappedSource::MappedSource(std::shared_ptr<const checkpoint::WeightSource> raw, Mapping mapping, Extent extent)
+MappedSource::MappedSource(std::shared_ptr<const checkpoint::WeightSource> raw, families::Mapping mapping,
+                           Extent extent)
     : raw_(std::move(raw)), mapping_(std::move(mapping)) {
   check_sources(*raw_, mapping_, extent);
 }
@@ -65,10 +66,10 @@ std::string MappedSource::dtype(const std::string& tensor) const {
 }
 
 void MappedSource::read(const std::string& tensor, const checkpoint::Box& box, const at::Tensor& into) const {
-  const MappedTensor& mapped = mapping_.at(tensor);
+  const families::MappedTensor& mapped = mapping_.at(tensor);
   if (!checkpoint::inside(box, mapped.shape))
     throw std::logic_error(concat("a slice that lies outside of \"", tensor, "\""));
-  for (const MappedSlice& piece : mapped.pieces) {
+  for (const families::MappedSlice& piece : mapped.pieces) {
     if (!checkpoint::overlap({piece.to, piece.shape}, box)) continue;
     at::Tensor part = into;
     checkpoint::Box source;
@@ -111,8 +112,8 @@ bool hold_the_same(const checkpoint::WeightSource& raw, const std::string& a, co
   return true;
 }
 
-MappedSource all_under(const checkpoint::WeightSource& weights, Mapping mapping) {
-  const auto used = source_shapes(mapping);
+MappedSource all_under(const checkpoint::WeightSource& weights, families::Mapping mapping) {
+  const auto used = families::source_shapes(mapping);
   for (const std::string& name : weights.tensors())
     if (!used.contains(name))
       throw ConfigError(

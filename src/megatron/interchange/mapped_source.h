@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "megatron/checkpoint/weights.h"
-#include "megatron/interchange/mapping.h"
+#include "megatron/families/mapping.h"
 
 namespace megatron::interchange {
 
@@ -17,7 +17,8 @@ class MappedSource : public checkpoint::WeightSource {
 
   /// Throws ConfigError where `raw` lacks a tensor that the table names, has it in another shape, or has the parts of
   /// one tensor in several dtypes.
-  MappedSource(std::shared_ptr<const checkpoint::WeightSource> raw, Mapping mapping, Extent extent = Extent::Exact);
+  MappedSource(std::shared_ptr<const checkpoint::WeightSource> raw, families::Mapping mapping,
+               Extent extent = Extent::Exact);
 
   std::string name() const override { return raw_->name(); }
   std::vector<std::string> tensors() const override;
@@ -27,7 +28,7 @@ class MappedSource : public checkpoint::WeightSource {
 
  private:
   std::shared_ptr<const checkpoint::WeightSource> raw_;
-  Mapping mapping_;
+  families::Mapping mapping_;
 };
 
 /// Whether two tensors of a source have the same shape and the same bits, as far as the first difference; with a
@@ -37,6 +38,6 @@ bool hold_the_same(const checkpoint::WeightSource& raw, const std::string& a, co
 
 /// All of `weights`, which must outlive the source, under the names of a table; for an export. Throws ConfigError as
 /// MappedSource does, and where the table has no place for one of the weights.
-MappedSource all_under(const checkpoint::WeightSource& weights, Mapping mapping);
+MappedSource all_under(const checkpoint::WeightSource& weights, families::Mapping mapping);
 
 }  // namespace megatron::interchange

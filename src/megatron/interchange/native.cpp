@@ -11,10 +11,10 @@
 #include "megatron/checkpoint/model_state.h"
 #include "megatron/config/run_config.h"
 #include "megatron/data/samples/masking_vocabulary.h"
+#include "megatron/families/hf_family.h"
 #include "megatron/interchange/adapters/adapters.h"
 #include "megatron/interchange/formats.h"
 #include "megatron/interchange/hugging_face/companions.h"
-#include "megatron/interchange/hugging_face/hf_family.h"
 #include "megatron/interchange/hugging_face/labels.h"
 #include "megatron/interchange/import.h"
 #include "megatron/text/texts.h"
@@ -77,8 +77,8 @@ std::unique_ptr<checkpoint::WeightSource> open_native(const fs::path& folder) {
   return checkpoint::open_checkpoint(folder);
 }
 
-FolderConfig config_of(const fs::path& folder) {
-  FolderConfig config;
+families::FolderConfig config_of(const fs::path& folder) {
+  families::FolderConfig config;
   if (holds_adapter(folder)) {
     open_native(folder);  // says what is wrong with the base
     return export_config(checkpoint::saved_recipe(folder).lora.base);
@@ -91,7 +91,7 @@ FolderConfig config_of(const fs::path& folder) {
   const auto source = checkpoint::open_checkpoint(folder);
   if (const auto* shape = source->shape("embedding.word_embeddings.weight"); shape != nullptr)
     config.model.vocab_size = shape->at(0);
-  config.family = find_family(config.model);
+  config.family = families::find_family(config.model);
   config.token_ids = token_ids_beside(folder, config::model_traits(config.model.architecture));
   leave_out_padding_that_ends(config.token_ids, folder, config.model);
   return config;
@@ -150,18 +150,18 @@ std::optional<TrainingState> training_in(const fs::path& folder, bool with_optim
 
 }  // namespace
 
-std::optional<FolderConfig> imported_config(const fs::path& found) {
+std::optional<families::FolderConfig> imported_config(const fs::path& found) {
   const auto metadata = checkpoint::read_manifest(found).metadata;
   const auto saved = metadata.find(kConfigKey);
   if (saved == metadata.end()) return std::nullopt;
   const auto text = try_parse_json(saved->second);
   if (!text || !text->is_string())
     throw ConfigError(rule_got_fix(concat(found.string(), ": ", kConfigKey, " must be a string."), "something else"));
-  return parse_config(text->get<std::string>(), concat(found.string(), ": ", kConfigKey));
+  return families::parse_config(text->get<std::string>(), concat(found.string(), ": ", kConfigKey));
 }
 
 WeightFormat native_format() {
-  return {.words = kNativeWords,
+  return {.words = families::kNativeWords,
           .detect = is_native,
           .model = [](const fs::path& folder) { return checkpoint::saved_recipe(folder).model; },
           .config = config_of,

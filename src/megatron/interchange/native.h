@@ -3,7 +3,7 @@
 #include <optional>
 #include <string>
 
-#include "megatron/interchange/hugging_face/hf_config.h"
+#include "megatron/families/hf_config.h"
 
 // Our own checkpoints as one of the formats (formats.h).
 namespace megatron::interchange {
@@ -12,6 +12,6 @@ namespace megatron::interchange {
 constexpr const char* kConfigKey = "hugging_face_config";
 
 /// The config.json that the checkpoint `found` (an iter_ folder) was imported from; none where it was not imported.
-std::optional<FolderConfig> imported_config(const std::filesystem::path& found);
+std::optional<families::FolderConfig> imported_config(const std::filesystem::path& found);
 
 }  // namespace megatron::interchange

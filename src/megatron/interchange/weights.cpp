@@ -10,8 +10,9 @@
 #include "megatron/config/run_config.h"
 #include "megatron/config/unused_options.h"
 #include "megatron/config/value.h"
+#include "megatron/families/folder.h"
+#include "megatron/families/hf_config.h"
 #include "megatron/interchange/formats.h"
-#include "megatron/interchange/hugging_face/hf_config.h"
 #include "megatron/interchange/megatron_lm/megatron_torch.h"
 
 namespace megatron::interchange {
@@ -41,16 +42,13 @@ class WithoutDepths final : public checkpoint::WeightSource {
   const checkpoint::WeightSource& all_;
 };
 
-constexpr const char* kCopyAnew =
-    "copy the whole folder again; docs/interchange.md says which models and files can be read";
-
 using Parameters = std::map<std::string, std::vector<std::int64_t>>;  // names and shapes
 
 /// Those of the whole model; nothing where its options do not fit each other.
 std::optional<Parameters> parameters_of(const config::ModelConfig& model) {
   try {
     Parameters parameters;
-    for (plan::ParameterSpec& spec : plan::model_parameters(shape_of(model), 1, 0))
+    for (plan::ParameterSpec& spec : plan::model_parameters(families::shape_of(model), 1, 0))
       parameters[std::move(spec.name)] = std::move(spec.shape);
     return parameters;
   } catch (const ConfigError&) {
@@ -88,7 +86,7 @@ bool told_by_shapes(const Parameters& ours, const config::ModelConfig& with_thei
 config::RunConfig with_all_sizes(const config::ModelConfig& model) {
   config::RunConfig run;
   run.model = model;
-  const plan::ModelShape shape = shape_of(model);
+  const plan::ModelShape shape = families::shape_of(model);
   if (!shape.latents) {
     run.model.num_query_groups = shape.groups();
     run.model.kv_channels = shape.head();
@@ -123,11 +121,11 @@ std::filesystem::path foreign_run_in(const std::filesystem::path& folder) {
 }
 
 std::unique_ptr<checkpoint::WeightSource> open_weights(const std::filesystem::path& folder) {
-  return with_fix(kCopyAnew, [&] { return format_of(folder).weights(folder); });
+  return with_fix(families::kCopyAnew, [&] { return format_of(folder).weights(folder); });
 }
 
 config::ModelConfig model_config_of(const std::filesystem::path& folder) {
-  return with_fix(kCopyAnew, [&] { return format_of(folder).model(folder); });
+  return with_fix(families::kCopyAnew, [&] { return format_of(folder).model(folder); });
 }
 
 std::vector<NetworkDifference> differences(const config::ModelConfig& ours, const config::ModelConfig& theirs) {

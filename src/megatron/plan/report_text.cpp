@@ -264,15 +264,16 @@ std::string first_step_text(const json& step) {
   return out;
 }
 
-/// Of the first of the ranks that hold most.
-std::string memory_text(const json& memory, const json& target) {
+/// Of the first of the ranks that hold most. `has_teacher`: distill.teacher names one, also where it is not counted.
+std::string memory_text(const json& memory, const json& target, bool has_teacher) {
   const json& totals = memory["total"];
   const auto rank = static_cast<std::size_t>(std::max_element(totals.begin(), totals.end()) - totals.begin());
   const SharedUnit unit(totals[rank]);
   std::string out = concat("memory of rank ", rank, totals.size() > 1 ? " (no rank holds more)\n" : "\n");
   std::int64_t sum = 0;
   for (const std::string kind :
-       {"parameters", "gradients", "optimizer_state", "packed_weights", "activations", "logits"}) {
+       {"parameters", "gradients", "optimizer_state", "packed_weights", "activations", "logits", "teacher"}) {
+    if (!memory.contains(kind)) continue;
     const double bytes = memory[kind][rank];
     if (bytes == 0 && kind == "packed_weights") continue;
     const std::int64_t held = unit.thousandths(bytes);
@@ -283,6 +284,8 @@ std::string memory_text(const json& memory, const json& target) {
                                : "";
     out += row(kind, unit.text(held) + on);
   }
+  if (has_teacher && !memory.contains("teacher"))
+    out += row("teacher", "not counted: only training reads such a folder");
   return out + row("total", unit.text(sum));
 }
 
@@ -324,13 +327,13 @@ std::string warnings_text(const json& warnings) {
 
 }  // namespace
 
-std::string report_text(const ResolvedRun& run, std::string_view processor) {
-  const json all = report(run, processor);
+std::string report_text(const ResolvedRun& run, std::string_view processor, const std::optional<ModelShape>& teacher) {
+  const json all = report(run, processor, teacher);
   return model_text(run, all) + step_text(run, all) + groups_text(run, all["groups"]) + sequence_text(run, all) +
          pipeline_text(run, all) + recomputed_text(all) + parameters_text(run, all["parameter_slices"]) +
          buffer_text(all["gradient_buffers"]) + first_step_text(all["first_step"]) +
-         memory_text(all["memory_bytes"], all["target"]) + fp8_text(all) + kept_text(all) +
-         layer_text(all["layer_activations"]) + warnings_text(all["warnings"]);
+         memory_text(all["memory_bytes"], all["target"], !run.config.distill.teacher.empty()) + fp8_text(all) +
+         kept_text(all) + layer_text(all["layer_activations"]) + warnings_text(all["warnings"]);
 }
 
 }  // namespace megatron::plan

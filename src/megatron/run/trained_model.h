@@ -11,24 +11,26 @@
 #include "megatron/comm/agreement.h"
 #include "megatron/comm/group.h"
 #include "megatron/config/options.h"
-#include "megatron/interchange/import.h"
 #include "megatron/model/transformer_stage.h"
 #include "megatron/parallel/context.h"
 #include "megatron/parallel/parameter.h"
 #include "megatron/plan/cost/memory_fit.h"
 #include "megatron/plan/rules.h"
-#include "megatron/run/model_flags.h"
+#include "megatron/recipe/forward.h"
+#include "megatron/recipe/model_flags.h"
 #include "megatron/text/tokenizer.h"
 
 // A model that was trained somewhere, for the jobs that only compute forward with it.
 namespace megatron::run {
+
+using recipe::ModelFlags;
 
 struct TrainedModel {
   std::string folder;  ///< of its weights; empty: load_rank() draws them
   plan::ResolvedRun run;
   text::Tokenizer tokenizer;
   std::vector<std::int64_t> ends;          ///< tokens that end a text
-  std::optional<GgufType> in_blocks = {};  ///< what matrices are held as (interchange::kBlockTypes)
+  std::optional<GgufType> in_blocks = {};  ///< what matrices are held as (families::kBlockTypes)
   bool without_heads = false;              ///< what follows an encoder's last norm may be missing
   std::vector<std::string> kept = {};      ///< folders of adapters beside the weights (kept_adapters.h)
   std::int64_t usual_adapter = 0;          ///< the one, by its number, of texts of which nothing else is said
@@ -40,24 +42,15 @@ struct TrainedModel {
 /// Reads what `flags` name, weights left out. Throws ConfigError that begins with `job` where nothing is named, and for
 /// whatever is wrong with the folder or the layout. `writes`: what the job needs the model for.
 TrainedModel open_trained_model(const ModelFlags& flags, const char* job,
-                                interchange::Writes writes = interchange::Writes::Texts);
+                                recipe::Writes writes = recipe::Writes::Texts);
 
 /// The model of a recipe, whose weights are drawn, on the ranks of `flags`, which name none: to measure what needs no
 /// weights in particular. Throws as open_trained_model().
 TrainedModel open_drawn_model(const ModelFlags& flags, const config::RunConfig& recipe, const char* job);
 
-/// The head that a task needs, and its rows.
-struct TaskModelOptions {
-  const char* head;              ///< model.head
-  std::int64_t num_classes;      ///< model.num_classes
-  std::int64_t seq_length;       ///< of a row; 0: that of the fine-tuning, or as follows
-  std::int64_t usual_length;     ///< of a folder that does not say, as far as the model has positions
-  std::int64_t microbatch_size;  ///< 0: as many samples as hold 4096 tokens
-};
-
 /// The same of a BERT or GPT with the head of a task, or that lacks it: whether the weights have one the caller asks.
 /// The run is for train::Engine, which keeps nothing for an optimizer.
-TrainedModel open_task_model(const ModelFlags& flags, const char* job, const TaskModelOptions& task);
+TrainedModel open_task_model(const ModelFlags& flags, const char* job, const recipe::TaskModelOptions& task);
 
 /// Throws ConfigError that begins with `job` where one of `ids` has no row in the model's embedding: a tokenizer may
 /// have special tokens whose ids lie behind the last row.

@@ -224,11 +224,11 @@ TP2 = ["--world-size", 2, "--tp", 2]
 
 
 class WithoutLibtorch(unittest.TestCase):
-    """Help, and what is wrong with words and recipe, is said by the program without libtorch, as the one with it does.
-    What lies in files of models and of other runs, beyond the kind of model, is left to that."""
+    """Help, and what is wrong with words, recipe and the network of a Hugging Face folder, is said by the program
+    without libtorch, as the one with it does. What lies in weights and in folders of other runs is left to that."""
     NEEDS = "megatron needs megatron-torch"
-    # By job, words that are wrong whatever the model is. {recipe}: one that is right, {task}: without what is of text;
-    # {folder}: one that is there.
+    # By job, words that are wrong. {recipe}: one that is right, {task}: without what is of text; {folder}: one that is
+    # there; {hf}: a GPT that was exported; {odd}: the same with a field that nobody knows.
     WRONG = {
         "train": """--help
             --help modle
@@ -246,17 +246,29 @@ class WithoutLibtorch(unittest.TestCase):
             {recipe} --seeds 1,1
             {recipe} --task mnli --train-data a --valid-data b --load nowhere --epochs -1
             {task} --task mnli --train-data a --valid-data b --load nowhere
-            {task} --task mnli --train-data a --valid-data b --tokenizer nowhere --tp 3""",
+            {task} --task mnli --train-data a --valid-data b --tokenizer nowhere --tp 3
+            {task} --task mnli --train-data a --valid-data b --load {hf} --tp 3
+            {task} --task mnli --train-data a --valid-data b --load {hf} --tp 3 --tokenizer nowhere
+            {task} --task squad1 --train-data a --valid-data b --load {hf}
+            {task} --task mnli --train-data a --valid-data b --load {odd}""",
         "eval loss": """--help
             --load a
             --load a --data b
-            --load a --data b --window -1""",
-        "eval lambada": "--load a --data b --format json",
-        "eval choice": "--data b",
+            --load a --data b --window -1
+            --load {odd} --data b
+            --load {hf} --data b --tp 3
+            --load {hf} --data b --tp 3 --tokenizer nowhere
+            --load {hf} --data b --pp 3 --dtype fp64 --threads-per-rank -1""",
+        "eval wikitext": "--load {hf} --data b --tp 3",
+        "eval lambada": "--load a --data b --format json\n --load {hf} --data b --world-size 3 --tp 2",
+        "eval choice": "--data b\n --load {hf} --data b --tp 3",
         "eval squad": "--load a --data b --n-best -1",
         "eval mnli": """--load a --data b --doc-stride 5
             --load a --data b --tp 0
-            --load a --data b --output {folder}""",
+            --load a --data b --output {folder}
+            --load {hf} --data b --seq-length 10000
+            --load {hf} --data b --weights q8_0
+            --load {hf} --data b --tp 3""",
         "generate": """--help all
             --promt a
             --load a
@@ -267,9 +279,21 @@ class WithoutLibtorch(unittest.TestCase):
             --load {hf} --prompt a --early-stopping full
             --load {hf} --prompt a --system b
             --load {hf} --prompt a --num-speculative-tokens 2
+            --load {odd} --prompt a
+            --load {hf} --prompt a --tp 3
+            --load {hf} --prompt a --tp 2 --world-size 3
+            --load {hf} --prompt a --tp 3 --tokenizer nowhere
+            --load {hf} --prompt a --weights q8_0 --device cuda
             --load a --prompt a --temperature -2 --top-k -1""",
-        "chat": "a\n a --top-p 2\n a --max-new-tokens 0\n a b",
-        "serve": "\n a\n a --port 70000\n a --cache-memory 2XB\n a --host 0.0.0.0\n a --pp 0",
+        "chat": "a\n a --top-p 2\n a --max-new-tokens 0\n a b\n {hf} --tp 3\n {odd}",
+        "serve": """
+            a
+            a --port 70000
+            a --cache-memory 2XB
+            a --host 0.0.0.0
+            a --pp 0
+            {hf} --tp 3
+            {odd}""",
         "checkpoint info": "--help\n a b",
         "checkpoint verify": "--jsn a",
         "checkpoint reshard": "a b --files 0\n a b --dtype fp8",
@@ -283,7 +307,7 @@ class WithoutLibtorch(unittest.TestCase):
         "bench pipeline": "{recipe} --vocab-size 320 --steps 0\n {recipe} --schedules zzz",
         "bench scaling": "--measured --width 17",
         "bench checkpoint": "--streams 0\n --recipe {recipe} --vocab-size 5",
-        "bench generate": "--load a --repeats 0\n --json",
+        "bench generate": "--load a --repeats 0\n --json\n --load {hf} --tp 3",
         "bench comm": "--sizes 3",
         "bench hardware": "--ranks 99",
     }
@@ -292,7 +316,9 @@ class WithoutLibtorch(unittest.TestCase):
             "train {recipe} --mock-data --vocab-size 64 --use-checkpoint-args --hidden-size 65",
             "finetune {task} --task mnli --train-data a --valid-data b --load {hf}",
             "eval loss --load {folder} --data b", "generate --load {folder} --prompt b",
-            "generate --load {run} --prompt b", "chat {folder}", "serve {folder}",
+            "generate --load {run} --prompt b", "chat {folder}", "serve {folder}", "eval loss --load {hf} --data b",
+            "generate --load {hf} --prompt b --tp 2", "chat {hf}", "serve {hf} --pp 2",
+            "generate --load {run} --prompt b --tp 3",
             "train {recipe} --load {hf} --hidden-size 65", "checkpoint info a",
             "checkpoint export --load a --output b", "bench comm"]
 
@@ -309,10 +335,14 @@ class WithoutLibtorch(unittest.TestCase):
         cls.task.write_text(SMALL_MODEL.replace('split = "9,1,0"\n', ""))
         cls.place.train("run", "--train-iters", 1)
         run("checkpoint", "export", "--load", cls.place.path / "run", "--output", cls.place.path / "hf")
+        odd = cls.place.path / "odd"
+        odd.mkdir()
+        fields = json.loads((cls.place.path / "hf/config.json").read_text())
+        (odd / "config.json").write_text(json.dumps(fields | {"attention_of_tomorrow": 2}))
 
     def said(self, program, words):
         names = {"recipe": self.recipe, "task": self.task, "folder": self.place.path,
-                 "run": self.place.path / "run", "hf": self.place.path / "hf"}
+                 "run": self.place.path / "run", "hf": self.place.path / "hf", "odd": self.place.path / "odd"}
         result = subprocess.run([program, *words.format(**names).split()], capture_output=True, text=True,
                                 cwd=self.folder)
         return result.returncode, result.stdout, result.stderr

@@ -14,10 +14,10 @@
 #include "megatron/checkpoint/files/folder.h"
 #include "megatron/checkpoint/files/running_hash.h"
 #include "megatron/checkpoint/model_state.h"
+#include "megatron/families/hf_config.h"
 #include "megatron/interchange/adapters/adapters.h"
 #include "megatron/interchange/adapters/peft.h"
 #include "megatron/interchange/formats.h"
-#include "megatron/interchange/hugging_face/hf_config.h"
 #include "megatron/interchange/weights.h"
 #include "megatron/parallel/magnitude.h"
 
@@ -67,7 +67,7 @@ void check_base(const fs::path& folder, const std::string& base_folder, const co
   if (sizes(model) != sizes(base))
     throw ConfigError(rule_got_fix(concat("The adapters in ", folder.string(), " belong to a model of its shape."),
                                    concat(base_folder, ", which is another model"), "name their base"));
-  if (weights_digest(base_folder, shape_of(model)) != saved)
+  if (weights_digest(base_folder, families::shape_of(model)) != saved)
     throw ConfigError(rule_got_fix(
         concat("The adapters in ", folder.string(), placement == Placement::Merged ? " are merged into" : " lie beside",
                " the weights that they were trained on."),
@@ -142,7 +142,7 @@ OpenedAdapter open_adapter(const fs::path& folder, const config::ModelConfig& mo
 AdaptedWeights::AdaptedWeights(std::unique_ptr<const checkpoint::WeightSource> base, OpenedAdapter adapter,
                                std::string base_folder, const config::ModelConfig& model)
     : base_(std::move(base)), adapter_(std::move(adapter)), base_folder_(std::move(base_folder)) {
-  const plan::ModelShape shape = shape_of(model);
+  const plan::ModelShape shape = families::shape_of(model);
   std::size_t used = 0;
   for (std::int64_t number = 0; number < shape.num_layers; ++number) {
     const plan::LayerSpec layer = shape.layer(number);

@@ -9,7 +9,7 @@
 #include "megatron/checkpoint/weights.h"
 #include "megatron/config/model_config.h"
 #include "megatron/config/run_config.h"
-#include "megatron/interchange/hugging_face/hf_config.h"
+#include "megatron/families/hf_config.h"
 #include "megatron/plan/parameters/adapters.h"
 
 // Low-rank adapters in folders: a checkpoint of a run with lora.rank, or PEFT's (adapter_config.json,
@@ -98,6 +98,6 @@ struct PeftPart {
 };
 /// Every part of the layers of a model, by the names of its family: the folder's, or one that holds it. Throws
 /// ConfigError where no family of Hugging Face's holds the model.
-std::vector<PeftPart> peft_parts(const FolderConfig& config);
+std::vector<PeftPart> peft_parts(const families::FolderConfig& config);
 
 }  // namespace megatron::interchange

@@ -15,11 +15,11 @@
 #include "megatron/checkpoint/files/dtypes.h"
 #include "megatron/checkpoint/files/folder.h"
 #include "megatron/checkpoint/files/safetensors.h"
+#include "megatron/families/hf_family.h"
+#include "megatron/families/json.h"
+#include "megatron/families/json_fields.h"
 #include "megatron/interchange/formats.h"
 #include "megatron/interchange/hugging_face/companions.h"
-#include "megatron/interchange/hugging_face/hf_family.h"
-#include "megatron/interchange/hugging_face/json.h"
-#include "megatron/interchange/hugging_face/json_fields.h"
 #include "megatron/interchange/hugging_face/safetensors_folder.h"
 #include "megatron/interchange/import.h"
 #include "megatron/interchange/stored_tensor.h"
@@ -38,8 +38,8 @@ constexpr std::uint64_t kMaxConfigBytes = std::uint64_t{1} << 20;
 constexpr std::int64_t kMaxRank = 1 << 16;
 
 json read_peft_config(const fs::path& folder) {
-  return parse_json_object(read_file(folder / kConfig, kMaxConfigBytes), (folder / kConfig).string(),
-                           "save the adapter again");
+  return families::parse_json_object(read_file(folder / kConfig, kMaxConfigBytes), (folder / kConfig).string(),
+                                     "save the adapter again");
 }
 
 /// Fields that are read here or change no result.
@@ -63,7 +63,7 @@ bool is_unset(const json& value) {
 
 plan::Lora read_lora(const fs::path& folder) {
   const json object = read_peft_config(folder);
-  JsonFields fields(object, (folder / kConfig).string());
+  families::JsonFields fields(object, (folder / kConfig).string());
   fields.must_be("peft_type", "LORA");
   fields.must_be("bias", "none");
   const json how = object.value("init_lora_weights", json());
@@ -85,19 +85,21 @@ plan::Lora read_lora(const fs::path& folder) {
 }
 
 /// The folder's family, or one that holds the model.
-const HfFamily& family_of_folder(const FolderConfig& config) {
-  return config.family != nullptr ? *config.family : family_of(config.model);
+const families::HfFamily& family_of_folder(const families::FolderConfig& config) {
+  return config.family != nullptr ? *config.family : families::family_of(config.model);
 }
 
 /// Our names made of theirs.
-Mapping written_mapping(const FolderConfig& config) {
-  return family_of_folder(config).written_table(shape_of(config.model), [](const std::string&) { return true; });
+families::Mapping written_mapping(const families::FolderConfig& config) {
+  return family_of_folder(config).written_table(families::shape_of(config.model),
+                                                [](const std::string&) { return true; });
 }
 
 /// The matrices of a folder under our names.
 class PeftMatrices final : public checkpoint::WeightSource {
  public:
-  PeftMatrices(const fs::path& folder, const FolderConfig& model, AdapterUse use, bool dora) : raw_(folder, kMatrices) {
+  PeftMatrices(const fs::path& folder, const families::FolderConfig& model, AdapterUse use, bool dora)
+      : raw_(folder, kMatrices) {
     std::set<std::string> used;
     for (const PeftPart& part : peft_parts(model)) {
       const std::string a = concat(kPrefix, part.module, kA), b = concat(kPrefix, part.module, kB),
@@ -189,9 +191,9 @@ json target_modules(const std::set<std::string>& all, const std::vector<PeftPart
 }
 
 /// Modules with a matrix: those that PEFT could adapt, and embeddings.
-std::set<std::string> modules_of(const FolderConfig& config) {
+std::set<std::string> modules_of(const families::FolderConfig& config) {
   std::set<std::string> modules;
-  for (const auto& [tensor, shape] : source_shapes(written_mapping(config)))
+  for (const auto& [tensor, shape] : families::source_shapes(written_mapping(config)))
     if (shape.size() == 2) modules.insert(tensor.substr(0, tensor.rfind(".weight")));
   return modules;
 }
@@ -203,7 +205,7 @@ json task_type(const config::ModelConfig& model) {
   return traits.causal ? json("CAUSAL_LM") : json();
 }
 
-void write_peft(const checkpoint::WeightSource& weights, const FolderConfig& config, const fs::path& folder,
+void write_peft(const checkpoint::WeightSource& weights, const families::FolderConfig& config, const fs::path& folder,
                 const ExportOptions& options) {
   const auto* const adapted = dynamic_cast<const AdaptedWeights*>(&weights);
   if (adapted == nullptr)
@@ -215,7 +217,7 @@ void write_peft(const checkpoint::WeightSource& weights, const FolderConfig& con
   std::vector<PeftPart> written;
   for (const PeftPart& part : peft_parts(config)) {
     if (matrices.shape(part.a) == nullptr) continue;
-    if (family_of_folder(config).fused != nullptr && part.a.find(".local_experts.") != std::string::npos)
+    if (family_of_folder(config).fuses_experts && part.a.find(".local_experts.") != std::string::npos)
       throw ConfigError(rule_got_fix(
           "PEFT has one adapter for all experts of a layer of such a model: adapters of each cannot be written.",
           part.module, "--format huggingface, which merges them"));
@@ -270,17 +272,17 @@ void write_peft(const checkpoint::WeightSource& weights, const FolderConfig& con
 
 }  // namespace
 
-std::vector<PeftPart> peft_parts(const FolderConfig& config) {
-  const plan::ModelShape shape = shape_of(config.model);
-  const Mapping mapping = written_mapping(config);
-  const auto theirs = source_shapes(mapping);
+std::vector<PeftPart> peft_parts(const families::FolderConfig& config) {
+  const plan::ModelShape shape = families::shape_of(config.model);
+  const families::Mapping mapping = written_mapping(config);
+  const auto theirs = families::source_shapes(mapping);
   std::vector<PeftPart> parts;
   for (std::int64_t number = 0; number < shape.num_layers; ++number) {
     const plan::LayerSpec layer = shape.layer(number);
     for (const plan::Branch& branch : layer.branches)
       for (const plan::Linear& linear : branch.linears(layer.hidden))
         for (const plan::ProjectionSlice& part : plan::projection_slices(layer, linear, 1)) {
-          const MappedTensor& weight = mapping.at(layer.prefix + linear.name + ".weight");
+          const families::MappedTensor& weight = mapping.at(layer.prefix + linear.name + ".weight");
           const std::size_t outputs = weight.transposed ? 1 : 0;
           PeftPart own{.part = part,
                        .a = plan::adapter_name(layer, linear, part, "A"),
@@ -289,7 +291,7 @@ std::vector<PeftPart> peft_parts(const FolderConfig& config) {
                        .module = {},
                        .transposed = weight.transposed};
           std::string source;
-          for (const MappedSlice& piece : weight.pieces)
+          for (const families::MappedSlice& piece : weight.pieces)
             for (std::int64_t group = 0; group < part.groups; ++group) {
               const std::int64_t begin = group * part.group_outputs + part.offset;
               const std::int64_t from = std::max(begin, piece.to[0]),
@@ -331,7 +333,7 @@ std::string peft_base(const fs::path& folder) {
 OpenedAdapter open_peft(const fs::path& folder, const config::ModelConfig& model, const fs::path& base,
                         AdapterUse use) {
   plan::Lora lora = read_lora(folder);
-  FolderConfig of_base;
+  families::FolderConfig of_base;
   if (!base.empty()) of_base.family = export_config(base).family;
   of_base.model = model;
   return {std::make_shared<const PeftMatrices>(folder, of_base, use, lora.dora), std::move(lora)};
@@ -339,7 +341,7 @@ OpenedAdapter open_peft(const fs::path& folder, const config::ModelConfig& model
 
 WeightFormat peft_format() {
   return {
-      .words = kPeftWords,
+      .words = families::kPeftWords,
       .detect = is_peft,
       .model = [](const fs::path& folder) { return model_config_of(peft_base(folder)); },
       .config = [](const fs::path& folder) { return format_of(peft_base(folder)).config(peft_base(folder)); },

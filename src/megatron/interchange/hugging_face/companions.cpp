@@ -8,9 +8,9 @@
 #include "megatron/base/files/file.h"
 #include "megatron/base/files/gguf.h"
 #include "megatron/base/text/json.h"
+#include "megatron/families/json.h"
 #include "megatron/interchange/formats.h"
 #include "megatron/interchange/gguf_read.h"
-#include "megatron/interchange/hugging_face/json.h"
 #include "megatron/interchange/hugging_face/pooling.h"
 #include "megatron/text/files/tokenizer_files.h"
 
@@ -23,7 +23,9 @@ using nlohmann::json;
 constexpr const char* kGeneration = "generation_config.json";
 constexpr std::uint64_t kMaxConfigBytes = std::uint64_t{1} << 24;
 
-json read_object(const fs::path& path) { return parse_json_object(read_file(path, kMaxConfigBytes), path.string()); }
+json read_object(const fs::path& path) {
+  return families::parse_json_object(read_file(path, kMaxConfigBytes), path.string());
+}
 
 std::string shown(const json& value) {
   return value.dump(-1, ' ', false, json::error_handler_t::replace).substr(0, 100);

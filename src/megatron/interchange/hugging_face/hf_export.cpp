@@ -13,8 +13,9 @@
 #include "megatron/base/text/format.h"
 #include "megatron/checkpoint/files/dtypes.h"
 #include "megatron/checkpoint/files/safetensors.h"
+#include "megatron/families/hf_family.h"
 #include "megatron/interchange/hugging_face/companions.h"
-#include "megatron/interchange/hugging_face/hf_family.h"
+#include "megatron/interchange/hugging_face/fused_experts.h"
 #include "megatron/interchange/hugging_face/hugging_face.h"
 #include "megatron/interchange/mapped_source.h"
 #include "megatron/interchange/stored_tensor.h"
@@ -104,23 +105,22 @@ class FolderWriter {
 
 }  // namespace
 
-void export_hugging_face(const checkpoint::WeightSource& weights, const FolderConfig& config, const fs::path& folder,
-                         const ExportOptions& options) {
+void export_hugging_face(const checkpoint::WeightSource& weights, const families::FolderConfig& config,
+                         const fs::path& folder, const ExportOptions& options) {
   AtomicFolder::check(folder);
-  const HfFamily& family = config.family != nullptr ? *config.family : family_of(config.model);
+  const families::HfFamily& family = config.family != nullptr ? *config.family : families::family_of(config.model);
   const auto has = [](const checkpoint::WeightSource& source) {
     return [&source](const std::string& name) { return source.shape(name) != nullptr; };
   };
-  Mapping names = inverted(family.written_table(shape_of(config.model), has(weights)));
-  if (family.copies != nullptr) names.merge(family.copies(shape_of(config.model)));
+  families::Mapping names = families::inverted(family.written_table(families::shape_of(config.model), has(weights)));
+  if (family.copies != nullptr) names.merge(family.copies(families::shape_of(config.model)));
   const MappedSource theirs = all_under(weights, std::move(names));
-  const std::unique_ptr<const checkpoint::WeightSource> fused =
-      family.fused != nullptr ? family.fused(theirs) : nullptr;
+  const std::unique_ptr<const checkpoint::WeightSource> fused = family.fuses_experts ? fused_experts(theirs) : nullptr;
   const FolderWriter writer(fused ? *fused : theirs, options);
 
   AtomicFolder output(folder);
   const fs::path& place = output.temporary_path();
-  write_file(place / "config.json", config_json(config, writer.dtype(), has(theirs)));
+  write_file(place / "config.json", families::config_json(config, writer.dtype(), has(theirs)));
   writer.write(place);
   if (!options.tokenizer.empty()) copy_companions(options.tokenizer, place);
   output.commit();

@@ -8,19 +8,19 @@
 #include "megatron/base/files/file.h"
 #include "megatron/base/text/printable.h"
 #include "megatron/checkpoint/files/folder.h"
-#include "megatron/interchange/hugging_face/hf_family.h"
+#include "megatron/families/folder.h"
+#include "megatron/families/hf_family.h"
+#include "megatron/interchange/hugging_face/fused_experts.h"
 #include "megatron/interchange/hugging_face/safetensors_folder.h"
 #include "megatron/interchange/mapped_source.h"
 
 namespace megatron::interchange {
 namespace {
 
-constexpr std::uint64_t kMaxConfigBytes = std::uint64_t{1} << 20;
-
 /// transformers 5 computes with both where they differ, and 4 with the first alone.
-void check_second_name(const checkpoint::WeightSource& raw, const Mapping& mapping, const FolderConfig& config,
-                       const std::string& name) {
-  const char* const ours = second_name_of(config, name);
+void check_second_name(const checkpoint::WeightSource& raw, const families::Mapping& mapping,
+                       const families::FolderConfig& config, const std::string& name) {
+  const char* const ours = families::second_name_of(config, name);
   const auto found = ours == nullptr ? mapping.end() : mapping.find(ours);
   if (found == mapping.end() || found->second.pieces.size() != 1) return;
   const std::string& first = found->second.pieces[0].source;
@@ -29,13 +29,14 @@ void check_second_name(const checkpoint::WeightSource& raw, const Mapping& mappi
   throw ConfigError(rule_got_fix(
       concat(raw.name(), ": \"", printable(name), "\" must hold what \"", first, "\" does, to which it is tied."),
       "other numbers",
-      is_tied_head(config, name) && !config::model_traits(config.model.architecture).encoder_decoder
+      families::is_tied_head(config, name) && !config::model_traits(config.model.architecture).encoder_decoder
           ? concat("\"tie_word_embeddings\": false in config.json computes with it; or else ", out)
           : out));
 }
 
-void check_all_are_used(const checkpoint::WeightSource& raw, const Mapping& mapping, const FolderConfig& config) {
-  const auto used = source_shapes(mapping);
+void check_all_are_used(const checkpoint::WeightSource& raw, const families::Mapping& mapping,
+                        const families::FolderConfig& config) {
+  const auto used = families::source_shapes(mapping);
   std::string unused;
   std::size_t count = 0;
   for (const std::string& name : raw.tensors()) {
@@ -54,10 +55,11 @@ void check_all_are_used(const checkpoint::WeightSource& raw, const Mapping& mapp
 }
 
 /// Whether what export_hugging_face() writes of the model has its depths of multi-token prediction.
-bool folder_holds_depths(const FolderConfig& config) {
-  const HfFamily* const family = config.family != nullptr ? config.family : find_family(config.model);
+bool folder_holds_depths(const families::FolderConfig& config) {
+  const families::HfFamily* const family =
+      config.family != nullptr ? config.family : families::find_family(config.model);
   if (family == nullptr || config.model.mtp_num_layers == 0) return false;
-  const plan::ModelShape shape = shape_of(config.model);
+  const plan::ModelShape shape = families::shape_of(config.model);
   const auto has_none = [](const std::string&) { return false; };
   return family->written_table(shape, has_none)
       .contains(concat(shape.prediction_depth(0).prefix, plan::PredictionDepth::kProjection, ".weight"));
@@ -65,9 +67,8 @@ bool folder_holds_depths(const FolderConfig& config) {
 
 }  // namespace
 
-FolderConfig read_config(const std::filesystem::path& folder) {
-  const auto path = folder / "config.json";
-  FolderConfig config = parse_config(read_file(path, kMaxConfigBytes), path.string());
+families::FolderConfig read_config(const std::filesystem::path& folder) {
+  families::FolderConfig config = families::read_config_json(folder);
   // transformers leaves depths of prediction out and keeps the field that counts them.
   const auto is_of_depth = [](const std::string& name) { return name.ends_with(".eh_proj.weight"); };
   if (config.model.mtp_num_layers > 0 && std::ranges::none_of(SafetensorsFolder(folder).tensors(), is_of_depth))
@@ -76,24 +77,24 @@ FolderConfig read_config(const std::filesystem::path& folder) {
 }
 
 std::unique_ptr<checkpoint::WeightSource> open_hugging_face(const std::filesystem::path& folder) {
-  const FolderConfig config = read_config(folder);
+  const families::FolderConfig config = read_config(folder);
   auto raw = std::make_shared<SafetensorsFolder>(folder);
-  const std::int64_t layers = shape_of(config.model).num_layers;
+  const std::int64_t layers = families::shape_of(config.model).num_layers;
   if (layers > static_cast<std::int64_t>(raw->tensors().size()))
     throw ConfigError(
         rule_got_fix(concat(folder.string(), ": must hold the tensors of ", layers, " layers, as config.json says."),
                      concat(raw->tensors().size(), " tensors")));
   std::shared_ptr<const checkpoint::WeightSource> tensors = std::move(raw);
-  if (config.family->apart != nullptr) tensors = config.family->apart(std::move(tensors));
-  Mapping mapping = config.family->table(shape_of(config.model),
-                                         [&](const std::string& name) { return tensors->shape(name) != nullptr; });
+  if (config.family->fuses_experts) tensors = apart_experts(std::move(tensors));
+  families::Mapping mapping = config.family->table(
+      families::shape_of(config.model), [&](const std::string& name) { return tensors->shape(name) != nullptr; });
   check_all_are_used(*tensors, mapping, config);
   return std::make_unique<MappedSource>(std::move(tensors), std::move(mapping));
 }
 
 WeightFormat hugging_face_format() {
   namespace fs = std::filesystem;
-  return {.words = kHuggingFaceWords,
+  return {.words = families::kHuggingFaceWords,
           .detect =
               [](const fs::path& folder) {
                 return fs::is_regular_file(folder / "config.json") && !checkpoint::has_checkpoint(folder);

@@ -8,7 +8,7 @@
 #include "megatron/base/files/file.h"
 #include "megatron/base/text/json.h"
 #include "megatron/base/text/printable.h"
-#include "megatron/interchange/hugging_face/json.h"
+#include "megatron/families/json.h"
 
 namespace megatron::interchange {
 namespace fs = std::filesystem;
@@ -30,7 +30,9 @@ constexpr std::tuple<const char*, const char*, TextPooling::Kind> kModes[] = {
                                  "serve a model that pools by the mean, the first token or the maximum"));
 }
 
-json object_in(const fs::path& file) { return parse_json_object(read_file(file, kMaxFileOfPooling), file.string()); }
+json object_in(const fs::path& file) {
+  return families::parse_json_object(read_file(file, kMaxFileOfPooling), file.string());
+}
 
 void read_modes(const fs::path& file, TextPooling& pooling) {
   const json config = object_in(file);

@@ -11,7 +11,7 @@
 
 #include "megatron/base/error.h"
 #include "megatron/base/text/printable.h"
-#include "megatron/interchange/hugging_face/json.h"
+#include "megatron/families/json.h"
 #include "megatron/interchange/stored_tensor.h"
 
 namespace megatron::interchange {
@@ -33,7 +33,7 @@ void let_go(std::span<const std::byte> bytes) {
 }  // namespace
 
 std::map<std::string, std::string> parse_index(std::string_view text, const std::string& file) {
-  const json index = parse_json_object(text, file);
+  const json index = families::parse_json_object(text, file);
   const auto weight_map = index.find("weight_map");
   if (weight_map == index.end() || !weight_map->is_object() || weight_map->empty())
     throw ConfigError(

@@ -7,7 +7,7 @@
 
 #include "megatron/base/error.h"
 #include "megatron/base/text/printable.h"
-#include "megatron/interchange/hugging_face/json_fields.h"
+#include "megatron/families/json_fields.h"
 #include "megatron/interchange/megatron_lm/arguments.h"
 #include "megatron/interchange/megatron_lm/recipe.h"
 #include "megatron/plan/layer.h"
@@ -43,28 +43,28 @@ void check_sizes(const config::ModelConfig& model, const Arguments& args) {
     std::int64_t value, least, most;
   };
   for (const auto& [name, value, least, most] :
-       {Size{"num_layers", model.num_layers, 1, kMaxLayers},
-        Size{"hidden_size", model.hidden_size, 1, kMaxWidth},
-        Size{"num_attention_heads", model.num_attention_heads, 1, kMaxWidth},
-        Size{"ffn_hidden_size", model.ffn_hidden_size, 1, kMaxWidth},
-        Size{"kv_channels", model.kv_channels, model.multi_latent_attention ? 0 : 1, kMaxWidth},
-        Size{"max_position_embeddings", model.max_position_embeddings, 1, kMaxPositions},
+       {Size{"num_layers", model.num_layers, 1, families::kMaxLayers},
+        Size{"hidden_size", model.hidden_size, 1, families::kMaxWidth},
+        Size{"num_attention_heads", model.num_attention_heads, 1, families::kMaxWidth},
+        Size{"ffn_hidden_size", model.ffn_hidden_size, 1, families::kMaxWidth},
+        Size{"kv_channels", model.kv_channels, model.multi_latent_attention ? 0 : 1, families::kMaxWidth},
+        Size{"max_position_embeddings", model.max_position_embeddings, 1, families::kMaxPositions},
         Size{"num_query_groups", model.num_query_groups, args.flag("group_query_attention") ? 1 : 0,
              model.num_attention_heads},
-        Size{"mtp_num_layers", model.mtp_num_layers, 0, kMaxLayers},
+        Size{"mtp_num_layers", model.mtp_num_layers, 0, families::kMaxLayers},
         Size{"num_experts", model.num_experts, 0, plan::kMaxExperts},
         Size{"moe_router_topk", model.moe_router_topk, 1, plan::kMaxExperts},
-        Size{"moe_layer_freq", model.moe_layer_freq, 1, kMaxLayers},
-        Size{"moe_ffn_hidden_size", model.moe_ffn_hidden_size, 0, kMaxWidth},
-        Size{"moe_shared_expert_intermediate_size", model.moe_shared_expert_intermediate_size, 0, kMaxWidth},
+        Size{"moe_layer_freq", model.moe_layer_freq, 1, families::kMaxLayers},
+        Size{"moe_ffn_hidden_size", model.moe_ffn_hidden_size, 0, families::kMaxWidth},
+        Size{"moe_shared_expert_intermediate_size", model.moe_shared_expert_intermediate_size, 0, families::kMaxWidth},
         Size{"moe_router_num_groups", model.moe_router_num_groups, 0, plan::kMaxExperts},
         Size{"moe_router_group_topk", model.moe_router_group_topk, 0, plan::kMaxExperts},
-        Size{"q_lora_rank", model.q_lora_rank, 0, kMaxWidth},
-        Size{"kv_lora_rank", model.kv_lora_rank, 1, kMaxWidth},
+        Size{"q_lora_rank", model.q_lora_rank, 0, families::kMaxWidth},
+        Size{"kv_lora_rank", model.kv_lora_rank, 1, families::kMaxWidth},
         Size{"qk_head_dim", model.qk_head_dim, 1, plan::kMaxHeadOfLatents},
         Size{"qk_pos_emb_head_dim", model.qk_pos_emb_head_dim, 2, plan::kMaxHeadOfLatents},
         Size{"v_head_dim", model.v_head_dim, 1, plan::kMaxHeadOfLatents},
-        Size{"make_vocab_size_divisible_by", model.make_vocab_size_divisible_by, 1, kMaxWidth}})
+        Size{"make_vocab_size_divisible_by", model.make_vocab_size_divisible_by, 1, families::kMaxWidth}})
     if (value < least || value > most)
       args.refuse(name, concat("a whole number from ", least, " to ", most), concat(value));
 }
@@ -160,7 +160,7 @@ config::ModelConfig model_of_arguments(const Pickle& values, const PickleNode& n
                                   .model;
   take_old_activation(args, model);
   check_sizes(model, args);
-  const std::int64_t padded_vocab = args.size("padded_vocab_size", kMaxVocab);
+  const std::int64_t padded_vocab = args.size("padded_vocab_size", families::kMaxVocab);
   model.vocab_size = args.size("vocab_size", padded_vocab, padded_vocab);
   take_kind(args, tensors, model);
   return model;

@@ -16,9 +16,9 @@
 #include "megatron/config/options.h"
 #include "megatron/config/run_config.h"
 #include "megatron/config/value.h"
+#include "megatron/families/hf_config.h"
+#include "megatron/families/hf_family.h"
 #include "megatron/interchange/formats.h"
-#include "megatron/interchange/hugging_face/hf_config.h"
-#include "megatron/interchange/hugging_face/hf_family.h"
 #include "megatron/interchange/mapped_source.h"
 #include "megatron/interchange/megatron_lm/arguments.h"
 #include "megatron/interchange/megatron_lm/dist/torch_dist_write.h"
@@ -85,7 +85,7 @@ plan::ParameterSpec split_as_stored(plan::ParameterSpec spec, const std::vector<
 
 /// Adds what rank `rank` of `tp` holds of one parameter.
 void add_pieces(const plan::ParameterSpec& spec, bool gated, int tp, int rank, const std::string& source,
-                MappedTensor& tensor) {
+                families::MappedTensor& tensor) {
   std::vector<std::int64_t> origin(spec.shape.size(), 0), extent = spec.shape;
   if (spec.split_dim < 0) {
     if (rank == 0) tensor.pieces.push_back({source, origin, origin, extent});
@@ -132,14 +132,14 @@ void check_tp(const plan::ModelShape& shape, int tp, const std::string& folder) 
 /// Our parameters made of the ranks' tensors, whose names behind the part's prefix begin with `infix`; `ours`: what
 /// theirs are called.
 template <class Name>
-void add_to(Mapping& mapping, const RankFiles& files, const RankGrid& grid, const plan::ModelShape& shape,
+void add_to(families::Mapping& mapping, const RankFiles& files, const RankGrid& grid, const plan::ModelShape& shape,
             const std::vector<plan::ParameterSpec>& specs, const std::map<std::string, TensorLocation>& places,
             const std::string& infix, const Name& ours) {
   for (const plan::ParameterSpec& spec : specs) {
     const auto place = places.find(spec.name);
     if (place == places.end())
       throw ConfigError(rule_got_fix(concat(files.name(), ": must hold \"", spec.name, "\"."), "no such tensor"));
-    MappedTensor& tensor = mapping[ours(spec.name)];
+    families::MappedTensor& tensor = mapping[ours(spec.name)];
     tensor.shape = checkpoint::true_shape(spec, shape);
     for (int rank = 0; rank < grid.tp; ++rank) {
       const auto& parts = files.parts(rank, place->second.pp);
@@ -252,7 +252,7 @@ OpenedRanks open_ranks(const fs::path& found, RankGrid grid) {
   config::ModelConfig model = model_of_arguments(first.values(), args, kind, first.name());
   for (const auto& [rank, folder] : grid.folders)
     if (rank != std::pair(0, 0)) check_same_run(first, files->file(rank.first, rank.second), model, kind);
-  check_heads(model, first.name());
+  families::check_heads(model, first.name());
   const Arguments saved(first.values(), args, first.name());
   constexpr std::int64_t kMaxParallel = 1 << 16;
   const std::int64_t tp = saved.size("tensor_model_parallel_size", kMaxParallel, grid.tp),
@@ -271,7 +271,7 @@ std::int64_t padded_vocabulary(const OpenedRanks& opened) {
 
 /// The sizes of the network `model`, whose matrices have the rows that are stored.
 plan::ModelShape stored_shape(const OpenedRanks& opened, const config::ModelConfig& model) {
-  plan::ModelShape shape = shape_of(model);
+  plan::ModelShape shape = families::shape_of(model);
   shape.padded_vocab = padded_vocabulary(opened);
   const std::string folder = opened.files->name();
   check_tp(shape, opened.grid.tp, folder);
@@ -289,7 +289,7 @@ plan::ModelShape stored_shape(const OpenedRanks& opened, const config::ModelConf
 
 /// Throws ConfigError for tensors that the model does not have.
 void check_all_used(const RankFiles& files, const std::map<std::string, TensorLocation>& places,
-                    const Mapping& mapping) {
+                    const families::Mapping& mapping) {
   for (const auto& [name, place] : places)
     if (!mapping.contains(name))
       throw ConfigError(rule_got_fix(concat(files.name(), ": the weights must be those of the saved arguments."),
@@ -299,7 +299,7 @@ void check_all_used(const RankFiles& files, const std::map<std::string, TensorLo
 /// Weights and state of a run. What no optimizer has a state of has 0.
 class RunSource final : public MappedSource {
  public:
-  RunSource(std::shared_ptr<const checkpoint::WeightSource> raw, Mapping mapping, const TrainingState& state)
+  RunSource(std::shared_ptr<const checkpoint::WeightSource> raw, families::Mapping mapping, const TrainingState& state)
       : MappedSource(std::move(raw), std::move(mapping), Extent::AtLeast) {
     for (const std::string& kind : state.kinds)
       shares_[state_name(kind, "")] = written_share(state.recipe.optimizer, kind);
@@ -356,7 +356,7 @@ std::optional<TrainingState> training_of(const fs::path& folder, bool with_optim
   const auto places = find_places(*opened.files, opened.grid);
   RankState kept;
   if (with_optimizer) kept = add_state(*opened.files, opened.grid, state.recipe.optimizer);
-  Mapping mapping;
+  families::Mapping mapping;
   const std::vector<plan::ParameterSpec> specs = plan::model_parameters(shape, 1, 0);
   const auto add = [&](const std::vector<plan::ParameterSpec>& of, const std::string& infix, const auto& ours) {
     add_to(mapping, *opened.files, opened.grid, shape, of, places, infix, ours);
@@ -424,7 +424,7 @@ std::unique_ptr<checkpoint::WeightSource> open_megatron(const fs::path& folder) 
   const OpenedRanks opened = open_ranks(found, read_grid(found));
   const plan::ModelShape shape = stored_shape(opened, opened.model);
   const auto places = find_places(*opened.files, opened.grid);
-  Mapping mapping;
+  families::Mapping mapping;
   add_to(mapping, *opened.files, opened.grid, shape, plan::model_parameters(shape, 1, 0), places, "",
          [](const std::string& name) { return name; });
   check_all_used(*opened.files, places, mapping);
@@ -438,14 +438,14 @@ config::ModelConfig megatron_model(const fs::path& folder) {
 }
 
 WeightFormat megatron_format() {
-  return {.words = kMegatronWords,
+  return {.words = families::kMegatronWords,
           .detect = [](const fs::path& folder) { return !find_megatron(folder).empty(); },
           .model = megatron_model,
           .config =
               [](const fs::path& folder) {
-                FolderConfig config;
+                families::FolderConfig config;
                 config.model = megatron_model(folder);
-                config.family = find_family(config.model);
+                config.family = families::find_family(config.model);
                 return config;
               },
           .weights = open_megatron,

@@ -8,7 +8,7 @@
 #include "megatron/base/error.h"
 #include "megatron/base/text/format.h"
 #include "megatron/base/text/printable.h"
-#include "megatron/interchange/hugging_face/json_fields.h"
+#include "megatron/families/json_fields.h"
 #include "megatron/interchange/megatron_lm/arguments.h"
 
 namespace megatron::interchange {
@@ -46,9 +46,9 @@ void check_counts(const config::RunConfig& recipe, const Arguments& args) {
   };
   const auto& [train, schedule, optimizer] = std::tie(recipe.train, recipe.schedule, recipe.optimizer);
   for (const auto& [name, value, least, most] :
-       {Count{"seq_length", recipe.data.seq_length, 1, kMaxPositions},
-        Count{"decoder_seq_length", recipe.data.decoder_seq_length, 0, kMaxPositions},
-        Count{"vocab_extra_ids", recipe.data.vocab_extra_ids, 0, kMaxVocab},
+       {Count{"seq_length", recipe.data.seq_length, 1, families::kMaxPositions},
+        Count{"decoder_seq_length", recipe.data.decoder_seq_length, 0, families::kMaxPositions},
+        Count{"vocab_extra_ids", recipe.data.vocab_extra_ids, 0, families::kMaxVocab},
         Count{"micro_batch_size", train.micro_batch_size, 1, kMaxBatch},
         Count{"global_batch_size", train.global_batch_size, 1, kMaxBatch},
         Count{"train_iters", train.train_iters, 1, kMaxSteps}, Count{"eval_iters", train.eval_iters, 0, kMaxSteps},

@@ -35,7 +35,9 @@ at::Tensor value_of(const at::Tensor& u, Activation form) {
   throw std::logic_error("an activation without a formula");
 }
 
-at::Tensor slope_of(const at::Tensor& u, Activation form) {
+at::Tensor slope_of(const at::Tensor& all, Activation form) {
+  // Further away no slope changes but that of SquaredRelu, and squares overflow.
+  const at::Tensor u = form.kind == Activation::SquaredRelu ? all : all.clamp(-1e6, 1e6);
   switch (form.kind) {
     case Activation::GeluTanh: {
       const at::Tensor t = inner(u).tanh();

@@ -15,11 +15,11 @@
 #include "megatron/base/machine/out_of_memory.h"
 #include "megatron/checkpoint/weights.h"
 #include "megatron/comm/first_rank.h"
-#include "megatron/interchange/hugging_face/hf_config.h"
+#include "megatron/families/hf_config.h"
 #include "megatron/interchange/weights.h"
 #include "megatron/model/options.h"
 #include "megatron/parallel/backward.h"
-#include "megatron/plan/cost/rank_buffers.h"
+#include "megatron/plan/cost/fit/teacher.h"
 #include "megatron/plan/cost/sequence_exchange.h"
 #include "megatron/plan/parameters/buffer_layout.h"
 #include "megatron/train/data/batches.h"
@@ -30,21 +30,15 @@
 namespace megatron::train {
 namespace {
 
-/// The run with the teacher as its model, on the same ranks: on each as many stages as the student has there, of the
-/// teacher's layers in equal numbers, the first stages with one more.
+/// The run with the teacher as its model, on the same ranks.
 plan::ResolvedRun plan_teacher(const plan::ResolvedRun& run) {
   plan::ResolvedRun teacher = run;
   teacher.config.model = interchange::model_config_of(run.config.distill.teacher);
   teacher.config.train.recompute = "none";
   teacher.config.train.recompute_partial_microbatches = 0;
   teacher.config.parallel.cp_comm_type = "auto";  // its heads may not divide as the student's
-  teacher.shape = interchange::shape_of(teacher.config.model);
-  teacher.shape.padded_vocab =
-      plan::pad_vocab(teacher.shape.vocab, run.config.model.make_vocab_size_divisible_by, run.config.parallel.tp);
-  const auto stages = std::ssize(run.parts), layers = teacher.shape.num_layers;
-  std::vector<std::int64_t> of_stages(run.parts.size(), layers / stages);
-  for (std::int64_t i = 0; i < layers % stages; ++i) ++of_stages[static_cast<std::size_t>(i)];
-  teacher.parts = plan::parts_of_layers(of_stages);
+  teacher.shape = plan::padded_teacher(run, families::shape_of(teacher.config.model));
+  teacher.parts = plan::teacher_parts(run, teacher.shape.num_layers);
   return teacher;
 }
 
@@ -172,19 +166,11 @@ struct Distillation {
 
 plan::Besides teacher_memory(const plan::ResolvedRun& run) {
   if (run.config.distill.teacher.empty()) return {};
-  const plan::ResolvedRun teacher = plan_teacher(run);
-  const config::ParallelConfig& parallel = run.config.parallel;
-  std::int64_t numbers = 0;  // of a tp-rank of one pipeline
-  for (int stage = 0; stage < parallel.pp; ++stage)
-    numbers += plan::buffer_layout(plan::model_parameters(teacher.shape, parallel.tp, 0,
-                                                          plan::parts_of_rank(teacher.parts, run.placement, stage)),
-                                   0)
-                   .size;
-  if (parallel.pp > 1)
-    numbers += run.microbatches_per_step * run.config.train.micro_batch_size * run.config.data.seq_length /
-               (parallel.cp * (parallel.sp ? parallel.tp : 1)) * teacher.shape.hidden;
-  return {.bytes = numbers * plan::element_bytes_of(run.config).value * (run.grid.world_size() / parallel.pp),
-          .what = "the weights of distill.teacher"};
+  const plan::ModelShape teacher = families::shape_of(interchange::model_config_of(run.config.distill.teacher));
+  const int pp = run.config.parallel.pp;
+  std::int64_t bytes = 0;  // of one pipeline's ranks
+  for (int pp_rank = 0; pp_rank < pp; ++pp_rank) bytes += plan::teacher_bytes(run, teacher, pp_rank);
+  return {.bytes = bytes * (run.grid.world_size() / pp), .what = "the weights of distill.teacher"};
 }
 
 void check_teacher(const plan::ResolvedRun& run) {

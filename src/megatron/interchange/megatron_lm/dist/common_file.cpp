@@ -5,7 +5,7 @@
 #include <tuple>
 
 #include "megatron/base/error.h"
-#include "megatron/interchange/hugging_face/hf_config.h"
+#include "megatron/families/hf_config.h"
 #include "megatron/interchange/megatron_lm/pickle_writer.h"
 #include "megatron/plan/steps/batch_schedule.h"
 
@@ -95,7 +95,7 @@ void write_latents(PickleWriter& pickle, const config::ModelConfig& model) {
 
 /// Options of the network. Throws ConfigError for what Megatron-LM's arguments cannot say.
 void write_network(PickleWriter& pickle, const config::ModelConfig& model, std::int64_t vocabulary_rows) {
-  const plan::ModelShape shape = shape_of(model);
+  const plan::ModelShape shape = families::shape_of(model);
   const bool gated = model.gated_linear_unit;
   const bool by_tanh = model.activation == "gelu_tanh";  // there the kernel that adds a bias
   const bool known =
@@ -325,7 +325,7 @@ void write_optimizer(PickleWriter& pickle, const TrainingState& training, const 
 void write_optimizers(PickleWriter& pickle, const TrainingState& training) {
   pickle.text("optimizer");
   if (training.recipe.parallel.ep <= 1) return write_optimizer(pickle, training, {});
-  const plan::ModelShape shape = shape_of(training.recipe.model);
+  const plan::ModelShape shape = families::shape_of(training.recipe.model);
   pickle.begin_dict();
   pickle.integer(0);
   write_optimizer(pickle, training, {});

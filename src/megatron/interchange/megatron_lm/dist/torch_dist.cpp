@@ -13,9 +13,9 @@
 #include "megatron/base/stack_frames.h"
 #include "megatron/base/text/printable.h"
 #include "megatron/checkpoint/model_state.h"
+#include "megatron/families/hf_config.h"
+#include "megatron/families/hf_family.h"
 #include "megatron/interchange/formats.h"
-#include "megatron/interchange/hugging_face/hf_config.h"
-#include "megatron/interchange/hugging_face/hf_family.h"
 #include "megatron/interchange/megatron_lm/arguments.h"
 #include "megatron/interchange/megatron_lm/dist/buffers.h"
 #include "megatron/interchange/megatron_lm/dist/dcp_source.h"
@@ -73,10 +73,10 @@ std::int64_t count_layers(const Opened& opened, const std::string& stack) {
     count = all->shape.empty() ? 0 : all->shape[0];
   else
     while (opened.has(concat(layers, count, ".", matrix))) ++count;
-  if (count < 1 || count > kMaxLayers)
-    throw ConfigError(
-        rule_got_fix(concat(opened.tensors->name(), ": the ", stack, " must have 1 to ", kMaxLayers, " layers."),
-                     concat(count, " of \"", layers, matrix, "\"")));
+  if (count < 1 || count > families::kMaxLayers)
+    throw ConfigError(rule_got_fix(
+        concat(opened.tensors->name(), ": the ", stack, " must have 1 to ", families::kMaxLayers, " layers."),
+        concat(count, " of \"", layers, matrix, "\"")));
   return count;
 }
 
@@ -92,7 +92,7 @@ config::ModelConfig model_of(const Opened& opened) {
   // The softmax of Megatron-LM goes over the rows that pad the vocabulary too.
   if (const PickleNode* padded = values.find(*opened.args, "padded_vocab_size"); padded != nullptr)
     model.vocab_size = padded->integer;
-  check_heads(model, file);
+  families::check_heads(model, file);
   return model;
 }
 
@@ -212,7 +212,7 @@ void add_zero_state(const TrainingState& state, const std::vector<plan::Paramete
 
 std::unique_ptr<checkpoint::WeightSource> open_weights_of(const fs::path& folder) {
   const Opened opened(find_torch_dist(folder));
-  const plan::ModelShape shape = shape_of(model_of(opened));
+  const plan::ModelShape shape = families::shape_of(model_of(opened));
   return std::make_unique<DcpSource>(opened.tensors, weight_places(opened, shape, checked_specs(opened, shape)));
 }
 
@@ -244,11 +244,12 @@ std::vector<plan::StageSpec> saved_stages(const Opened& opened, const plan::Mode
           .parallel;
   constexpr int kMaxStages = 1 << 14;
   if (parallel.pp < 1 || parallel.pp > kMaxStages || parallel.vpp < 1 || parallel.vpp > kMaxStages / parallel.pp ||
-      parallel.layers_per_virtual_stage < 0 || parallel.layers_per_virtual_stage > kMaxLayers ||
-      parallel.first_stage_layers < 0 || parallel.first_stage_layers > kMaxLayers || parallel.last_stage_layers < 0 ||
-      parallel.last_stage_layers > kMaxLayers || parallel.pp_layout.size() > kMaxLayout)
+      parallel.layers_per_virtual_stage < 0 || parallel.layers_per_virtual_stage > families::kMaxLayers ||
+      parallel.first_stage_layers < 0 || parallel.first_stage_layers > families::kMaxLayers ||
+      parallel.last_stage_layers < 0 || parallel.last_stage_layers > families::kMaxLayers ||
+      parallel.pp_layout.size() > kMaxLayout)
     throw ConfigError(rule_got_fix(concat(file, ": the saved arguments must describe at most ", kMaxStages,
-                                          " stages of at most ", kMaxLayers, " layers."),
+                                          " stages of at most ", families::kMaxLayers, " layers."),
                                    "more, or less than one"));
   try {
     if (parallel.pp_layout.empty()) return plan::stage_parts(parallel, shape.num_layers, {});
@@ -362,7 +363,7 @@ std::optional<TrainingState> training_of(const fs::path& folder, bool with_optim
   const std::int64_t iteration = iteration_in(found, common);
   if (iteration < 1) return std::nullopt;
   TrainingState state = counters_of(common, *opened.args, model_of(opened), iteration);
-  const plan::ModelShape shape = shape_of(state.recipe.model);
+  const plan::ModelShape shape = families::shape_of(state.recipe.model);
   const auto specs = checked_specs(opened, shape);
   Places places = weight_places(opened, shape, specs);
   for (const char* const masters : kMasters)
@@ -404,20 +405,20 @@ fs::path find_torch_dist(const fs::path& folder) {
 }
 
 WeightFormat torch_dist_format() {
-  return {.words = kTorchDistWords,
+  return {.words = families::kTorchDistWords,
           .detect = [](const fs::path& folder) { return !find_torch_dist(folder).empty(); },
           .model = dist_model,
           .config =
               [](const fs::path& folder) {
-                FolderConfig config;
+                families::FolderConfig config;
                 config.model = dist_model(folder);
-                config.family = find_family(config.model);
+                config.family = families::find_family(config.model);
                 return config;
               },
           .weights = open_weights_of,
           .training = training_of,
           .resumable = is_resumable,
-          .holds_depths = [](const FolderConfig&) { return true; },
+          .holds_depths = [](const families::FolderConfig&) { return true; },
           .write = write_torch_dist};
 }
 

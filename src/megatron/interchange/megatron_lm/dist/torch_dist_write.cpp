@@ -323,10 +323,10 @@ double written_share(const config::OptimizerConfig& optimizer, const std::string
   return optimizer.name == "muon" && kind == "momentum_buffer" ? 1 - optimizer.muon_momentum : 1;
 }
 
-void write_torch_dist(const checkpoint::WeightSource& unpadded, const FolderConfig& config, const fs::path& folder,
-                      const ExportOptions& options) {
+void write_torch_dist(const checkpoint::WeightSource& unpadded, const families::FolderConfig& config,
+                      const fs::path& folder, const ExportOptions& options) {
   AtomicFolder::check(folder);
-  const plan::ModelShape shape = shape_of(config.model);
+  const plan::ModelShape shape = families::shape_of(config.model);
   if ((shape.encoder_decoder() && !shape.learned_positions) || !shape.predicts_tokens())
     throw ConfigError(
         rule_got_fix("export: torch_dist holds a GPT or a BERT with its output layer, or a T5 that has "

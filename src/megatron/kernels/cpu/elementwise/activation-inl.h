@@ -38,12 +38,14 @@ HWY_INLINE F normal_gate(F x, F& exp_minus_half_square) {
   return hn::MulAdd(half, erf(hn::Mul(x, hn::Set(d, kInvSqrt2)), exp_minus_half_square), half);
 }
 
-/// f(x) and f'(x) of one form.
+/// f(x) and f'(x) of one form. What multiplies a gate that is as good as 0 is no further away than the gate knows: the
+/// product of -3e38 and 2^-124 is not small.
 struct Tanh {
   static HWY_INLINE F value(F x) {
+    const Floats d;
     F unused;
-    const F near = within(x, kFarTanh);
-    return hn::Mul(x, tanh_gate(near, hn::Mul(near, near), unused));
+    const F low = hn::Max(hn::Set(d, -kFarTanh), x), near = hn::Min(hn::Set(d, kFarTanh), low);
+    return hn::Mul(low, tanh_gate(near, hn::Mul(near, near), unused));
   }
   static HWY_INLINE F slope(F x) {
     const Floats d;
@@ -71,8 +73,10 @@ struct Silu {
   /// 1 / (1 + e^-x), |x| <= kFarSilu, and the e^-x in it.
   static HWY_INLINE F gate(F x, F& e) { return gate_of(hn::Mul(x, hn::Set(Floats(), -kLog2E)), e); }
   static HWY_INLINE F value(F x) {
+    const Floats d;
     F unused;
-    return hn::Mul(x, gate(within(x, kFarSilu), unused));
+    const F low = hn::Max(hn::Set(d, -kFarSilu), x);
+    return hn::Mul(low, gate(hn::Min(hn::Set(d, kFarSilu), low), unused));
   }
   static HWY_INLINE F slope(F x) {
     const F near = within(x, kFarSilu);
@@ -97,7 +101,10 @@ struct Relu {
 };
 
 struct SquaredRelu {
-  static HWY_INLINE F value(F x) { return hn::Mul(positive_part(x), x); }
+  static HWY_INLINE F value(F x) {
+    const F v = positive_part(x);
+    return hn::Mul(v, v);
+  }
   static HWY_INLINE F slope(F x) {
     const F v = positive_part(x);
     return hn::Add(v, v);
@@ -107,8 +114,10 @@ struct SquaredRelu {
 struct QuickGelu {
   static constexpr float kQuick = 1.702f;
   static HWY_INLINE F value(F x) {
+    const Floats d;
     F unused;
-    return hn::Mul(x, Silu::gate(within(hn::Mul(x, hn::Set(Floats(), kQuick)), kFarSilu), unused));
+    const F low = hn::Max(hn::Set(d, -kFarSilu / kQuick), x);
+    return hn::Mul(low, Silu::gate(hn::Min(hn::Set(d, kFarSilu), hn::Mul(low, hn::Set(d, kQuick))), unused));
   }
   static HWY_INLINE F slope(F x) {
     const F quick = within(hn::Mul(x, hn::Set(Floats(), kQuick)), kFarSilu);
