@@ -255,6 +255,46 @@ TEST_F(TwoRanks, TheFirstGoesOnAloneWhereTheOtherIsGone) {
   EXPECT_EQ(alone, "0/1 --tp 1");
 }
 
+// Its layout has no use for rank 2, whose supervisor nobody waits for.
+TEST_F(TwoRanks, OneThatWaitsForAPlaceLeavesAtOnceWhenItIsAskedTo) {
+  auto first = std::async(std::launch::async, [&] {
+    Meeting kept(meeting(0));
+    gather(kept);
+    kept.tell(order_message({.attempt = 0, .roster = {{"127.0.0.1", {0, 1}}}, .is_spare = true}));
+    kill(getpid(), SIGTERM);
+    std::string said = heard(kept);
+    while (!kept.present().empty() && kept.present().contains(1)) kept.listen(1000);
+    return said;
+  });
+  EXPECT_EQ(std::get<int>(follow(place(1), rank(0), signals_, limits_)), 0);
+  EXPECT_EQ(first.get(), "leaves");
+  EXPECT_FALSE(std::filesystem::exists(begun_)) << "it had no rank";
+}
+
+// That is no loss of its host, whose other ranks may be asked to end as before; and it ends nobody else.
+TEST_F(TwoRanks, OneThatHasLeftEndsNobodyAndIsNoLossOfItsHost) {
+  Attempts attempts(place(0, 3), signals_, limits_);
+  auto others = std::async(std::launch::async, [&] {
+    auto seated = come_from("127.0.0.2", 1, 3), spare = come_from("127.0.0.2", 2, 3);
+    EXPECT_EQ(next(*seated), "start 0");
+    EXPECT_EQ(next(*spare), "start 0");
+    spare->send("leaves");
+    spare.reset();
+    while (!std::filesystem::exists(begun_)) std::this_thread::yield();
+    ChildEnd end = with_code(3);
+    end.stopped = true;
+    seated->send(end_message(0, end));
+    let_end();
+    EXPECT_EQ(next(*seated), "finish 3");
+  });
+  EXPECT_FALSE(attempts.gather());
+  const ChildEnd end = attempts.run(rank(3), {.attempt = 0}, 2, [] { return false; });
+  EXPECT_TRUE(end.stopped) << "by rank 1, which counts";
+  EXPECT_EQ(end.code, 3);
+  attempts.finish(end.code);
+  others.get();
+}
+
 /// The supervisors of a host that has lost one are asked to end by who has started them, as torchrun's agent does.
 class TornHost : public TwoRanks {
  protected:

@@ -65,6 +65,9 @@ int free_port(const std::string& address) {
   return std::stoi(port);
 }
 
+/// What a supervisor says that has no rank to end, before it ends.
+constexpr const char* kLeaves = "leaves";
+
 /// The program as the order has it.
 ProgramStart ordered(ProgramStart program, const StartOrder& order) {
   program.variables[kAttemptVariable] = std::to_string(order.attempt);
@@ -106,6 +109,12 @@ class Follower {
       signal = signals_.take(0);
       if (!asks_to_end(signal)) continue;
       if (told_.attempt < 0 || asked_ > 0) return 128 + signal;
+      if (told_.is_spare) {  // nothing of it is to be saved; a launcher takes another code for the end of all ranks
+        write_line(stderr,
+                   concat("supervisor: rank ", place_.rank, " waits for a place and is asked to end: it leaves"));
+        wire_->send(kLeaves);
+        return 0;
+      }
       asked_ = signal;  // others may still save: the one that decides says when it is over
       last_.stopped = true;
       wire_->send(end_message(told_.attempt, last_));
@@ -336,7 +345,7 @@ bool Attempts::is_late() const { return stop_at_ && seconds_since(*stop_at_) > k
 
 bool Attempts::has_asked(int rank) const {
   const auto end = ends_.find(rank);
-  return asked_.contains(rank) || (end != ends_.end() && end->second.stopped);
+  return asked_.contains(rank) || left_.contains(rank) || (end != ends_.end() && end->second.stopped);
 }
 
 /// Whether the host of this rank has lost another, which was not asked to end: then who started them, as torchrun's
@@ -391,6 +400,7 @@ void Attempts::note_losses() {
 void Attempts::hear(int wait_ms) {
   const std::map<int, bool> gone = meeting_.gone();
   for (const auto& [rank, message] : meeting_.listen(wait_ms, signals_.descriptor())) {
+    if (message == kLeaves) left_.insert(rank);
     const auto said = end_in(message);
     if (!said) continue;
     if (said->first == attempt_)
@@ -430,6 +440,7 @@ ChildEnd Attempts::run(const ProgramStart& program, StartOrder order, int ranks,
   attempt_ = order.attempt;
   stop_at_.reset();
   asked_.clear();
+  left_.clear();
   ends_.clear();
   is_under_way_ = true;
   seats_ = seats_of(roster_, left_out_, ranks);

@@ -101,13 +101,15 @@ class Attempts {
   int attempt_ = 0;
   bool is_under_way_ = false;  ///< the attempt
   std::set<int> asked_;        ///< ranks whose supervisor was asked to end after its rank had ended, or while it waited
+  std::set<int> left_;         ///< those that had no rank, were asked to end and have left: no loss of their hosts
   std::vector<int> seats_;     ///< of the attempt
   std::map<int, ChildEnd> ends_;
   std::optional<std::chrono::steady_clock::time_point> stop_at_;  ///< when the ranks were told to end
 };
 
-/// The supervisor of another rank: what to exit with; or that it is the one to decide from now on, as an Attempts of
-/// its own. Throws std::runtime_error where the one that decides does not come, or is gone with those that follow it.
+/// The supervisor of another rank: what to exit with, 0 where it was asked to end while it waited for a place; or that
+/// it is the one to decide from now on, as an Attempts of its own. Throws std::runtime_error where the one that decides
+/// does not come, or is gone with those that follow it.
 std::variant<int, Inheritance> follow(const LaunchedRank& place, const ProgramStart& program,
                                       const HeldSignals& signals, const RankLimits& limits);
 
