@@ -169,13 +169,41 @@ TEST(MemoryPlan, CountsTwoPackedCopiesOfEveryMatrixOfLayersForAmxAndDotProducts)
   EXPECT_EQ(packed("bf16", "auto", "avx512"), 0);
   EXPECT_EQ(packed("bf16", "auto", "avx512_bf16"), 4 * layers);
   EXPECT_EQ(packed("fp32", "auto", "avx512_bf16", "high"), 0) << "three such products are slower than one of float32";
-  EXPECT_EQ(packed("fp32", "auto", "amx"), 0);
+  EXPECT_EQ(packed("fp32", "auto", "amx", "highest", 127), 0) << "such a product is MKL's";
+  EXPECT_EQ(packed("fp32", "auto", "avx512"), 0);
   EXPECT_EQ(packed("fp16", "auto", "amx"), 0);
   EXPECT_EQ(packed("bf16", "auto", "amx", "highest", 255), 4 * layers);
   EXPECT_EQ(packed("bf16", "auto", "amx", "highest", 256), 0) << "they are packed while they are read";
   // Of experts few rows may come together. Their router has 4 rows, which are padded to 32 with the attention's
   // matrices.
   EXPECT_EQ(packed("bf16", "auto", "amx", "highest", 256, 1, /*experts=*/4), 4 * 8 * 4 * 8 * 256 * 256);
+}
+
+TEST(MemoryPlan, CountsBothOperandsOfTheLargestProductOfFloat32OnAmx) {
+  // Forward, and the gradients of the input and of the weight: what is packed are both operands, six bytes an element.
+  EXPECT_EQ(packed_operand_bytes(128, 512, 256), 6 * (128 * 512 + 512 * 256));
+  EXPECT_EQ(packed_operand_bytes(1024, 256, 512), 6 * (1024 * 256 + 1024 * 512));
+  EXPECT_EQ(packed_operand_bytes(128, 257, 256), 6 * (128 * 288 + 288 * 256));
+  for (const auto& [tokens, out, in] : {std::tuple{127, 512, 512}, {128, 255, 512}, {128, 512, 255}})
+    EXPECT_EQ(packed_operand_bytes(tokens, out, in), 0) << tokens << ' ' << out << ' ' << in;
+  EXPECT_EQ(packed_operand_bytes(1 << 20, 50304, 768), 2 * kMostPackedOperandBytes);
+  // Of a model of 256 features the MLP's, of the last stage the output layer's, of as many tokens as the loss has at
+  // once.
+  const auto planned = [](int chunk, int pp, int rank) {
+    const ResolvedRun run = with([&](auto& c) {
+      c.train.micro_batch_size = 1;
+      c.data.seq_length = 512;
+      c.train.loss_chunk_tokens = chunk;
+      c.parallel.pp = pp;
+    });
+    const std::int64_t mlp = packed_operand_bytes(512, 4 * 256, 256),
+                       output = packed_operand_bytes(chunk, run.shape.padded_vocab, 256);
+    EXPECT_EQ(memory_plan(run, 0, rank, 0, "amx").packed_weights, rank == pp - 1 ? std::max(mlp, output) : mlp);
+  };
+  planned(128, 1, 0);
+  planned(512, 1, 0);
+  planned(512, 2, 0);
+  planned(512, 2, 1);
 }
 
 TEST(MemoryPlan, CountsNoPackedCopiesOnAGpuWhateverProcessorPlans) {

@@ -7,6 +7,7 @@
 #include "megatron/comm/threads/local_backend.h"
 #include "megatron/kernels/cpu/products/tiles.h"
 #include "megatron/kernels/runtime.h"
+#include "megatron/kernels/tile_matmul.h"
 #include "megatron/plan/cost/memory.h"
 #include "tests/pipeline/live_bytes.h"
 #include "tests/train/pattern.h"
@@ -100,6 +101,12 @@ TEST_F(TileUnit, Float32WithPrecisionHighLearnsAsWithoutItWithinOneInTwentyThous
 }
 
 static_assert(plan::kTokensPackedWhileRead == kernels::kRowsPackedWhileRead);
+
+TEST_F(TileUnit, ProductsOfFloat32PackWhatPlansCount) {
+  constexpr std::int64_t kDepth = 1024, kMost = plan::kMostPackedOperandBytes / 6 / kDepth;
+  EXPECT_TRUE(kernels::fits_packed(at::kFloat, kMost, kDepth));
+  EXPECT_FALSE(kernels::fits_packed(at::kFloat, kMost + 32, kDepth));
+}
 
 TEST_F(TileUnit, PackedWeightsTakeTheBytesThatThePlanSays) {
   kernels::cpu::emulate_tiles(true);

@@ -329,10 +329,19 @@ std::int64_t loss_chunk_tokens(const config::RunConfig& config) {
   return config.parallel.device == "cuda" ? 8192 : 1024;
 }
 
+namespace {
+
+/// The instruction set of a rank on its processor.
+std::string_view kernels_of(const config::TrainConfig& train, std::string_view processor) {
+  return train.kernels == "auto" ? processor : std::string_view(train.kernels);
+}
+
+}  // namespace
+
 bool packs_weights(const config::RunConfig& config, std::string_view processor) {
   const config::TrainConfig& train = config.train;
   if (config.parallel.device != "cpu") return false;
-  const std::string_view kernels = train.kernels == "auto" ? processor : train.kernels;
+  const std::string_view kernels = kernels_of(train, processor);
   const bool tiles = kernels == "amx";
   return train.dtype == "bf16" ? tiles || kernels == "avx512_bf16"
                                : tiles && train.dtype == "fp32" && train.matmul_precision == "high";
@@ -349,6 +358,18 @@ std::int64_t packed_weight_bytes(const config::TrainConfig& train, const std::ve
     elements += (shape[0] + kBlock - 1) / kBlock * kBlock * ((shape[1] + kBlock - 1) / kBlock * kBlock);
   }
   return elements * kCopies * numbers * kNumberBytes;
+}
+
+std::int64_t packed_operand_bytes(std::int64_t tokens, std::int64_t out, std::int64_t in) {
+  constexpr std::int64_t kLeastRows = 128, kLeastWidth = 256, kBlock = 32, kElementBytes = 6;
+  const auto packed = [](std::int64_t lines, std::int64_t depth) {
+    const std::int64_t blocks = ((lines + kBlock - 1) / kBlock) * ((depth + kBlock - 1) / kBlock);
+    return std::min(kMostPackedOperandBytes, blocks * kBlock * kBlock * kElementBytes);
+  };
+  if (tokens < kLeastRows || std::min(out, in) < kLeastWidth) return 0;
+  const std::int64_t weight = packed(out, in);
+  const std::int64_t most = std::max(packed(tokens, in), packed(tokens, out)) + weight;
+  return tokens < kLeastWidth ? most : std::max(most, packed(out, tokens) + packed(in, tokens));
 }
 
 std::int64_t zeros_of_norms(const ModelShape& shape, const std::vector<ParameterSpec>& specs) {
@@ -402,6 +423,35 @@ std::vector<ParameterSpec> with_copies(const ResolvedRun& run, std::vector<Param
   return specs;
 }
 
+/// Tokens of a microbatch that have logits (parallel/output_layer.h): of a BERT's the masked ones, unless these are
+/// nearly all.
+std::int64_t tokens_with_logits(const ResolvedRun& run) {
+  const std::int64_t tokens = tokens_of(run.config, run.shape.encoder_decoder());
+  const double share = run.config.data.mask_prob;
+  if (!run.shape.masked_lm_head || share > 7.0 / 8) return tokens;
+  return std::max<std::int64_t>(1, static_cast<std::int64_t>(std::ceil(share * static_cast<double>(tokens))));
+}
+
+/// Of the rank's products that of which most is packed, packed_operand_bytes(). Experts count with all tokens.
+std::int64_t most_packed_bytes(const ResolvedRun& run, const std::vector<StageSpec>& parts,
+                               const std::vector<ParameterSpec>& specs, std::string_view processor) {
+  const config::RunConfig& config = run.config;
+  if (config.parallel.device != "cpu" || config.train.dtype != "fp32" || kernels_of(config.train, processor) != "amx")
+    return 0;
+  const bool has_output = std::ranges::any_of(parts, &StageSpec::output);
+  std::int64_t most = 0;
+  for (const ParameterSpec& spec : specs) {
+    const bool is_output = spec.is_word_matrix() && has_output && run.shape.predicts_tokens();
+    if (spec.shape.size() != 2 || (spec.depth == 0 && !is_output)) continue;
+    const bool decoder = run.shape.encoder_decoder() && spec.name.starts_with("decoder.");
+    const std::int64_t tokens =
+        is_output ? std::min(loss_chunk_tokens(config), tokens_with_logits(run)) : tokens_of(config, decoder);
+    const std::vector<std::int64_t> shape = spec.local_shape();
+    most = std::max(most, packed_operand_bytes(tokens, shape[0], shape[1]));
+  }
+  return most;
+}
+
 /// What a rank holds whatever its schedule.
 MemoryPlan held_by(const ResolvedRun& run, int tp_rank, const std::vector<StageSpec>& parts,
                    std::string_view processor) {
@@ -428,22 +478,16 @@ MemoryPlan held_by(const ResolvedRun& run, int tp_rank, const std::vector<StageS
         (frozen->pool ? frozen->pool->size + owned_elements(frozen->layout, owners_of(run)) : frozen->layout.size) *
         element.value;
   memory.parameters += zeros_of_norms(run.shape, frozen ? frozen->specs : specs) * element.value;
-  if (!packs_weights(config, processor)) return memory;
+  if (!packs_weights(config, processor)) {
+    memory.packed_weights = most_packed_bytes(run, parts, frozen ? frozen->specs : specs, processor);
+    return memory;
+  }
   const std::vector<ParameterSpec> multiplied = with_copies(run, frozen ? frozen->specs : specs);
   const std::optional<ParameterPool>& in_turn = frozen ? frozen->pool : values;
   memory.packed_weights =
       in_turn ? packed_in_turn_bytes(config.train, multiplied, frozen ? frozen->layout : layout, *in_turn)
               : packed_weight_bytes(config.train, multiplied);
   return memory;
-}
-
-/// Tokens of a microbatch that have logits (parallel/output_layer.h): of a BERT's the masked ones, unless these are
-/// nearly all.
-std::int64_t tokens_with_logits(const ResolvedRun& run) {
-  const std::int64_t tokens = tokens_of(run.config, run.shape.encoder_decoder());
-  const double share = run.config.data.mask_prob;
-  if (!run.shape.masked_lm_head || share > 7.0 / 8) return tokens;
-  return std::max<std::int64_t>(1, static_cast<std::int64_t>(std::ceil(share * static_cast<double>(tokens))));
 }
 
 /// Of the last stage. A loss of preferences or of a teacher has all logits of a microbatch, whole on each rank of tp:

@@ -63,6 +63,14 @@ inline constexpr std::int64_t kTokensPackedWhileRead = 256;
 /// Parameters of depth 0 are not counted.
 std::int64_t packed_weight_bytes(const config::TrainConfig& train, const std::vector<ParameterSpec>& specs);
 
+/// The most bytes that a product of float32 on AMX packs an operand into; larger products are cut
+/// (kernels/tile_matmul.h, set_most_packed_words()).
+inline constexpr std::int64_t kMostPackedOperandBytes = std::int64_t{24} << 20;
+
+/// Bytes of both operands of a layer's product that packs the most, of those that AMX computes as six of bf16
+/// (kernels::on_tiles()): x [tokens, in] with W [out, in], and both products of backward. 0: all are too small.
+std::int64_t packed_operand_bytes(std::int64_t tokens, std::int64_t out, std::int64_t in);
+
 /// Numbers of the zeros that a rank with these parameters has in place of biases: a LayerNorm without one adds them.
 std::int64_t zeros_of_norms(const ModelShape& shape, const std::vector<ParameterSpec>& specs);
 
@@ -74,7 +82,7 @@ struct MemoryPlan {
   std::int64_t parameters = 0;  ///< and zeros_of_norms()
   std::int64_t gradients = 0;
   std::int64_t optimizer_state = 0;  ///< masters and moments of what the rank updates; scales of fp8
-  std::int64_t packed_weights = 0;   ///< where packs_weights()
+  std::int64_t packed_weights = 0;   ///< where packs_weights(); of other float32 on AMX packed_operand_bytes()
   std::int64_t activations = 0;      ///< at their peak, by simulation of the schedule
   std::int64_t logits = 0;           ///< of the tokens whose logits are held at once, where the output layer is
   std::int64_t total() const {
