@@ -9,12 +9,12 @@ sys.path.append(str(pathlib.Path(__file__).resolve().parents[2] / "testing"))
 from program import run  # noqa: E402
 
 RECIPE = pathlib.Path(__file__).resolve().parents[3] / "configs/llama_tiny.toml"
-LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64, "vocab_size": 96,
+LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64, "vocab_size": 128,
          "intermediate_size": 160, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
          "max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "hidden_act": "silu", "rope_theta": 10000.0,
          "tie_word_embeddings": False}
 # Queries and output, keys and values, gate, value and their sum, two norms; the last norm, the tokens in and out.
-NUMBERS = 3 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 160 + 2 * 64) + 64 + 2 * 96 * 64
+NUMBERS = 3 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 160 + 2 * 64) + 64 + 2 * 128 * 64
 
 
 class PlanTeacher(unittest.TestCase):
@@ -28,7 +28,7 @@ class PlanTeacher(unittest.TestCase):
         (self.folder / "config.json").write_text(json.dumps(fields))
 
     def plan(self, *words, code=0):
-        return run("plan", RECIPE, "--vocab-size", 96, "--train.dtype", "fp32", *words, code=code)
+        return run("plan", RECIPE, "--vocab-size", 128, "--train.dtype", "fp32", *words, code=code)
 
     def test_its_weights_are_a_row_and_in_the_total(self):
         without = json.loads(self.plan("--json"))["memory_bytes"]
