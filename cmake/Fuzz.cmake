@@ -3,7 +3,7 @@
 # ctest runs each for a moment; scripts/fuzz.sh runs 1,000,000 mutations of each under the sanitizers.
 set(MEGATRON_FUZZ_RUNS 2000 CACHE STRING "Mutations of each fuzz target that ctest runs")
 # Those that read what others wrote, as far as they need no torch.
-set(fuzz_folders base schedule config text data corpus tasks plan serve)
+set(fuzz_folders base schedule config text data corpus tasks plan families serve)
 if(CMAKE_CXX_COMPILER_ID MATCHES "Clang")
   foreach(folder ${fuzz_folders})  # libFuzzer searches by what the libraries tell it of the branches taken
     target_compile_options(megatron_${folder} PRIVATE -fsanitize=fuzzer-no-link)
