@@ -5,6 +5,8 @@
 // foreach_target.h comes first
 #include <hwy/highway.h>
 
+#include <hwy/cache_control.h>
+
 #include <algorithm>
 
 #include "megatron/kernels/cpu/products/epilogue.h"
@@ -106,6 +108,24 @@ void write(const float* sums, std::size_t stride, std::size_t rows, std::size_t 
   });
 }
 
+/// c = or += the float32 sums, where a row of float32 c begins at a vector around the caches.
+void stream(const float* sums, std::size_t stride, std::size_t rows, std::size_t columns, const MutableMatrix& c,
+            bool accumulate) {
+  const Floats d;
+  const std::size_t lanes = hn::Lanes(d);
+  for (std::size_t i = 0; i < rows; ++i, sums += stride) {
+    float* const to = static_cast<float*>(c.at(i, 0).data);
+    const bool aligned = reinterpret_cast<std::uintptr_t>(to) % (lanes * sizeof(float)) == 0;
+    const std::size_t whole = aligned ? columns / lanes * lanes : 0;
+    for (std::size_t j = 0; j < whole; j += lanes) {
+      const F sum = hn::LoadU(d, sums + j);
+      hn::Stream(accumulate ? hn::Add(sum, hn::Load(d, to + j)) : sum, d, to + j);
+    }
+    write(sums + whole, stride, 1, columns - whole, c.at(i, whole), accumulate);
+  }
+  hwy::FlushStream();
+}
+
 void block(const Product& p, const Epilogue& epilogue, float* scratch) {
   constexpr std::size_t kStride = kBlockColumns + kRowGap;
   // Where c is float32 and its vectors are whole, the sums are taken in c itself.
@@ -151,6 +171,7 @@ HWY_AFTER_NAMESPACE();
 namespace megatron::kernels::cpu {
 HWY_EXPORT(block);
 HWY_EXPORT(write);
+HWY_EXPORT(stream);
 
 void product_block(const Product& product, const Epilogue& epilogue, float* scratch) {
   HWY_DYNAMIC_DISPATCH(block)(product, epilogue, scratch);
@@ -158,6 +179,10 @@ void product_block(const Product& product, const Epilogue& epilogue, float* scra
 void write_sums(const float* sums, std::size_t stride, std::size_t rows, std::size_t columns, const MutableMatrix& c,
                 bool accumulate) {
   HWY_DYNAMIC_DISPATCH(write)(sums, stride, rows, columns, c, accumulate);
+}
+void stream_sums(const float* sums, std::size_t stride, std::size_t rows, std::size_t columns, const MutableMatrix& c,
+                 bool accumulate) {
+  HWY_DYNAMIC_DISPATCH(stream)(sums, stride, rows, columns, c, accumulate);
 }
 
 }  // namespace megatron::kernels::cpu

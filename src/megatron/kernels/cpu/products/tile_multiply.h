@@ -35,11 +35,21 @@ struct Ahead {
     second += step;
   }
 };
+/// Asks for a quarter of a piece of a packed operand into the first cache: in the second the matrix unit would wait for
+/// each line of a tile.
+template <std::size_t kQuarter>
+void ask_for_quarter(const std::uint16_t* piece) {
+  constexpr std::size_t kLines = 8, kLineWords = 32;
+#pragma GCC unroll 8
+  for (std::size_t i = kQuarter * kLines; i < (kQuarter + 1) * kLines; ++i)
+    __builtin_prefetch(piece + i * kLineWords, 0, 3);
+}
 /// Prefetches into the first cache, of left operands, and into the second. Passed by reference and read by words: a
 /// copy by vectors of what was just written waits until all stores of tiles before it are done, a tenth of a product's
 /// time.
 struct AheadOfBoth {
   Ahead left, right;
+  const std::uint16_t* next = nullptr;  ///< the right panel that is multiplied next; null: what lies behind this one
   void ask() {
     left.ask<1>();
     right.ask<2>();
@@ -106,14 +116,20 @@ void multiply_tiles(Tiles& tiles, const LeftPanel& a, const std::uint16_t* b, st
   const SumTiles at(tiles, sums, stride, accumulate);
   AheadOfBoth ahead = what;
   const std::byte* left = a.data;
+  const std::uint16_t* const next = what.next != nullptr ? what.next : b + pieces * kPieceWords;
   for (std::size_t i = 0; i < pieces; ++i, left += a.piece, b += kPieceWords) {
+    const std::uint16_t* const soon = i + 1 < pieces ? b + kPieceWords : next;
     tiles.template load<6>(b, kTileRowBytes);
     tiles.template load<4>(left, a.stride);
+    ask_for_quarter<0>(soon);
     tiles.template multiply<0, 4, 6>();
     tiles.template load<7>(b + kTileWords, kTileRowBytes);
+    ask_for_quarter<1>(soon);
     tiles.template multiply<1, 4, 7>();
     tiles.template load<5>(left + a.second, a.stride);
+    ask_for_quarter<2>(soon);
     tiles.template multiply<2, 5, 6>();
+    ask_for_quarter<3>(soon);
     tiles.template multiply<3, 5, 7>();
     ahead.ask();
   }

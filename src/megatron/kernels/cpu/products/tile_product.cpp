@@ -14,6 +14,8 @@ constexpr std::size_t kDepthPieces = 8;  // of a row panel: 16 KB, which stays i
 constexpr std::size_t kSplitPieces = 4, kSplitPanels = 12;
 constexpr std::size_t kChunkParts = 6;          // as many times as many of column panels stay in the second
 constexpr std::size_t kGroupBytes = 800 << 10;  // of column panels, in that chunk
+// Where they are packed before, and the depth is one chunk: the next group's come into the second cache meanwhile.
+constexpr std::size_t kPackedGroupBytes = 500 << 10;
 constexpr std::size_t kMostPanels = 64, kMostDeepPanels = 16;  // of a group
 constexpr std::size_t kGap = 16;  // floats, so that the rows of a tile do not share cache sets
 
@@ -21,7 +23,7 @@ constexpr std::size_t kGap = 16;  // floats, so that the rows of a tile do not s
 /// in the second cache while the rows go by, 32 at a time, of which the pieces of a part stay in the first.
 struct Cut {
   bool split;
-  std::size_t halves, pieces, parts, chunks, chunk_pieces, panels, most_panels;
+  std::size_t halves, pieces, parts, chunks, group_bytes, chunk_pieces, panels, most_panels;
 
   explicit Cut(const TileProduct& p)
       : split(p.parts > 1),
@@ -29,6 +31,7 @@ struct Cut {
         pieces(pieces_of(p.depth)),
         parts(std::max<std::size_t>(over(pieces, depth_pieces()), 1)),
         chunks(over(parts, split ? 1 : kChunkParts)),
+        group_bytes(p.packed_b != nullptr && chunks == 1 ? kPackedGroupBytes : kGroupBytes),
         chunk_pieces(over(pieces * over(parts, chunks), parts)),
         panels(panels_of(p.columns)),
         most_panels(panels_at_once() / halves) {}
@@ -36,7 +39,7 @@ struct Cut {
   /// Panels of a group.
   std::size_t panels_at_once() const {
     if (split) return kSplitPanels;
-    return std::min(kGroupBytes / (std::max<std::size_t>(chunk_pieces, 1) * kPieceWords * sizeof(std::uint16_t)),
+    return std::min(group_bytes / (std::max<std::size_t>(chunk_pieces, 1) * kPieceWords * sizeof(std::uint16_t)),
                     chunks > 1 ? kMostDeepPanels : kMostPanels);
   }
   /// Pieces of depth of a part: those of a row panel stay in the first cache.
@@ -155,14 +158,15 @@ class Worker {
     const std::size_t column = begin_ * kPanelLines, columns = std::min(p_.columns, end_ * kPanelLines) - column;
     const std::size_t rows = std::min(kPanelLines, p_.rows - row), half = static_cast<std::size_t>(p_.epilogue.half);
     const MutableMatrix c = p_.c.at(row, column);
-    // Where c is float32 and the tiles are whole, the sums are taken in c itself: in the same places however the
-    // product is cut, since another order of sums has other bits.
-    const bool in_c = c.type == ElementType::Float32 && rows == kPanelLines && p_.fills_panels;
+    // Where c is float32, the tiles are whole and the depth has several chunks, the sums are taken in c itself: in the
+    // same places however the product is cut, since another order of sums has other bits.
+    const bool to_float = c.type == ElementType::Float32, one_chunk = cut_.chunks == 1;
+    const bool in_c = to_float && !one_chunk && rows == kPanelLines && p_.fills_panels;
     const std::size_t held = (end_ - begin_) * kPanelLines, row_floats = cut_.halves * held + kGap;
     float* const data = in_c ? static_cast<float*>(c.data) : sums_ + (cut_.chunks > 1 ? row : 0) * row_floats;
     const Sums sums{data, in_c ? static_cast<std::size_t>(c.row) : row_floats, in_c ? half : held};
     const std::size_t end = cut_.part_before(chunk_ + 1);
-    const bool reads_c = p_.accumulate || chunk_ > 0;
+    const bool reads_c = p_.accumulate || chunk_ > 0, last_chunk = chunk_ + 1 == cut_.chunks;
     for (std::size_t part = cut_.part_before(chunk_); part < end; ++part) {
       const std::size_t piece = cut_.pieces_before(part) - first_, next = cut_.pieces_before(part + 1) - first_;
       const bool accumulate = part > 0 || (in_c && p_.accumulate);
@@ -170,6 +174,7 @@ class Worker {
       for (std::size_t i = 0; i < group_panels(); ++i) {
         float* const to = data + i / (end_ - begin_) * sums.second + i % (end_ - begin_) * kPanelLines;
         if (part + 1 == end && in_c && reads_c && row + kPanelLines < p_.rows) prefetch_sums(c.at(kPanelLines, 0), i);
+        if (part + 1 == end && last_chunk && p_.epilogue.u != nullptr) ask_for_inputs(row, rows, i);
         if constexpr (kSplits) {
           if (p_.parts > 1) {
             multiply_split_tiles(tiles_, a, right(i, piece), part_steps(), next - piece, to, sums.stride, accumulate,
@@ -180,9 +185,11 @@ class Worker {
         multiply_tiles(tiles_, a, right(i, piece), next - piece, to, sums.stride, accumulate, ahead(row, part, i));
       }
     }
-    if (chunk_ + 1 < cut_.chunks) return;
+    if (!last_chunk) return;
     if (p_.epilogue.kind != Epilogue::Kind::None)
       finish(sums, rows, columns, c, p_.epilogue.at(row, column, c.type));
+    else if (to_float && one_chunk && !cut_.split)  // a weight's gradient: much later it is read
+      stream_sums(sums.data, sums.stride, rows, columns, c, p_.accumulate);
     else if (!in_c)
       write_sums(sums.data, sums.stride, rows, columns, c, p_.accumulate);
   }
@@ -193,7 +200,14 @@ class Worker {
     if constexpr (std::is_same_v<Tiles, DotTiles>)
       return {};
     else
-      return {left_ahead(row, part, i), right_ahead(row, part, i)};
+      return {left_ahead(row, part, i), right_ahead(row, part, i), next_right(part, i)};
+  }
+
+  /// The panel of columns that comes after panel number `i`.
+  const std::uint16_t* next_right(std::size_t part, std::size_t i) const {
+    if (++i < group_panels()) return right(i, cut_.pieces_before(part) - first_);
+    const bool last = part + 1 == cut_.part_before(chunk_ + 1);
+    return right(0, last ? 0 : cut_.pieces_before(part + 1) - first_);
   }
 
   /// What the next chunk, of the group or the next one, reads of operands that are split: with panel number `i` of
@@ -230,16 +244,22 @@ class Worker {
     return {line(begin), line(end - 1), next.piece};
   }
 
-  /// Of b, where it is not packed: what panel number `i` of the next chunk or group is made of, a share with each panel
-  /// of rows.
+  /// Of b: what panel number `i` of the next chunk or group is, or is made of; a share with each panel of rows.
   Ahead right_ahead(std::size_t row, std::size_t part, std::size_t i) const {
-    if (p_.packed_b != nullptr) return {};
     const bool last = chunk_ + 1 == cut_.chunks;
     const std::size_t panel = panel_of(i) + (last ? end_ - begin_ : 0);
     const std::size_t from = last ? 0 : first_ + count_, line = panel * kPanelLines;
     const std::size_t piece = cut_.pieces_before(part) - first_;
     if ((last && end_ + i % (end_ - begin_) >= cut_.panels) || from + piece >= cut_.pieces) return {};
     const std::size_t shares = panels_of(p_.rows), share = row / kPanelLines;
+    if (p_.packed_b != nullptr) {
+      constexpr std::size_t kLineWords = 32, kPieceLines = kPieceWords / kLineWords;
+      const std::size_t lines = (cut_.pieces_before(part + 1) - first_ - piece) * kPieceLines;
+      const std::uint16_t* const pieces = p_.packed_b + (panel * cut_.pieces + from + piece) * kPieceWords;
+      const auto* const at = reinterpret_cast<const std::byte*>(pieces + lines * share / shares * kLineWords);
+      const std::ptrdiff_t each = shares < kPieceLines ? 2 : 1;  // lines with a piece: two suffice from 16 panels on
+      return {at, at + 64 * (each - 1), 64 * each};
+    }
     const std::size_t begin = kPanelLines * share / shares, end = kPanelLines * (share + 1) / shares;
     if (begin == end) return {};
     const Matrix lines = p_.b.transposed();
@@ -261,6 +281,20 @@ class Worker {
       const auto* const at = static_cast<const float*>(c.at(r, column).data);
       __builtin_prefetch(at, 1, 2);
       __builtin_prefetch(at + 16, 1, 2);
+    }
+  }
+
+  /// Asks for what the way back through an activation reads of these rows beside the sums, of panel number `i`.
+  void ask_for_inputs(std::size_t row, std::size_t rows, std::size_t i) const {
+    const Epilogue of = p_.epilogue.at(row, panel_of(i) * kPanelLines, p_.c.type);
+    const auto size = static_cast<std::ptrdiff_t>(element_size(p_.c.type));
+    const std::ptrdiff_t bytes = static_cast<std::ptrdiff_t>(kPanelLines) * size;
+    const auto* at = static_cast<const std::byte*>(of.u);
+    for (std::size_t r = 0; r < rows; ++r, at += of.u_row * size) {
+      for (std::ptrdiff_t line = 0; line < bytes; line += 64) {
+        __builtin_prefetch(at + line, 0, 2);
+        if (of.half != 0) __builtin_prefetch(at + of.half * size + line, 0, 2);
+      }
     }
   }
 
