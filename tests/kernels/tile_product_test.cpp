@@ -189,6 +189,36 @@ TEST_F(TileProductTest, NoBitOfAFloat32NumberIsLost) {
   EXPECT_TRUE(kernels::linear(x, w).eq(-0x1.fffffep+3f).all().item<bool>());
 }
 
+// With few threads a wide operand is packed while it is read, a chunk at a time; with many both are packed before.
+TEST_F(TileProductTest, WhoPacksAnOperandOfFloat32DoesNotChangeTheResult) {
+  const at::Tensor x = at::randn({448, 270}), w = at::randn({512, 270}), dy = at::randn({448, 512});
+  const at::Tensor bias = at::randn({512}), begin = at::randn({512, 270}), thin = at::randn({130, 270});
+  ASSERT_TRUE(on_tiles(x, w));
+  const auto results = [&] {
+    const at::Tensor grad = begin.clone();
+    linear_weight_gradient(grad, dy, x, 1.0);
+    const ActivatedOutput gated = linear_activation(x, w, bias, Activation::Silu, true);
+    return std::vector{kernels::linear(x, w),
+                       linear_input_gradient(dy, w),
+                       grad,
+                       gated.u,
+                       gated.y,
+                       kernels::linear(thin, w, nullptr, bias)};
+  };
+  const at::Tensor y = at::matmul(wide(x), wide(w).t());
+  const std::vector<at::Tensor> truths = {y, at::matmul(wide(dy), wide(w)),
+                                          wide(begin) + at::matmul(wide(dy).t(), wide(x)), y + wide(bias)};
+  const auto alone = results();
+  for (std::size_t i = 0; i < truths.size(); ++i)
+    EXPECT_LT(relative_error(alone[i], truths[i]), kFloat) << "result " << i;
+  for (const int threads : {2, 3}) {
+    configure_thread(threads);
+    const auto together = results();
+    for (std::size_t i = 0; i < alone.size(); ++i)
+      EXPECT_TRUE(together[i].equal(alone[i])) << "result " << i << ", " << threads << " threads";
+  }
+}
+
 TEST_F(TileProductTest, LargeOperandsOfFloat32AreCut) {
   const at::Tensor x = at::randn({130, 270}), w = at::randn({320, 270}), bias = at::randn({320});
   const at::Tensor dy = at::randn({130, 320}), begin = at::randn({320 * 270 + 14}), dz = at::randn({130, 300});

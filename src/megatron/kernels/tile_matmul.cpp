@@ -74,6 +74,28 @@ Cut cut_of_plain(const cpu::TileProduct& p, std::size_t threads) {
   const std::size_t down = std::max(parts_of(p.rows, kRows), parts_of(threads, across));
   return {whole_panels(parts_of(p.rows, down)), whole_panels(parts_of(p.columns, across))};
 }
+
+// Products of operands that are split. The sums of a group of panels of columns stay in the second cache, so many
+// blocks, and beside them what a chunk of 128 of the depth adds to them: of b 24 KB a panel, and the panel of rows.
+constexpr std::size_t kSumBlocks = 192, kMostSplitPanels = 16;
+/// Panels of columns of a group beside so many rows.
+std::size_t split_panels(std::size_t rows) {
+  return std::min(kSumBlocks / std::max<std::size_t>(cpu::panels_of(rows), 1), kMostSplitPanels);
+}
+/// Whether each thread packs b, chunk by chunk, while it reads it, where both operands would else be packed before,
+/// once for all threads: where all rows are one piece of work, so that nothing of b is packed twice.
+bool packs_split_b(std::size_t rows, std::size_t columns, std::size_t all_columns, std::size_t threads) {
+  constexpr std::size_t kMostRows = 1024, kLeastColumns = 256;
+  return rows <= std::min(kMostRows, all_columns) && columns >= threads * kLeastColumns;
+}
+/// All rows of some columns.
+Cut cut_of_columns(const cpu::TileProduct& p, std::size_t threads) {
+  constexpr std::size_t kLeastColumns = 256;
+  Cut cut{whole_panels(p.rows), whole_panels(parts_of(p.columns, threads))};
+  if (cut.columns >= 2 * kLeastColumns) cut.columns = whole_panels(cut.columns / 2);
+  return cut;
+}
+
 /// With fewer rows a piece, and several pieces of the same columns, it is packed once before.
 constexpr std::size_t kRowsWorthPacking = 1024;
 /// Operands of float32 are packed before, once for all threads.
@@ -192,32 +214,40 @@ void tile_matmul(const at::Tensor& c, const at::Tensor& a_any, const at::Tensor&
   const std::size_t parts = parts_of(a);
   if (parts > 1 && !splits(cpu::tile_unit())) throw std::logic_error("float32 is split for tiles alone");
   if (parts > 1 && multiply_by_parts(c, a, plain_b, packed_b, accumulate, epilogue)) return;
-  if (parts > 1 && !packed_b.defined())
-    return tile_matmul(c, a, plain_b, pack_for_tiles(plain_b), accumulate, epilogue);
-  const at::Tensor packed_a = parts > 1 ? packed_lines(a, cpu::TileSide::Left) : at::Tensor();
   const auto depth = static_cast<std::size_t>(a.size(1));
   // What two halves have in common, and so has a product whose gradient goes to two.
   const auto columns = static_cast<std::size_t>(epilogue.half != 0 ? epilogue.half : c.size(1));
-  const std::uint16_t* const b = packed_b.defined() ? words_of(packed_b) : nullptr;
-  const cpu::TileProduct whole{static_cast<std::size_t>(c.size(0)),
-                               columns,
-                               depth,
-                               cpu::matrix(a),
-                               cpu::matrix(plain_b),
-                               packed_a.defined() ? words_of(packed_a) : nullptr,
-                               b,
-                               packed_a.defined() ? static_cast<std::size_t>(packed_a.size(1)) : 0,
-                               b != nullptr ? static_cast<std::size_t>(packed_b.size(1)) : 0,
-                               parts,
-                               columns % cpu::kPanelLines == 0,
-                               cpu::mutable_matrix(c),
-                               accumulate,
-                               epilogue};
   const int threads = cpu::num_threads();
-  const Cut cut = packed_b.defined() ? cut_of(whole, static_cast<std::size_t>(threads))
-                                     : cut_of_plain(whole, static_cast<std::size_t>(threads));
-  if (!packed_b.defined() && cut.rows < std::min(whole.rows, kRowsWorthPacking))
+  const auto rows = static_cast<std::size_t>(c.size(0)), halves = std::size_t{epilogue.two_halves() ? 2u : 1u};
+  const bool packs_b = parts > 1 && !packed_b.defined() &&
+                       packs_split_b(rows, columns, columns * halves, static_cast<std::size_t>(threads));
+  if (parts > 1 && !packs_b && !packed_b.defined())
     return tile_matmul(c, a, plain_b, pack_for_tiles(plain_b), accumulate, epilogue);
+  const at::Tensor packed_a = parts > 1 ? packed_lines(a, cpu::TileSide::Left) : at::Tensor();
+  const std::uint16_t* const b = packed_b.defined() ? words_of(packed_b) : nullptr;
+  cpu::TileProduct whole{rows,
+                         columns,
+                         depth,
+                         cpu::matrix(a),
+                         cpu::matrix(plain_b),
+                         packed_a.defined() ? words_of(packed_a) : nullptr,
+                         b,
+                         packed_a.defined() ? static_cast<std::size_t>(packed_a.size(1)) : 0,
+                         b != nullptr ? static_cast<std::size_t>(packed_b.size(1)) : 0,
+                         parts,
+                         kMostSplitPanels,
+                         columns % cpu::kPanelLines == 0,
+                         cpu::mutable_matrix(c),
+                         accumulate,
+                         epilogue};
+  const Cut cut = [&] {
+    const auto count = static_cast<std::size_t>(threads);
+    if (packs_b) return cut_of_columns(whole, count);
+    return packed_b.defined() ? cut_of(whole, count) : cut_of_plain(whole, count);
+  }();
+  if (parts == 1 && !packed_b.defined() && cut.rows < std::min(whole.rows, kRowsWorthPacking))
+    return tile_matmul(c, a, plain_b, pack_for_tiles(plain_b), accumulate, epilogue);
+  whole.split_panels = split_panels(cut.rows);
   const std::size_t across = (columns + cut.columns - 1) / std::max<std::size_t>(cut.columns, 1);
   const std::size_t down = (whole.rows + cut.rows - 1) / cut.rows, panel_words = cpu::packed_words(1, depth);
   cpu::TileProduct largest = whole;

@@ -22,9 +22,9 @@ std::size_t set_most_packed_words(std::size_t words);
 at::Tensor pack_for_tiles(const at::Tensor& b);
 /// c [rows, columns] = or += a [rows, depth] b [depth, columns]. Each operand has a stride of 1 in one dimension, c in
 /// its last. `packed_b`: b as pack_for_tiles() gives it; undefined: threads pack what they read of it, while they read
-/// it, but float32, of which both operands are packed before. With an epilogue nothing is added to, and a half of a
-/// gated unit must be whole panels of 32 columns.
-/// Throws std::logic_error for float32 where on_tiles() never says so.
+/// it, or, of float32 with many rows or few columns, before. The left operand of float32 is always packed before. With
+/// an epilogue nothing is added to, and a half of a gated unit must be whole panels of 32 columns. Throws
+/// std::logic_error for float32 where on_tiles() never says so.
 void tile_matmul(const at::Tensor& c, const at::Tensor& a, const at::Tensor& b, const at::Tensor& packed_b,
                  bool accumulate, const cpu::Epilogue& epilogue = {});
 

@@ -78,42 +78,43 @@ inline LeftPanel packed_panel(const std::uint16_t* left) {
   return {reinterpret_cast<const std::byte*>(left), kTileRowBytes, kSecond, kPieceBytes};
 }
 
-/// The four tiles of sums [32, 32].
-class SumTiles {
- public:
-  template <class Tiles>
-  SumTiles(Tiles& tiles, float* sums, std::size_t stride, bool accumulate)
-      : above_(sums), below_(sums + 16 * stride), row_bytes_(static_cast<std::ptrdiff_t>(stride * sizeof(float))) {
-    if (accumulate) {
-      tiles.template load<0>(above_, row_bytes_);
-      tiles.template load<1>(above_ + 16, row_bytes_);
-      tiles.template load<2>(below_, row_bytes_);
-      tiles.template load<3>(below_ + 16, row_bytes_);
-    } else {
-      tiles.template zero<0>();
-      tiles.template zero<1>();
-      tiles.template zero<2>();
-      tiles.template zero<3>();
-    }
-  }
-  template <class Tiles>
-  void store(Tiles& tiles) const {
-    tiles.template store<0>(above_, row_bytes_);
-    tiles.template store<1>(above_ + 16, row_bytes_);
-    tiles.template store<2>(below_, row_bytes_);
-    tiles.template store<3>(below_ + 16, row_bytes_);
-  }
+/// Where the four tiles of sums [32, 32] lie: in a matrix, or one behind the other.
+struct SumPlace {
+  float* data;
+  std::size_t stride, right, below;  ///< floats between rows of a tile, to the tile right of it, to the one below
 
- private:
-  float *above_, *below_;
-  std::ptrdiff_t row_bytes_;
+  static SumPlace in_matrix(float* data, std::size_t stride) { return {data, stride, 16, 16 * stride}; }
+  static SumPlace in_block(float* data) { return {data, 16, 256, 512}; }
 };
+inline constexpr std::size_t kSumFloats = 32 * 32;
+
+inline void zero_sums(auto& tiles) {
+  tiles.template zero<0>();
+  tiles.template zero<1>();
+  tiles.template zero<2>();
+  tiles.template zero<3>();
+}
+inline void load_sums(auto& tiles, const SumPlace& from) {
+  const auto row_bytes = static_cast<std::ptrdiff_t>(from.stride * sizeof(float));
+  tiles.template load<0>(from.data, row_bytes);
+  tiles.template load<1>(from.data + from.right, row_bytes);
+  tiles.template load<2>(from.data + from.below, row_bytes);
+  tiles.template load<3>(from.data + from.below + from.right, row_bytes);
+}
+inline void store_sums(auto& tiles, const SumPlace& to) {
+  const auto row_bytes = static_cast<std::ptrdiff_t>(to.stride * sizeof(float));
+  tiles.template store<0>(to.data, row_bytes);
+  tiles.template store<1>(to.data + to.right, row_bytes);
+  tiles.template store<2>(to.data + to.below, row_bytes);
+  tiles.template store<3>(to.data + to.below + to.right, row_bytes);
+}
 
 /// sums [32, 32] = or += `pieces` pieces of both operands: two tiles by two, each loaded once a piece.
 template <class Tiles>
 void multiply_tiles(Tiles& tiles, const LeftPanel& a, const std::uint16_t* b, std::size_t pieces, float* sums,
                     std::size_t stride, bool accumulate, const AheadOfBoth& what = {}) {
-  const SumTiles at(tiles, sums, stride, accumulate);
+  const SumPlace at = SumPlace::in_matrix(sums, stride);
+  accumulate ? load_sums(tiles, at) : zero_sums(tiles);
   AheadOfBoth ahead = what;
   const std::byte* left = a.data;
   const std::uint16_t* const next = what.next != nullptr ? what.next : b + pieces * kPieceWords;
@@ -133,7 +134,7 @@ void multiply_tiles(Tiles& tiles, const LeftPanel& a, const std::uint16_t* b, st
     tiles.template multiply<3, 5, 7>();
     ahead.ask();
   }
-  at.store(tiles);
+  store_sums(tiles, at);
 }
 /// The same by AVX512_BF16's dot products of pairs (vdpbf16ps), for a's `rows`, rounded up to 8.
 void multiply_tiles(DotTiles&, const LeftPanel& a, const std::uint16_t* b, std::size_t pieces, float* sums,
@@ -177,11 +178,11 @@ void multiply_pair(Tiles& tiles, const std::byte* a, const LeftPanel& of, const 
   tiles.template multiply<2, 5, 6>();
   tiles.template multiply<3, 5, 7>();
 }
-/// sums = or += the products of those parts of both operands that count (tile_product.h).
+/// The sums at `from` (null: 0) and the products of those parts of both operands that count (tile_product.h), to `to`.
 template <const auto& kPairs, class Tiles>
 void multiply_parts(Tiles& tiles, const LeftPanel& a, const std::uint16_t* b, const PartSteps& parts,
-                    std::size_t pieces, float* sums, std::size_t stride, bool accumulate, AheadOfParts& ahead) {
-  const SumTiles at(tiles, sums, stride, accumulate);
+                    std::size_t pieces, const SumPlace& from, const SumPlace& to, AheadOfParts& ahead) {
+  from.data == nullptr ? zero_sums(tiles) : load_sums(tiles, from);
   const std::byte* left = a.data;
   for (std::size_t i = 0; i < pieces; ++i, left += a.piece, b += kPieceWords) {
     [&]<std::size_t... kPair>(std::index_sequence<kPair...>) {
@@ -190,16 +191,15 @@ void multiply_parts(Tiles& tiles, const LeftPanel& a, const std::uint16_t* b, co
     (std::make_index_sequence<std::size(kPairs)>());
     ahead.ask();
   }
-  at.store(tiles);
+  store_sums(tiles, to);
 }
 template <class Tiles>
 void multiply_split_tiles(Tiles& tiles, const LeftPanel& a, const std::uint16_t* b, const PartSteps& parts,
-                          std::size_t pieces, float* sums, std::size_t stride, bool accumulate,
-                          AheadOfParts ahead = {}) {
+                          std::size_t pieces, const SumPlace& from, const SumPlace& to, AheadOfParts ahead = {}) {
   if (parts.count == 2)
-    multiply_parts<kPairsOfTwo>(tiles, a, b, parts, pieces, sums, stride, accumulate, ahead);
+    multiply_parts<kPairsOfTwo>(tiles, a, b, parts, pieces, from, to, ahead);
   else
-    multiply_parts<kPairsOfThree>(tiles, a, b, parts, pieces, sums, stride, accumulate, ahead);
+    multiply_parts<kPairsOfThree>(tiles, a, b, parts, pieces, from, to, ahead);
 }
 
 }  // namespace megatron::kernels::cpu

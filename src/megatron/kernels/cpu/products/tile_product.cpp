@@ -9,9 +9,8 @@ namespace megatron::kernels::cpu {
 namespace {
 
 constexpr std::size_t kDepthPieces = 8;  // of a row panel: 16 KB, which stays in the first cache
-// Operands that are split are packed before and read from the third cache. The sums of a group stay in the second, and
-// what a chunk of both operands, one part, adds to them: 12 panels of columns and as many rows or fewer.
-constexpr std::size_t kSplitPieces = 4, kSplitPanels = 12;
+// Of operands that are split: a piece of a chunk, all parts, takes 6 KB.
+constexpr std::size_t kSplitPieces = 4;
 constexpr std::size_t kChunkParts = 6;          // as many times as many of column panels stay in the second
 constexpr std::size_t kGroupBytes = 800 << 10;  // of column panels, in that chunk
 // Where they are packed before, and the depth is one chunk: the next group's come into the second cache meanwhile.
@@ -23,10 +22,11 @@ constexpr std::size_t kGap = 16;  // floats, so that the rows of a tile do not s
 /// in the second cache while the rows go by, 32 at a time, of which the pieces of a part stay in the first.
 struct Cut {
   bool split;
-  std::size_t halves, pieces, parts, chunks, group_bytes, chunk_pieces, panels, most_panels;
+  std::size_t group, halves, pieces, parts, chunks, group_bytes, chunk_pieces, panels, most_panels;
 
   explicit Cut(const TileProduct& p)
       : split(p.parts > 1),
+        group(p.split_panels),
         halves(p.epilogue.two_halves() ? 2 : 1),
         pieces(pieces_of(p.depth)),
         parts(std::max<std::size_t>(over(pieces, depth_pieces()), 1)),
@@ -38,7 +38,7 @@ struct Cut {
 
   /// Panels of a group.
   std::size_t panels_at_once() const {
-    if (split) return kSplitPanels;
+    if (split) return group;
     return std::min(group_bytes / (std::max<std::size_t>(chunk_pieces, 1) * kPieceWords * sizeof(std::uint16_t)),
                     chunks > 1 ? kMostDeepPanels : kMostPanels);
   }
@@ -49,8 +49,14 @@ struct Cut {
   std::size_t part_before(std::size_t chunk) const { return parts * chunk / chunks; }
   /// The most panels that a group has.
   std::size_t group_panels() const { return std::min(most_panels, panels) * halves; }
-  std::size_t sums(std::size_t rows) const {
-    return over(chunks > 1 ? rows : kPanelLines, kPanelLines) * kPanelLines * (group_panels() * kPanelLines + kGap);
+  /// Floats of rows of sums: of all rows, of split operands of one panel of them.
+  std::size_t row_sums(std::size_t rows) const {
+    return over(chunks > 1 && !split ? rows : kPanelLines, kPanelLines) * kPanelLines *
+           (group_panels() * kPanelLines + kGap);
+  }
+  /// Floats of blocks of sums, which those of split operands are until their last chunk.
+  std::size_t block_sums(std::size_t rows) const {
+    return split && chunks > 1 ? panels_of(rows) * group_panels() * kSumFloats : 0;
   }
 };
 
@@ -63,7 +69,8 @@ class Worker {
         cut_(product),
         left_(reinterpret_cast<std::uint16_t*>(scratch)),
         right_(left_ + left_words(product)),
-        sums_(reinterpret_cast<float*>(right_ + right_words(product))) {}
+        blocks_(reinterpret_cast<float*>(right_ + right_words(product))),
+        sums_(blocks_ + cut_.block_sums(product.rows)) {}
 
   /// Dot products are not so much faster than those of float32 that operands would be split for them: tile_matmul()
   /// refuses it.
@@ -77,10 +84,11 @@ class Worker {
   }
   static std::size_t right_words(const TileProduct& p) {
     const Cut cut(p);
-    return p.packed_b != nullptr ? 0 : cut.group_panels() * cut.chunk_pieces * kPieceWords;
+    return p.packed_b != nullptr ? 0 : cut.group_panels() * cut.chunk_pieces * kPieceWords * p.parts;
   }
   static std::size_t bytes(const TileProduct& p) {
-    return (left_words(p) + right_words(p)) * sizeof(std::uint16_t) + Cut(p).sums(p.rows) * sizeof(float);
+    return (left_words(p) + right_words(p)) * sizeof(std::uint16_t) +
+           (Cut(p).block_sums(p.rows) + Cut(p).row_sums(p.rows)) * sizeof(float);
   }
 
   void run() {
@@ -110,21 +118,24 @@ class Worker {
   void pack_left() {
     if (p_.packed_a != nullptr) return;
     const std::size_t row = reads_in_place(p_) ? p_.rows / kPanelLines * kPanelLines : 0;
-    if (row < p_.rows) pack_lines(p_.a.at(row, first_ * kPieceDepth), p_.rows - row, TileSide::Left, left_);
+    if (row < p_.rows) pack_lines(p_.a.at(row, first_ * kPieceDepth), p_.rows - row, TileSide::Left, left_, 0);
   }
   void pack_right() {
     for (std::size_t half = 0; half < cut_.halves; ++half) {
       const std::size_t line = panel_of(half * (end_ - begin_)) * kPanelLines;
       const std::size_t lines = std::min(p_.columns, end_ * kPanelLines) - begin_ * kPanelLines;
       pack_lines(p_.b.transposed().at(line, first_ * kPieceDepth), lines, TileSide::Right,
-                 right_ + half * (end_ - begin_) * panel_words());
+                 right_ + half * (end_ - begin_) * panel_words(), right_part());
     }
   }
-  void pack_lines(const Matrix& lines, std::size_t count, TileSide side, std::uint16_t* to) const {
+  void pack_lines(const Matrix& lines, std::size_t count, TileSide side, std::uint16_t* to,
+                  std::size_t part_words) const {
     const std::size_t depth = std::min(p_.depth - first_ * kPieceDepth, count_ * kPieceDepth);
-    pack_panels(lines, count, depth, side, to, panel_words());
+    pack_panels(lines, count, depth, side, to, panel_words(), p_.parts, part_words);
   }
   std::size_t panel_words() const { return count_ * kPieceWords; }
+  /// Words from a part of b to the next.
+  std::size_t right_part() const { return p_.packed_b != nullptr ? p_.packed_b_part : group_panels() * panel_words(); }
 
   /// The panel of rows from `row` on, from piece `piece` of the chunk.
   LeftPanel left(std::size_t row, std::size_t piece) const {
@@ -150,7 +161,7 @@ class Worker {
     return p_.packed_b + (panel_of(i) * cut_.pieces + first_ + piece) * kPieceWords;
   }
   PartSteps part_steps() const {
-    return {p_.parts, static_cast<std::ptrdiff_t>(p_.packed_a_part * sizeof(std::uint16_t)), p_.packed_b_part};
+    return {p_.parts, static_cast<std::ptrdiff_t>(p_.packed_a_part * sizeof(std::uint16_t)), right_part()};
   }
 
   /// 32 rows of c, or fewer: what the chunk adds to the group's columns.
@@ -158,13 +169,34 @@ class Worker {
     const std::size_t column = begin_ * kPanelLines, columns = std::min(p_.columns, end_ * kPanelLines) - column;
     const std::size_t rows = std::min(kPanelLines, p_.rows - row), half = static_cast<std::size_t>(p_.epilogue.half);
     const MutableMatrix c = p_.c.at(row, column);
-    // Where c is float32, the tiles are whole and the depth has several chunks, the sums are taken in c itself: in the
-    // same places however the product is cut, since another order of sums has other bits.
-    const bool to_float = c.type == ElementType::Float32, one_chunk = cut_.chunks == 1;
-    const bool in_c = to_float && !one_chunk && rows == kPanelLines && p_.fills_panels;
+    // Where c is float32 and the tiles are whole, the sums of several chunks are taken in c itself: in the same places
+    // however the product is cut, since another order of sums has other bits.
+    const bool to_float = c.type == ElementType::Float32, streams = to_float && cut_.chunks == 1 && !cut_.split;
+    const bool in_c = to_float && !streams && rows == kPanelLines && p_.fills_panels;
     const std::size_t held = (end_ - begin_) * kPanelLines, row_floats = cut_.halves * held + kGap;
-    float* const data = in_c ? static_cast<float*>(c.data) : sums_ + (cut_.chunks > 1 ? row : 0) * row_floats;
+    float* const data = in_c ? static_cast<float*>(c.data) : sums_ + (cut_.split ? 0 : rows_before(row)) * row_floats;
     const Sums sums{data, in_c ? static_cast<std::size_t>(c.row) : row_floats, in_c ? half : held};
+    if (cut_.split) {
+      if constexpr (kSplits) split_rows_of_chunk(row, data, sums, in_c);
+    } else {
+      whole_rows_of_chunk(row, data, sums, in_c);
+    }
+    if (chunk_ + 1 < cut_.chunks) return;
+    if (p_.epilogue.kind != Epilogue::Kind::None)
+      finish(sums, rows, columns, c, p_.epilogue.at(row, column, c.type));
+    else if (streams)  // a weight's gradient: much later it is read
+      stream_sums(sums.data, sums.stride, rows, columns, c, p_.accumulate);
+    else if (!in_c)
+      write_sums(sums.data, sums.stride, rows, columns, c, p_.accumulate);
+  }
+  /// Rows of sums that are kept before those of `row`.
+  std::size_t rows_before(std::size_t row) const { return cut_.chunks > 1 ? row : 0; }
+  /// Of `sums`, which begin at `data`, those of panel number `i` of the group.
+  float* panel_sums(float* data, const Sums& sums, std::size_t i) const {
+    return data + i / (end_ - begin_) * sums.second + i % (end_ - begin_) * kPanelLines;
+  }
+
+  void whole_rows_of_chunk(std::size_t row, float* data, const Sums& sums, bool in_c) {
     const std::size_t end = cut_.part_before(chunk_ + 1);
     const bool reads_c = p_.accumulate || chunk_ > 0, last_chunk = chunk_ + 1 == cut_.chunks;
     for (std::size_t part = cut_.part_before(chunk_); part < end; ++part) {
@@ -172,26 +204,30 @@ class Worker {
       const bool accumulate = part > 0 || (in_c && p_.accumulate);
       const LeftPanel a = left(row, piece);
       for (std::size_t i = 0; i < group_panels(); ++i) {
-        float* const to = data + i / (end_ - begin_) * sums.second + i % (end_ - begin_) * kPanelLines;
-        if (part + 1 == end && in_c && reads_c && row + kPanelLines < p_.rows) prefetch_sums(c.at(kPanelLines, 0), i);
-        if (part + 1 == end && last_chunk && p_.epilogue.u != nullptr) ask_for_inputs(row, rows, i);
-        if constexpr (kSplits) {
-          if (p_.parts > 1) {
-            multiply_split_tiles(tiles_, a, right(i, piece), part_steps(), next - piece, to, sums.stride, accumulate,
-                                 parts_ahead(row, i));
-            continue;
-          }
-        }
-        multiply_tiles(tiles_, a, right(i, piece), next - piece, to, sums.stride, accumulate, ahead(row, part, i));
+        if (part + 1 == end && in_c && reads_c)
+          prefetch_sums(row + kPanelLines, panel_sums(data, sums, i), sums.stride);
+        if (part + 1 == end && last_chunk && p_.epilogue.u != nullptr) ask_for_inputs(row, i);
+        multiply_tiles(tiles_, a, right(i, piece), next - piece, panel_sums(data, sums, i), sums.stride, accumulate,
+                       ahead(row, part, i));
       }
     }
-    if (!last_chunk) return;
-    if (p_.epilogue.kind != Epilogue::Kind::None)
-      finish(sums, rows, columns, c, p_.epilogue.at(row, column, c.type));
-    else if (to_float && one_chunk && !cut_.split)  // a weight's gradient: much later it is read
-      stream_sums(sums.data, sums.stride, rows, columns, c, p_.accumulate);
-    else if (!in_c)
-      write_sums(sums.data, sums.stride, rows, columns, c, p_.accumulate);
+  }
+
+  /// The sums of split operands lie in blocks until the last chunk: rows of c that are a multiple of a page apart, as
+  /// many are, would push one another out of the second cache, and what is multiplied with them.
+  void split_rows_of_chunk(std::size_t row, float* data, const Sums& sums, bool in_c) {
+    const bool first = chunk_ == 0, last = chunk_ + 1 == cut_.chunks, begins_in_c = in_c && p_.accumulate;
+    const LeftPanel a = left(row, 0);
+    for (std::size_t i = 0; i < group_panels(); ++i) {
+      const SumPlace block = SumPlace::in_block(blocks_ + (row / kPanelLines * group_panels() + i) * kSumFloats);
+      const SumPlace place = SumPlace::in_matrix(panel_sums(data, sums, i), sums.stride);
+      if (in_c && (last || (first && p_.accumulate)))
+        prefetch_sums(row + kPanelLines, panel_sums(data, sums, i), sums.stride);
+      if (last && p_.epilogue.u != nullptr) ask_for_inputs(row, i);
+      multiply_split_tiles(tiles_, a, right(i, 0), part_steps(), count_,
+                           first ? (begins_in_c ? place : SumPlace{}) : block, last ? place : block,
+                           parts_ahead(row, i));
+    }
   }
 
   /// Prefetches to issue while a panel of rows, a part and panel number `i` are multiplied. Dot products are not faster
@@ -210,23 +246,27 @@ class Worker {
     return right(0, last ? 0 : cut_.pieces_before(part + 1) - first_);
   }
 
-  /// What the next chunk, of the group or the next one, reads of operands that are split: with panel number `i` of
-  /// columns a share of this panel of rows, and of it a share with each panel of rows.
+  /// What is read next of operands that are split and packed before: with panel number `i` of columns a share of the
+  /// panel of rows that follows, and, of the next chunk's or group's panel of columns, a share with each panel of rows.
+  /// Earlier than that the left operand would push the sums out of the second cache.
   AheadOfParts parts_ahead(std::size_t row, std::size_t i) const {
-    const bool last = chunk_ + 1 == cut_.chunks;
-    const std::size_t first = last ? 0 : first_ + count_, runs = kSplitPieces * p_.parts;
-    const std::size_t panel = panel_of(i) + (last ? end_ - begin_ : 0), shares = panels_of(p_.rows);
-    const auto run = [&](const std::uint16_t* panel_words, std::size_t part_words, std::size_t number) {
+    const bool last = chunk_ + 1 == cut_.chunks, turns = row + kPanelLines >= p_.rows;
+    const std::size_t next = last ? 0 : first_ + count_, runs = kSplitPieces * p_.parts;
+    const auto run = [&](const std::uint16_t* panel, std::size_t part_words, std::size_t first, std::size_t number) {
       const std::size_t piece = first + number % kSplitPieces;
-      const std::uint16_t* const at = panel_words + number / kSplitPieces * part_words + piece * kPieceWords;
+      const std::uint16_t* const at = panel + number / kSplitPieces * part_words + piece * kPieceWords;
       return piece < cut_.pieces ? reinterpret_cast<const std::byte*>(at) : nullptr;
     };
     AheadOfParts ahead;
-    if (i < runs) ahead.runs[0] = run(p_.packed_a + row / kPanelLines * cut_.pieces * kPieceWords, p_.packed_a_part, i);
-    if (last && end_ + i % (end_ - begin_) >= cut_.panels) return ahead;
+    if (i < runs) {
+      const std::size_t panel = turns ? 0 : row / kPanelLines + 1;
+      ahead.runs[0] = run(p_.packed_a + panel * cut_.pieces * kPieceWords, p_.packed_a_part, turns ? next : first_, i);
+    }
+    if (p_.packed_b == nullptr || (last && end_ + i % (end_ - begin_) >= cut_.panels)) return ahead;
+    const std::size_t panel = panel_of(i) + (last ? end_ - begin_ : 0), shares = panels_of(p_.rows);
     const std::size_t share = row / kPanelLines, begin = runs * share / shares, end = runs * (share + 1) / shares;
     for (std::size_t k = begin; k < std::min(end, begin + 2); ++k)
-      ahead.runs[1 + k - begin] = run(p_.packed_b + panel * cut_.pieces * kPieceWords, p_.packed_b_part, k);
+      ahead.runs[1 + k - begin] = run(p_.packed_b + panel * cut_.pieces * kPieceWords, p_.packed_b_part, next, k);
     return ahead;
   }
 
@@ -274,18 +314,19 @@ class Worker {
             size * (lines.column == 1 ? static_cast<std::ptrdiff_t>(kPieceDepth) : lines.column)};
   }
 
-  /// Asks for the 32 rows of sums that come next, of panel number `i`.
-  void prefetch_sums(const MutableMatrix& c, std::size_t i) const {
-    const std::size_t column = (panel_of(i) - begin_) * kPanelLines;
-    for (std::size_t r = 0; r < kPanelLines; ++r) {
-      const auto* const at = static_cast<const float*>(c.at(r, column).data);
+  /// Asks for 32 rows of sums, from `row` on, behind those of a panel in c.
+  void prefetch_sums(std::size_t row, const float* before, std::size_t stride) const {
+    if (row >= p_.rows) return;
+    const float* at = before + kPanelLines * stride;
+    for (std::size_t r = 0; r < kPanelLines; ++r, at += stride) {
       __builtin_prefetch(at, 1, 2);
       __builtin_prefetch(at + 16, 1, 2);
     }
   }
 
   /// Asks for what the way back through an activation reads of these rows beside the sums, of panel number `i`.
-  void ask_for_inputs(std::size_t row, std::size_t rows, std::size_t i) const {
+  void ask_for_inputs(std::size_t row, std::size_t i) const {
+    const std::size_t rows = std::min(kPanelLines, p_.rows - row);
     const Epilogue of = p_.epilogue.at(row, panel_of(i) * kPanelLines, p_.c.type);
     const auto size = static_cast<std::ptrdiff_t>(element_size(p_.c.type));
     const std::ptrdiff_t bytes = static_cast<std::ptrdiff_t>(kPanelLines) * size;
@@ -301,7 +342,7 @@ class Worker {
   const TileProduct& p_;
   Cut cut_;
   std::uint16_t *left_, *right_;
-  float* sums_;
+  float *blocks_, *sums_;
   std::size_t begin_ = 0, end_ = 0;                // the group's panels of columns
   std::size_t chunk_ = 0, first_ = 0, count_ = 0;  // the chunk, its first piece, how many
   Tiles tiles_;

@@ -36,10 +36,11 @@ void pack_panels(const Matrix& matrix, std::size_t lines, std::size_t depth, Til
 struct TileProduct {
   std::size_t rows, columns, depth;
   Matrix a, b;
-  /// a packed by its rows, b by its columns; null: it is packed while it is used, which those that are split are not.
+  /// a packed by its rows, b by its columns; null: it is packed while it is used, which an a that is split is not.
   const std::uint16_t *packed_a, *packed_b;
   std::size_t packed_a_part, packed_b_part;  ///< words from a part to the next
   std::size_t parts;                         ///< 1: not split
+  std::size_t split_panels;                  ///< of operands that are split: panels of columns that are taken at a time
   bool fills_panels;  ///< whether the columns of the whole product, of which this may be a part, are whole panels
   MutableMatrix c;
   bool accumulate;  ///< not with an epilogue
