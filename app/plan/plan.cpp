@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cstdio>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 
 #include "app/jobs.h"
@@ -16,6 +17,9 @@
 #include "megatron/config/run_config.h"
 #include "megatron/config/value.h"
 #include "megatron/families/folder.h"
+#include "megatron/families/format_words.h"
+#include "megatron/families/hf_config.h"
+#include "megatron/plan/cost/fit/teacher.h"
 #include "megatron/plan/cost/links/step_traffic.h"
 #include "megatron/plan/cost/memory.h"
 #include "megatron/plan/pipeline_plan.h"
@@ -177,10 +181,18 @@ std::string picture_text(const Drawing& drawing, const std::string& name) {
          schedule::draw_text(*drawing.measured, width, colour);
 }
 
-/// The sizes of the teacher, where they are known without libtorch.
-std::optional<plan::ModelShape> teacher_of(const config::DistillConfig& distill) {
-  const auto network = distill.teacher.empty() ? std::nullopt : families::network_of_folder(distill.teacher);
-  return network ? std::optional(families::shape_of(*network)) : std::nullopt;
+/// The sizes of the teacher, where they are known without libtorch. Throws ConfigError where it cannot teach, or is not
+/// there.
+std::optional<plan::ModelShape> teacher_of(const plan::ResolvedRun& run) {
+  const std::string& folder = run.config.distill.teacher;
+  if (folder.empty()) return std::nullopt;
+  std::error_code unknown;
+  if (!std::filesystem::exists(folder, unknown) && !unknown) throw ConfigError(families::no_weights(folder));
+  const auto network = families::network_of_folder(folder);
+  if (!network) return std::nullopt;
+  plan::ModelShape shape = families::shape_of(*network);
+  plan::check_teacher_network(run, *network, shape);
+  return shape;
 }
 
 }  // namespace
@@ -220,14 +232,17 @@ int plan(const Args& args) {
       throw ConfigError(rule_got_fix(
           "--launches is for a GPT of GPT-2's, Llama's or Mixtral's layers without parallel.sp, parallel.cp, "
           "fp8.format, parallel.etp, capacities and jitter of experts.",
-          "another model, or one of these options", "a GPT's recipe, --sp false --cp 1 --fp8-format none"));
+          experts_differ ? "parallel.etp, a capacity or jitter of experts"
+                         : "another model, or one of the other options",
+          experts_differ ? "--etp 0, and experts without capacity and jitter"
+                         : "a GPT's recipe, --sp false --cp 1 --fp8-format none"));
     print_text(plan::launch_text(plan::layer_launches(run)));
     return kDone;
   }
   const bool as_picture = draws_picture(options.draw);
   std::optional<Drawing> drawing;
   if (run.parts.size() > 1 || !options.draw.empty() || !options.trace.empty()) drawing = drawing_of(run, options.trace);
-  const std::optional<plan::ModelShape> teacher = teacher_of(run.config.distill);
+  const std::optional<plan::ModelShape> teacher = teacher_of(run);
   const std::string text = options.as_json ? plan::report(run, options.processor, teacher).dump() + "\n"
                                            : plan::report_text(run, options.processor, teacher);
   if (!options.draw.empty()) {

@@ -37,13 +37,14 @@ LaunchedRank place_of(const HostOptions& options, int local_rank) {
   return place;
 }
 
-/// What has become of them: see run_on_host().
-int code_of(const std::map<pid_t, int>& statuses) {
+/// What has become of them: see run_on_host(). `last`: of the one that ended last.
+int code_of(const std::map<pid_t, int>& statuses, int last) {
   int exited = -1, killed = 0;
   for (const auto& [pid, status] : statuses) {
     if (WIFEXITED(status)) exited = std::max(exited, WEXITSTATUS(status));
     if (WIFSIGNALED(status)) killed = std::max(killed, 128 + WTERMSIG(status));
   }
+  if (exited == 0 && WIFSIGNALED(last)) return killed;  // who ended well was a spare that left before
   return exited >= 0 ? exited : killed;
 }
 
@@ -90,6 +91,7 @@ int run_on_host(const HostOptions& options, const Args& words) {
   program.words.insert(program.words.end(), words.begin(), words.end());
   std::set<pid_t> running;
   std::map<pid_t, int> statuses;
+  int last = 0;
   for (int r = 0; r < options.nproc_per_node; ++r) {
     program.variables = environment_of(place_of(options, r));
     running.insert(start_process(program, signals));
@@ -98,10 +100,10 @@ int run_on_host(const HostOptions& options, const Args& words) {
     int status = 0;
     for (const pid_t pid : std::set<pid_t>(running)) {
       if (waitpid(pid, &status, WNOHANG) != pid) continue;
-      statuses[pid] = status;
+      statuses[pid] = last = status;
       running.erase(pid);
     }
-    if (running.empty()) return code_of(statuses);
+    if (running.empty()) return code_of(statuses, last);
     const int signal = signals.take(0.5);
     for (const pid_t pid : running)
       if (signal != 0) kill(pid, signal);

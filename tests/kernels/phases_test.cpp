@@ -5,6 +5,7 @@
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
+#include <ATen/ops/ones_like.h>
 #include <ATen/ops/pow.h>
 #include <ATen/ops/randint.h>
 #include <ATen/ops/randn.h>
@@ -159,6 +160,19 @@ void activations(const Check& check) {
           },
           exact ? Bits::Same : Bits::OfTheLibrary, 16);
     }
+}
+
+/// Of numbers whose squares or multiples float32 does not hold.
+void extreme_slopes(const Check& check) {
+  const double most = check.dtype() == at::kHalf ? 6e4 : 3e38;
+  const at::Tensor u =
+      at::tensor({-3e38, -1e20, -1e4, 1e4, 1e20, 3e38}, at::kDouble).clamp(-most, most).to(check.dtype());
+  for (const Activation form : kForms)
+    check.expect_reference(
+        [&](const Operators& o, const Move& to) {
+          return Outputs{o.activation_backward(to(at::ones_like(u)), to(u), form)};
+        },
+        Bits::OfTheLibrary, 16);
 }
 
 /// The gradient of u beside y again, in one pass. The product before it is of ones, which every device adds up exactly.
@@ -478,6 +492,7 @@ constexpr Tested kTested[] = {{"Norms", norms_and_the_sums_before_them},
                               {"Experts", experts},
                               {"GradientsOfLayers", gradients_of_layers},
                               {"ActivationsAgain", activations_again},
+                              {"ExtremeSlopes", extreme_slopes},
                               {"ActivatedProducts", activated_products},
                               {"Rotations", rotations},
                               {"Embeddings", embeddings},

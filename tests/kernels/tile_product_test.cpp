@@ -67,6 +67,8 @@ TEST_F(TileProductTest, WeightGradientsAreSummedInTheirBufferInFloat32) {
         linear_weight_gradient(grad, dy, x, 0.0);
         EXPECT_LT(relative_error(grad, truth), bound);
         linear_weight_gradient(grad, dy, x, 1.0);
+        const at::Tensor wider_grad = wider.clone();
+        linear_weight_gradient(wider_grad, few, few_x, 1.0);
         EXPECT_LT(relative_error(grad, 2 * truth), 2 * bound);
         EXPECT_TRUE(buffer.narrow(0, 0, 7).eq(9).all().item<bool>() &&
                     buffer.narrow(0, buffer.numel() - 7, 7).eq(9).all().item<bool>());
@@ -193,6 +195,7 @@ TEST_F(TileProductTest, NoBitOfAFloat32NumberIsLost) {
 TEST_F(TileProductTest, WhoPacksAnOperandOfFloat32DoesNotChangeTheResult) {
   const at::Tensor x = at::randn({448, 270}), w = at::randn({512, 270}), dy = at::randn({448, 512});
   const at::Tensor bias = at::randn({512}), begin = at::randn({512, 270}), thin = at::randn({130, 270});
+  const at::Tensor few = at::randn({200, 512}), few_x = at::randn({200, 600}), wider = at::randn({512, 600});
   ASSERT_TRUE(on_tiles(x, w));
   const auto results = [&] {
     const at::Tensor grad = begin.clone();
@@ -201,13 +204,19 @@ TEST_F(TileProductTest, WhoPacksAnOperandOfFloat32DoesNotChangeTheResult) {
     return std::vector{kernels::linear(x, w),
                        linear_input_gradient(dy, w),
                        grad,
+                       wider_grad,
+                       linear_input_gradient(few, wider),
                        gated.u,
                        gated.y,
                        kernels::linear(thin, w, nullptr, bias)};
   };
   const at::Tensor y = at::matmul(wide(x), wide(w).t());
-  const std::vector<at::Tensor> truths = {y, at::matmul(wide(dy), wide(w)),
-                                          wide(begin) + at::matmul(wide(dy).t(), wide(x)), y + wide(bias)};
+  const std::vector<at::Tensor> truths = {y,
+                                          at::matmul(wide(dy), wide(w)),
+                                          wide(begin) + at::matmul(wide(dy).t(), wide(x)),
+                                          wide(wider) + at::matmul(wide(few).t(), wide(few_x)),
+                                          at::matmul(wide(few), wide(wider)),
+                                          y + wide(bias)};
   const auto alone = results();
   for (std::size_t i = 0; i < truths.size(); ++i)
     EXPECT_LT(relative_error(alone[i], truths[i]), kFloat) << "result " << i;

@@ -135,6 +135,9 @@ TEST(Fp8Layers, LeaveOutTheFirstAndTheLastOfAStack) {
   t5.data.decoder_seq_length = 32;
   t5.fp8.first_last_layers_bf16 = true;
   EXPECT_THAT(numbers(t5), ElementsAre("encoder.layers.1", "decoder.layers.1"));
+  t5.model.num_layers = 2;
+  t5.model.decoder_num_layers = 3;
+  EXPECT_THAT(numbers(t5), ElementsAre("decoder.layers.1")) << "the shorter stack has none left";
 }
 
 TEST(Fp8Rules, RefuseWhatScalesWouldFollowTheLayoutWith) {

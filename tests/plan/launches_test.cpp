@@ -138,6 +138,10 @@ TEST(LayerLaunches, OfExpertsExchangeOnAStreamOfTheirOwn) {
     EXPECT_EQ(bytes_named(plan, name), times * 2 * rows) << name;
   EXPECT_EQ(bytes_named(plan, "experts' fc2 product"), rows * (1 + 1024.0 / 2048) + 2.0 * 1024 * 2048 * 2)
       << "two experts are here";
+  const double sums_of_all = 8.0 * 2048 * (3 * 2048 + 2048 + 3 * 512 + 8), sums_of_an_expert = 8.0 * 2048 * 3 * 1024;
+  EXPECT_EQ(bytes_named(plan, "sum of the gradients"), sums_of_all) << "no other rank has these experts";
+  run.config.parallel.ep = 2;
+  EXPECT_EQ(bytes_named(layer_launches(run), "sum of the gradients"), sums_of_all + 4 * sums_of_an_expert);
   const auto place = [&](const std::string& name) {
     return std::ranges::find(plan.launches, name, &Launch::name) - plan.launches.begin();
   };

@@ -115,6 +115,24 @@ TEST_F(Fp8Resume, WithoutScalesOfStepsIsTheSameToTheBit) {
             1);
 }
 
+// As many layers, but others.
+TEST_F(Fp8Resume, ScalesOfOtherLayersAreNotTaken) {
+  config::RunConfig config = in_eight_bits(1, 1, "bf16");
+  config.model.num_layers = 4;
+  config.fp8.first_last_layers_bf16 = true;
+  config.fp8.num_layers_at_start_in_bf16 = 2;
+  config.fp8.num_layers_at_end_in_bf16 = 0;
+  config.train.out = folder("run").string();
+  train(config, 2);
+  const auto warnings = [&](std::int64_t last) {
+    return std::ranges::count(train(config, last).messages,
+                              "warning: scales of fp8 begin as 1: the checkpoint has those of other layers");
+  };
+  EXPECT_EQ(warnings(3), 0);
+  std::swap(config.fp8.num_layers_at_start_in_bf16, config.fp8.num_layers_at_end_in_bf16);
+  EXPECT_EQ(warnings(4), 1);
+}
+
 TEST_F(Fp8Resume, InAnotherLayoutIsTheSameToRounding) {
   config::RunConfig straight = in_eight_bits(1, 1, "fp64"), parts = straight;
   straight.train.out = folder("straight").string();

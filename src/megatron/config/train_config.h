@@ -148,10 +148,12 @@ struct Fp8Config {
       on);
     v("first_last_layers_bf16", first_last_layers_bf16,
       "The first and the last layers multiply numbers of train.dtype.", "first-last-layers-bf16", on);
-    v("num_layers_at_start_in_bf16", num_layers_at_start_in_bf16, "So many first layers do.",
-      "num-layers-at-start-in-bf16", on, wide);
-    v("num_layers_at_end_in_bf16", num_layers_at_end_in_bf16, "So many last layers do.", "num-layers-at-end-in-bf16",
-      on, wide);
+    v("num_layers_at_start_in_bf16", num_layers_at_start_in_bf16,
+      "Number of first layers, of each stack, that multiply numbers of train.dtype.", "num-layers-at-start-in-bf16", on,
+      wide);
+    v("num_layers_at_end_in_bf16", num_layers_at_end_in_bf16,
+      "Number of last layers, of each stack, that multiply numbers of train.dtype.", "num-layers-at-end-in-bf16", on,
+      wide);
   }
 };
 

@@ -15,7 +15,7 @@ namespace {
 
 using nlohmann::json;
 
-constexpr std::int64_t kMaxLayersTimesGroups = 1 << 20;
+constexpr std::int64_t kMaxLayersTimesGroups = 1 << 20, kMaxLayersTimesExperts = 1 << 18;
 
 constexpr const char* kDecoderStart = "decoder_start_token_id";
 constexpr const char* kTokenIds[] = {"bos_token_id", "eos_token_id", "pad_token_id", kDecoderStart};
@@ -152,6 +152,9 @@ void check_heads(const config::ModelConfig& model, const std::string& file) {
     throw ConfigError(
         rule_got_fix(concat(file, ": layers times key and value heads must be at most ", kMaxLayersTimesGroups, "."),
                      concat(model.num_layers, " x ", groups)));
+  if ((model.num_layers + model.decoder_num_layers) * model.num_experts > kMaxLayersTimesExperts)
+    throw ConfigError(rule_got_fix(concat(file, ": layers times experts must be at most ", kMaxLayersTimesExperts, "."),
+                                   concat(model.num_layers, " x ", model.num_experts)));
 }
 
 plan::ModelShape shape_of(const config::ModelConfig& model) {

@@ -11,6 +11,7 @@ namespace {
 using nlohmann::json;
 
 constexpr std::size_t kMaxShown = 200;  // characters of a value in a message
+constexpr std::size_t kMostFieldsShown = 10;
 
 std::string shown(const json& value) {
   std::string text = value.dump(-1, ' ', false, json::error_handler_t::replace);
@@ -83,9 +84,12 @@ void JsonFields::ignore(std::initializer_list<const char*> keys) {
 
 void JsonFields::finish() const {
   std::string unknown;
-  for (const auto& [key, field] : object_.items())
-    if (!field.is_null() && !known_.contains(key))
-      unknown += concat(unknown.empty() ? "" : ", ", "\"", prefix_, printable(key), "\": ", shown(field));
+  std::size_t count = 0;
+  for (const auto& [key, field] : object_.items()) {
+    if (field.is_null() || known_.contains(key) || ++count > kMostFieldsShown) continue;
+    unknown += concat(unknown.empty() ? "" : ", ", "\"", prefix_, printable(key), "\": ", shown(field));
+  }
+  if (count > kMostFieldsShown) unknown += concat(" and ", count - kMostFieldsShown, " more");
   if (!unknown.empty())
     throw ConfigError(rule_got_fix(concat(file_, ": every field must be known here, as it may change the results."),
                                    unknown, "remove the fields if they do not change the model"));

@@ -98,7 +98,7 @@ Cut cut_of_columns(const cpu::TileProduct& p, std::size_t threads) {
 
 /// With fewer rows a piece, and several pieces of the same columns, it is packed once before.
 constexpr std::size_t kRowsWorthPacking = 1024;
-/// Operands of float32 are packed before, once for all threads.
+/// The most words that one operand of float32 is packed into; larger products are cut (multiply_by_parts).
 std::atomic<std::size_t>& most_words() {
   static std::atomic<std::size_t> words = std::size_t{12} << 20;
   return words;

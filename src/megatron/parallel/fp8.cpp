@@ -71,6 +71,7 @@ Fp8Scaling::Fp8Scaling(const plan::Fp8Recipe& recipe, const std::vector<std::str
     : recipe_(recipe), weight_seen_(layers.size(), false), weight_scales_(recipe.current ? layers.size() : 0) {
   const auto count = static_cast<std::int64_t>(layers.size());
   for (std::int64_t i = 0; i < count; ++i) numbers_.emplace(layers[static_cast<std::size_t>(i)], i);
+  if (count > 0) first_layer_ = layers.front();
   const auto on_device = at::TensorOptions().dtype(at::kFloat).device(device);
   magnitudes_ = at::zeros({count, plan::kFp8Operands}, on_device);
   if (recipe.current) return;

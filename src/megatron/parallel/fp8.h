@@ -44,6 +44,7 @@ class Fp8Scaling {
 
   const plan::Fp8Recipe& recipe() const { return recipe_; }
   std::int64_t layers() const { return magnitudes_.size(0); }
+  const std::string& first_layer() const { return first_layer_; }              ///< the name of number 0; "": none
   std::int64_t number_of(const std::string& layer) const;                      ///< throws std::out_of_range naming it
   double scale(std::int64_t layer, plan::Fp8Operand operand) const;            ///< of the step, with delayed scaling
   Fp8Scale delayed_scale(std::int64_t layer, plan::Fp8Operand operand) const;  ///< the same
@@ -80,6 +81,7 @@ class Fp8Scaling {
 
   plan::Fp8Recipe recipe_;
   std::unordered_map<std::string, std::int64_t> numbers_;
+  std::string first_layer_;
   at::Tensor scales_, history_;       ///< undefined where scales are not delayed
   at::Tensor inverses_, magnitudes_;  ///< [layers, kFp8Operands] float32 on the device; inverses of delayed scales
   std::vector<bool> weight_seen_;

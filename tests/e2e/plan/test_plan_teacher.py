@@ -43,6 +43,16 @@ class PlanTeacher(unittest.TestCase):
         (self.folder / "latest").write_text("iter_0000001")
         self.assertRegex(self.plan("--distill.teacher", self.folder), r"\n  teacher +not counted")
 
+    def test_what_training_would_refuse_is_refused(self):
+        self.assertIn("nowhere", self.plan("--distill.teacher", self.folder / "nowhere", code=2))
+        for changes, words, said in (({"vocab_size": 64}, (), "the student's tokens"),
+                                     ({}, ("--world-size", 4, "--pp", 4), "a layer for each stage"),
+                                     ({"num_hidden_layers": 4096, "num_local_experts": 4096, "num_experts_per_tok": 2,
+                                       "model_type": "mixtral", "architectures": ["MixtralForCausalLM"]}, (),
+                                      "layers times experts")):
+            self.describe(LLAMA | changes)
+            self.assertIn(said, self.plan("--distill.teacher", self.folder, *words, code=2))
+
     def test_what_is_wrong_with_its_network_is_said(self):
         self.describe(LLAMA | {"attention_of_tomorrow": 2})
         self.assertIn("attention_of_tomorrow", self.plan("--distill.teacher", self.folder, code=2))

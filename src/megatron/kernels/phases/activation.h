@@ -54,6 +54,8 @@ MEGATRON_BOTH auto with_form(Form form, const Visit& visit) {
 template <Form kForm, class T>
 MEGATRON_BOTH Compute<T> slope_of(Compute<T> u) {
   using C = Compute<T>;
+  if constexpr (kForm == Form::GeluTanh || kForm == Form::QuickGelu)  // slopes are 0 or 1 there, but products overflow
+    u = u < C(-1e6) ? C(-1e6) : u > C(1e6) ? C(1e6) : u;
   if constexpr (kForm == Form::GeluTanh) {
     const C gate = gate_of_gelu<T>(u);
     return gate + u * C(2) * gate * (C(1) - gate) * (C(0.79788456080286535588) * (C(1) + u * u * C(3 * 0.044715)));

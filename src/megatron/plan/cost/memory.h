@@ -67,8 +67,9 @@ std::int64_t packed_weight_bytes(const config::TrainConfig& train, const std::ve
 /// (kernels/tile_matmul.h, set_most_packed_words()).
 inline constexpr std::int64_t kMostPackedOperandBytes = std::int64_t{24} << 20;
 
-/// Bytes of both operands of a layer's product that packs the most, of those that AMX computes as six of bf16
-/// (kernels::on_tiles()): x [tokens, in] with W [out, in], and both products of backward. 0: all are too small.
+/// At most so many bytes both operands of a layer's product take, packed, of that which packs the most, of those that
+/// AMX computes as six of bf16 (kernels::on_tiles()): x [tokens, in] with W [out, in], and both products of backward.
+/// 0: all are too small. Of few rows the right one is packed a chunk at a time, in scratch, which is not counted.
 std::int64_t packed_operand_bytes(std::int64_t tokens, std::int64_t out, std::int64_t in);
 
 /// Numbers of the zeros that a rank with these parameters has in place of biases: a LayerNorm without one adds them.

@@ -63,11 +63,12 @@ void check_fp8(const config::RunConfig& config, Rules& rules) {
       "multi_latent_attention true", kOff);
   if (fp8.first_last_layers_bf16) {
     const std::int64_t first = fp8.num_layers_at_start_in_bf16, last = fp8.num_layers_at_end_in_bf16;
-    rules.range<std::int64_t>("fp8.num_layers_at_start_in_bf16", first, 0, model.num_layers);
-    rules.range<std::int64_t>("fp8.num_layers_at_end_in_bf16", last, 0, model.num_layers);
-    rules.require(first + last < model.num_layers || first > model.num_layers || last > model.num_layers,
+    const std::int64_t layers = std::max(model.num_layers, model.decoder_num_layers);  // of the longer stack
+    rules.range<std::int64_t>("fp8.num_layers_at_start_in_bf16", first, 0, layers);
+    rules.range<std::int64_t>("fp8.num_layers_at_end_in_bf16", last, 0, layers);
+    rules.require(first + last < layers || first > layers || last > layers,
                   "Some layers must be left to compute in 8 bits.",
-                  concat(first, " first and ", last, " last layers in train.dtype of ", model.num_layers),
+                  concat(first, " first and ", last, " last layers in train.dtype of ", layers),
                   "--first-last-layers-bf16 false (the default)");
   }
   rules.require(config.lora.rank <= 0, "fp8.format excludes lora.rank: adapters read what layers read in full.",

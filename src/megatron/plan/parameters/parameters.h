@@ -142,6 +142,7 @@ struct ModelShape {
   std::int64_t position_max_distance = 0;  ///< from which on all share the last bucket
 
   std::int64_t wide_first = 0, wide_last = 0;  ///< layers of each stack that are LayerSpec::wide
+  /// Whether layer number `layer` of all stacks is one of these; never a depth of multi-token prediction.
   bool wide(std::int64_t layer) const;
   std::optional<Lora> lora = {};        ///< adapters that are trained: parameters besides model_parameters()
   std::optional<Experts> experts = {};  ///< in place of an MLP, in every layer whose number moe_layer_freq divides

@@ -46,7 +46,7 @@ class LaunchWriter {
   /// `weights`: elements of the matrix; 0: of `in` times `out`.
   void product(const std::string& call, const std::string& name, const std::string& from, const std::string& to,
                double in, double out, double weights = 0);
-  /// Sums in float32 where that is wider, over a step's microbatches on the average.
+  /// A weight's gradient: sums in float32 or wider; bytes are the average over a step's microbatches.
   /// `bias`: with the gradient of a bias, in the product where 16 bits allow it.
   void weight_gradient(const std::string& name, const std::string& dy, const std::string& x, double out, double in,
                        bool bias = false);

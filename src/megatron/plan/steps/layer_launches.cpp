@@ -154,8 +154,10 @@ class Layer {
     if (const auto& experts = run_.shape.experts) {
       const double expert = static_cast<double>(experts->expert.first_rows() + experts->expert.width),
                    shared = static_cast<double>(experts->shared().first_rows() + experts->shared_width);
-      parameters +=
-          size_.hidden / size_.tp * (expert * static_cast<double>(experts->count) / run_.config.parallel.ep + shared);
+      // Ranks that hold the same experts are dp / ep: one alone sums nothing.
+      const bool alone = run_.grid.size(Axis::Dp) == run_.config.parallel.ep;
+      const double here = alone ? 0 : expert * static_cast<double>(experts->count) / run_.config.parallel.ep;
+      parameters += size_.hidden / size_.tp * (here + shared);
       parameters += size_.hidden * static_cast<double>(experts->count);
     } else {
       parameters += size_.hidden * (size_.fc1 + size_.ffn);
@@ -174,7 +176,7 @@ class Layer {
   /// dropped. `bias`: one was added. Sums over some rows are written and read again (phases/norms/norm_gradient.h).
   std::string add_norm_backward(const std::string& dy, const std::string& x, const std::string& past,
                                 const std::string& dx, const std::string& branch, bool bias) {
-    constexpr double kRows = 16, kMostSums = 80 * 1024;
+    constexpr double kRows = 16, kMostSums = 78 * 1024;
     const bool drops = run_.config.model.hidden_dropout > 0;
     const double row_of_sums = (1.0 + (run_.shape.rms_norm ? 0 : 1) + (bias ? 1 : 0)) * size_.hidden * size_.wide;
     const double again = row_of_sums <= kMostSums ? 0 : 2.0 + (drops ? 1 : 0) + (bias ? 1 : 0);  // one by one

@@ -109,6 +109,9 @@ class Follower {
       signal = signals_.take(0);
       if (!asks_to_end(signal)) continue;
       if (told_.attempt < 0 || asked_ > 0) return 128 + signal;
+      hear();  // all may be over by now, or a place is given
+      if (finish_) return *finish_;
+      if (start_) return 128 + signal;
       if (told_.is_spare) {  // nothing of it is to be saved; a launcher takes another code for the end of all ranks
         write_line(stderr,
                    concat("supervisor: rank ", place_.rank, " waits for a place and is asked to end: it leaves"));

@@ -137,6 +137,7 @@ std::vector<ShardedTensor> values_to_load(const Engine& engine) {
 }
 
 constexpr const char *kFp8Scales = "optimizer.fp8.scale", *kFp8History = "optimizer.fp8.amax_history";
+constexpr const char* kFp8FirstLayer = "fp8_first_layer";  // of the scales; older checkpoints do not name it
 
 bool has_delayed_scales(const Engine& engine) { return engine.fp8 && !engine.fp8->recipe().current; }
 
@@ -161,7 +162,10 @@ void load_fp8(const checkpoint::Manifest& manifest, const Read& read, const std:
     return;
   }
   const std::vector<std::int64_t>& shape = saved->second.shape;
-  if (shape.size() == 3 && shape[1] != fp8.layers()) {  // fp8.first_last_layers_bf16 was another
+  // fp8.first_last_layers_bf16 may have been another: so many layers in 8 bits, beginning here, are no others.
+  const auto first = manifest.metadata.find(kFp8FirstLayer);
+  const bool begins_elsewhere = first != manifest.metadata.end() && first->second != fp8.first_layer();
+  if (begins_elsewhere || (shape.size() == 3 && shape[1] != fp8.layers())) {
     messages.emplace_back("warning: scales of fp8 begin as 1: the checkpoint has those of other layers");
     return;
   }
@@ -264,6 +268,7 @@ checkpoint::Metadata run_metadata(const RunState& state, const Engine& engine, c
   };
   if (!state.skipped_batches.empty()) metadata["skipped_batches"] = nlohmann::json(state.skipped_batches).dump();
   if (!inputs.empty()) metadata[kInputs] = inputs;
+  if (has_delayed_scales(engine)) metadata[kFp8FirstLayer] = engine.fp8->first_layer();
   if (state.rollbacks > 0) metadata["rollbacks"] = std::to_string(state.rollbacks);
   if (state.nonfinite_steps > 0) metadata[checkpoint::kNonfiniteSteps] = std::to_string(state.nonfinite_steps);
   if (!state.recent_losses.empty()) metadata["recent_losses"] = nlohmann::json(state.recent_losses).dump();

@@ -177,24 +177,7 @@ void check_teacher(const plan::ResolvedRun& run) {
   const std::string& folder = run.config.distill.teacher;
   if (folder.empty()) return;
   const plan::ResolvedRun teacher = plan_teacher(run);
-  const auto need = [&](bool holds, const std::string& rule, const std::string& got, const std::string& fix) {
-    if (!holds) throw ConfigError(rule_got_fix(rule, got, fix));
-  };
-  const config::ModelConfig& model = teacher.config.model;
-  const config::ModelTraits& traits = config::model_traits(model.architecture);
-  need(traits.causal && !traits.encoder_decoder && model.head == "tokens",
-       concat("distill.teacher must be a GPT with its output layer, not ", model.architecture, "."), folder,
-       "--distill.teacher FOLDER, a language model's");
-  need(teacher.shape.vocab == run.shape.vocab, "distill.teacher must have the student's tokens.",
-       concat(teacher.shape.vocab, " tokens, the student ", run.shape.vocab),
-       concat("--model.vocab_size ", teacher.shape.vocab, " and the teacher's tokenizer"));
-  need(teacher.shape.max_positions == 0 || teacher.shape.max_positions >= run.config.data.seq_length,
-       "distill.teacher must have the positions of data.seq_length.", concat(teacher.shape.max_positions),
-       concat("--data.seq_length ", teacher.shape.max_positions));
-  need(teacher.shape.num_layers >= std::ssize(run.parts), "distill.teacher must have a layer for each stage.",
-       concat(teacher.shape.num_layers, " layers, ", run.parts.size(), " stages"),
-       "fewer stages: --pp 1 (the default)");
-  plan::model_parameters(teacher.shape, run.config.parallel.tp, 0);  // an error where tp does not divide it
+  plan::check_teacher_network(run, teacher.config.model, families::shape_of(teacher.config.model));
   checkpoint::compare_weights(*interchange::open_weights(folder), teacher.shape, /*strict=*/true);
 }
 

@@ -13,7 +13,8 @@ constexpr std::size_t kDepthPieces = 8;  // of a row panel: 16 KB, which stays i
 constexpr std::size_t kSplitPieces = 4;
 constexpr std::size_t kChunkParts = 6;          // as many times as many of column panels stay in the second
 constexpr std::size_t kGroupBytes = 800 << 10;  // of column panels, in that chunk
-// Where they are packed before, and the depth is one chunk: the next group's come into the second cache meanwhile.
+// Where b is packed before and the depth is one chunk: less, since the next group comes into the second cache
+// meanwhile.
 constexpr std::size_t kPackedGroupBytes = 500 << 10;
 constexpr std::size_t kMostPanels = 64, kMostDeepPanels = 16;  // of a group
 constexpr std::size_t kGap = 16;  // floats, so that the rows of a tile do not share cache sets

@@ -62,7 +62,7 @@ struct NormInputGradient : Straight {
     shared.product.part[thread] = product;
   }
 
-  /// Writes the thread's chunks of dx: see(chunk, dy, normed) before, which are 0 behind the row, and
+  /// Writes the thread's chunks of dx: see(chunk, dy, normed) before, where dy is 0 behind the row, and
   /// written(chunk, count, dx) behind it.
   template <int kOfThreads, class See, class Written>
   static MEGATRON_BOTH void write(const Args& a, std::int64_t row, int thread, Memory<kOfThreads>& shared,
@@ -107,13 +107,15 @@ struct AddNormGradient : Straight {
   using C = Compute<T>;
   using Input = NormInputGradient<T>;
   static constexpr int kThreads = 256, kPhases = 5, kRepeatFrom = 1, kRepeatTo = 4, kRows = 16, kN = kChunk<T>;
-  static constexpr std::int64_t kMostSums = 80 * 1024;  ///< bytes of them
+  /// Bytes of them: with Shared less than the 99 KiB that a block may have on the smallest GPUs.
+  static constexpr std::int64_t kMostSums = 78 * 1024;
   struct Args {
     typename Input::Args norm;
     T* branch = nullptr;  ///< what dropout leaves of dx; null: nothing is dropped
     Mask mask = {};
     Divisor batch = {};
-    C* sums = nullptr;         ///< [kinds, groups, h]: of dy x, of dy where the norm is a layer norm, of the branch
+    C* sums =
+        nullptr;  ///< [kinds, groups, h]: of dy times x normed, of dy where the norm is a layer norm, of the branch
     bool branch_bias = false;  ///< the branch's sums are wanted
     std::int64_t rows = 0;
 
@@ -121,6 +123,7 @@ struct AddNormGradient : Straight {
   };
   using Shared = typename Input::template Memory<kThreads>;
   using Local = Nothing;
+  static_assert(kMostSums + sizeof(Shared) <= 99 * 1024);
 
   static MEGATRON_BOTH std::int64_t groups(std::int64_t rows) { return (rows + kRows - 1) / kRows; }
   static MEGATRON_BOTH std::int64_t extra_bytes(const Args& a) {

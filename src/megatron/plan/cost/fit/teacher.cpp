@@ -2,8 +2,12 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <iterator>
+#include <string>
 #include <utility>
 
+#include "megatron/base/error.h"
+#include "megatron/config/tables/model_kinds.h"
 #include "megatron/plan/cost/rank_buffers.h"
 #include "megatron/plan/parameters/buffer_layout.h"
 #include "megatron/plan/parameters/parameters.h"
@@ -21,6 +25,33 @@ ModelShape padded_teacher(const ResolvedRun& student, ModelShape teacher) {
   teacher.padded_vocab =
       pad_vocab(teacher.vocab, student.config.model.make_vocab_size_divisible_by, student.config.parallel.tp);
   return teacher;
+}
+
+void check_teacher_network(const ResolvedRun& student, const config::ModelConfig& network, const ModelShape& teacher) {
+  const auto need = [](bool holds, const std::string& rule, const std::string& got, const std::string& fix) {
+    if (!holds) throw ConfigError(rule_got_fix(rule, got, fix));
+  };
+  const config::ModelTraits& traits = config::model_traits(network.architecture);
+  need(traits.causal && !traits.encoder_decoder && network.head == "tokens",
+       concat("distill.teacher must be a GPT with its output layer, not ", network.architecture, "."),
+       student.config.distill.teacher, "--distill.teacher FOLDER, a language model's");
+  need(teacher.vocab == student.shape.vocab, "distill.teacher must have the student's tokens.",
+       concat(teacher.vocab, " tokens, the student ", student.shape.vocab),
+       concat("--model.vocab_size ", teacher.vocab, " and the teacher's tokenizer"));
+  need(teacher.max_positions == 0 || teacher.max_positions >= student.config.data.seq_length,
+       "distill.teacher must have the positions of data.seq_length.", concat(teacher.max_positions),
+       concat("--data.seq_length ", teacher.max_positions));
+  need(teacher.num_layers >= std::ssize(student.parts), "distill.teacher must have a layer for each stage.",
+       concat(teacher.num_layers, " layers, ", student.parts.size(), " stages"), "fewer stages: --pp 1 (the default)");
+  const int tp = student.config.parallel.tp;
+  try {
+    model_parameters(padded_teacher(student, teacher), tp, 0);
+  } catch (const ConfigError&) {  // which names options of the student
+    throw ConfigError(rule_got_fix(
+        "parallel.tp must divide the layers of distill.teacher, too.",
+        concat("tp ", tp, ", the teacher's ", teacher.num_heads, " heads in ", teacher.groups(), " groups"),
+        "--tp 1 (the default)"));
+  }
 }
 
 std::int64_t teacher_bytes(const ResolvedRun& student, const ModelShape& teacher, int pp_rank) {
