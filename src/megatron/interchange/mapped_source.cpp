@@ -1,5 +1,6 @@
 #include "megatron/interchange/mapped_source.h"
 
+#include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 
