@@ -167,12 +167,14 @@ void extreme_slopes(const Check& check) {
   const double most = check.dtype() == at::kHalf ? 6e4 : 3e38;
   const at::Tensor u =
       at::tensor({-3e38, -1e20, -1e4, 1e4, 1e20, 3e38}, at::kDouble).clamp(-most, most).to(check.dtype());
-  for (const Activation form : kForms)
+  for (const Activation form : kForms) {
+    if (form == Activation::SquaredRelu) continue;  // whose slope itself is infinite
     check.expect_reference(
         [&](const Operators& o, const Move& to) {
           return Outputs{o.activation_backward(to(at::ones_like(u)), to(u), form)};
         },
         Bits::OfTheLibrary, 16);
+  }
 }
 
 /// The gradient of u beside y again, in one pass. The product before it is of ones, which every device adds up exactly.
