@@ -566,7 +566,7 @@ TEST(MegatronArgs, OfAFeatureThatNothingTurnsOnAreIgnored) {
   EXPECT_THAT(words_of(translated(small + "--moe-router-topk 4 --num-experts 0").ignored),
               ElementsAre("--moe-router-topk 4", "--num-experts 0"));
   // These ask for it by themselves, or are refused there too.
-  for (const std::string words : {"--expert-model-parallel-size 2", "--moe-latent-size 8", "--fp8-param-gather"})
+  for (const std::string words : {"--expert-model-parallel-size 2", "--moe-latent-size 8", "--fp8-output-proj"})
     EXPECT_THAT(error_of(small + words), HasSubstr(words)) << words;
 }
 

@@ -55,7 +55,7 @@ const std::vector<Switched>& switched_features() {
       {"hyper-connections (mHC)", {"enable-mhc-connections"}, {}},
       {"more of FP8",
        {"fp8-format"},
-       {"fp8-quantizer-factory", "fp8-output-proj", "fp8-param-gather", "te-precision-config-file"}},
+       {"fp8-quantizer-factory", "fp8-output-proj", "te-precision-config-file"}},
       {"FP4", {"fp4-format"}, {"fp4-quantizer-factory", "fp4-param-gather"}},
       {"Mamba and hybrid models", {"hybrid-layer-pattern", "hybrid-override-pattern", "is-hybrid-model"}, {}},
       {"reinforcement learning", {"perform-rl-step"}, {}},
