@@ -50,10 +50,12 @@ struct Cut {
   std::size_t part_before(std::size_t chunk) const { return parts * chunk / chunks; }
   /// The most panels that a group has.
   std::size_t group_panels() const { return std::min(most_panels, panels) * halves; }
-  /// Floats of rows of sums: of all rows, of split operands of one panel of them.
+  /// Whether the sums of all rows are kept from chunk to chunk as rows.
+  bool keeps_rows() const { return chunks > 1 && !split; }
+  /// Floats of rows of sums: of all rows, or of two panels of them, one that is computed and one that is settled.
   std::size_t row_sums(std::size_t rows) const {
-    return over(chunks > 1 && !split ? rows : kPanelLines, kPanelLines) * kPanelLines *
-           (group_panels() * kPanelLines + kGap);
+    const std::size_t kept = keeps_rows() ? panels_of(rows) : std::min<std::size_t>(panels_of(rows), 2);
+    return kept * kPanelLines * (group_panels() * kPanelLines + kGap);
   }
   /// Floats of blocks of sums, which those of split operands are until their last chunk.
   std::size_t block_sums(std::size_t rows) const {
@@ -102,6 +104,7 @@ class Worker {
         if (g == 0 || cut_.chunks > 1) pack_left();
         if (p_.packed_b == nullptr) pack_right();
         for (std::size_t row = 0; row < p_.rows; row += kPanelLines) rows_of_chunk(row);
+        settle(kPanelLines);
       }
     }
   }
@@ -167,31 +170,51 @@ class Worker {
 
   /// 32 rows of c, or fewer: what the chunk adds to the group's columns.
   void rows_of_chunk(std::size_t row) {
-    const std::size_t column = begin_ * kPanelLines, columns = std::min(p_.columns, end_ * kPanelLines) - column;
-    const std::size_t rows = std::min(kPanelLines, p_.rows - row), half = static_cast<std::size_t>(p_.epilogue.half);
-    const MutableMatrix c = p_.c.at(row, column);
+    const MutableMatrix c = p_.c.at(row, begin_ * kPanelLines);
     // Where c is float32 and the tiles are whole, the sums of several chunks are taken in c itself: in the same places
     // however the product is cut, since another order of sums has other bits.
-    const bool to_float = c.type == ElementType::Float32, streams = to_float && cut_.chunks == 1 && !cut_.split;
-    const bool in_c = to_float && !streams && rows == kPanelLines && p_.fills_panels;
+    const bool whole_tiles = p_.rows - row >= kPanelLines && p_.fills_panels;
+    const bool in_c = c.type == ElementType::Float32 && !streams() && whole_tiles;
     const std::size_t held = (end_ - begin_) * kPanelLines, row_floats = cut_.halves * held + kGap;
-    float* const data = in_c ? static_cast<float*>(c.data) : sums_ + (cut_.split ? 0 : rows_before(row)) * row_floats;
-    const Sums sums{data, in_c ? static_cast<std::size_t>(c.row) : row_floats, in_c ? half : held};
+    float* const data = in_c ? static_cast<float*>(c.data) : sums_ + rows_before(row) * row_floats;
+    const Sums sums = in_c ? Sums{data, static_cast<std::size_t>(c.row), static_cast<std::size_t>(p_.epilogue.half)}
+                           : Sums{data, row_floats, held};
     if (cut_.split) {
       if constexpr (kSplits) split_rows_of_chunk(row, data, sums, in_c);
     } else {
       whole_rows_of_chunk(row, data, sums, in_c);
     }
-    if (chunk_ + 1 < cut_.chunks) return;
-    if (p_.epilogue.kind != Epilogue::Kind::None)
-      finish(sums, rows, columns, c, p_.epilogue.at(row, column, c.type));
-    else if (streams)  // a weight's gradient: much later it is read
-      stream_sums(sums.data, sums.stride, rows, columns, c, p_.accumulate);
-    else if (!in_c)
-      write_sums(sums.data, sums.stride, rows, columns, c, p_.accumulate);
+    settle(kPanelLines);
+    const bool there = in_c && p_.epilogue.kind == Epilogue::Kind::None;
+    if (chunk_ + 1 == cut_.chunks && !there) complete_ = {sums, row, std::min(kPanelLines, p_.rows - row)};
   }
+  /// Whether the sums go to c around the caches: a weight's gradient is read much later.
+  bool streams() const { return p_.c.type == ElementType::Float32 && cut_.chunks == 1 && !cut_.split; }
   /// Rows of sums that are kept before those of `row`.
-  std::size_t rows_before(std::size_t row) const { return cut_.chunks > 1 ? row : 0; }
+  std::size_t rows_before(std::size_t row) const { return cut_.keeps_rows() ? row : row % (2 * kPanelLines); }
+
+  /// Takes up to `count` rows of the sums that are complete to where they are wanted. With a few rows between two runs
+  /// of the matrix unit the vector units do that while it computes: neither waits for the other.
+  void settle(std::size_t count) {
+    count = std::min(count, complete_.rows);
+    if (count == 0) return;
+    const std::size_t row = complete_.row, column = begin_ * kPanelLines;
+    const std::size_t columns = std::min(p_.columns, end_ * kPanelLines) - column;
+    const MutableMatrix c = p_.c.at(row, column);
+    Sums& sums = complete_.sums;
+    if (p_.epilogue.kind != Epilogue::Kind::None)
+      finish(sums, count, columns, c, p_.epilogue.at(row, column, c.type));
+    else if (streams())
+      stream_sums(sums.data, sums.stride, count, columns, c, p_.accumulate);
+    else
+      write_sums(sums.data, sums.stride, count, columns, c, p_.accumulate);
+    sums.data += count * sums.stride;
+    complete_.row += count;
+    complete_.rows -= count;
+  }
+  /// The rows to settle after each of `runs` of the matrix unit, so that a panel's are settled by the last of them.
+  static std::size_t rows_after_each(std::size_t runs) { return Cut::over(kPanelLines, runs); }
+
   /// Of `sums`, which begin at `data`, those of panel number `i` of the group.
   float* panel_sums(float* data, const Sums& sums, std::size_t i) const {
     return data + i / (end_ - begin_) * sums.second + i % (end_ - begin_) * kPanelLines;
@@ -200,6 +223,7 @@ class Worker {
   void whole_rows_of_chunk(std::size_t row, float* data, const Sums& sums, bool in_c) {
     const std::size_t end = cut_.part_before(chunk_ + 1);
     const bool reads_c = p_.accumulate || chunk_ > 0, last_chunk = chunk_ + 1 == cut_.chunks;
+    const std::size_t share = rows_after_each((end - cut_.part_before(chunk_)) * group_panels());
     for (std::size_t part = cut_.part_before(chunk_); part < end; ++part) {
       const std::size_t piece = cut_.pieces_before(part) - first_, next = cut_.pieces_before(part + 1) - first_;
       const bool accumulate = part > 0 || (in_c && p_.accumulate);
@@ -210,6 +234,7 @@ class Worker {
         if (part + 1 == end && last_chunk && p_.epilogue.u != nullptr) ask_for_inputs(row, i);
         multiply_tiles(tiles_, a, right(i, piece), next - piece, panel_sums(data, sums, i), sums.stride, accumulate,
                        ahead(row, part, i));
+        settle(share);
       }
     }
   }
@@ -219,6 +244,7 @@ class Worker {
   void split_rows_of_chunk(std::size_t row, float* data, const Sums& sums, bool in_c) {
     const bool first = chunk_ == 0, last = chunk_ + 1 == cut_.chunks, begins_in_c = in_c && p_.accumulate;
     const LeftPanel a = left(row, 0);
+    const std::size_t share = rows_after_each(group_panels());
     for (std::size_t i = 0; i < group_panels(); ++i) {
       const SumPlace block = SumPlace::in_block(blocks_ + (row / kPanelLines * group_panels() + i) * kSumFloats);
       const SumPlace place = SumPlace::in_matrix(panel_sums(data, sums, i), sums.stride);
@@ -228,6 +254,7 @@ class Worker {
       multiply_split_tiles(tiles_, a, right(i, 0), part_steps(), count_,
                            first ? (begins_in_c ? place : SumPlace{}) : block, last ? place : block,
                            parts_ahead(row, i));
+      settle(share);
     }
   }
 
@@ -346,6 +373,10 @@ class Worker {
   float *blocks_, *sums_;
   std::size_t begin_ = 0, end_ = 0;                // the group's panels of columns
   std::size_t chunk_ = 0, first_ = 0, count_ = 0;  // the chunk, its first piece, how many
+  struct {
+    Sums sums = {};
+    std::size_t row = 0, rows = 0;  // of c: the first, how many
+  } complete_;                      // sums of the group's columns that are not yet where they are wanted
   Tiles tiles_;
 };
 
