@@ -98,8 +98,9 @@ a process supervises its rank, and starts it again as another.
   (`seq_aux_loss`; with `aux_loss` the same as theirs where a microbatch is one sequence), so that no result depends on
   the microbatch.
 - Context parallelism: `--cp-comm-type` changes no result here, and is one word for all layers.
-- FP8: `--fp8-format` with `--fp8-recipe delayed` or `tensorwise`. Delayed scales follow from the magnitudes of whole
-  steps, there from those of microbatches ([performance_guide.md](performance_guide.md#fp8)).
+- FP8: `--fp8-format` with `--fp8-recipe delayed`, `tensorwise` or `blockwise`. Delayed scales follow from the
+  magnitudes of whole steps, there from those of microbatches; blocks of tokens are of one sequence, there of the
+  microbatch's ([performance_guide.md](performance_guide.md#fp8)).
 - Not here: context parallelism in levels, other recipes of FP8, FP4, FSDP, CUDA graphs, Mamba and hybrid models,
   multi-modal models, retrieval, reinforcement learning.
 )";

@@ -19,62 +19,21 @@
 
 #include "megatron/comm/threads/local_backend.h"
 #include "megatron/parallel/linear.h"
+#include "tests/parallel/fp8_numbers.h"
 #include "tests/testing/tensors.h"
 
 namespace megatron::parallel {
 namespace {
 
-using megatron::testing::make_parameter;
 using plan::Fp8Operand;
 using plan::Fp8Type;
-
-constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
-
-/// What the 256 bytes stand for, from the definitions of Micikevicius et al. 2022, table 1.
-std::vector<double> numbers_of(Fp8Type type) {
-  const bool fine = type == Fp8Type::E4M3;
-  const int mantissa_bits = fine ? 3 : 2, bias = fine ? 7 : 15, exponents = fine ? 16 : 32;
-  std::vector<double> numbers;
-  for (int byte = 0; byte < 256; ++byte) {
-    const int mantissa = byte & ((1 << mantissa_bits) - 1), exponent = byte >> mantissa_bits & (exponents - 1);
-    const double sign = byte >= 128 ? -1 : 1, fraction = std::ldexp(mantissa, -mantissa_bits);
-    double number = exponent == 0 ? std::ldexp(fraction, 1 - bias) : std::ldexp(1 + fraction, exponent - bias);
-    if (fine && exponent == 15 && mantissa == 7) number = kNaN;
-    if (!fine && exponent == 31) number = mantissa == 0 ? std::numeric_limits<double>::infinity() : kNaN;
-    numbers.push_back(sign * number);
-  }
-  return numbers;
-}
-
-/// The finite ones from 0 on, ascending: by their bytes.
-std::vector<double> magnitudes_of(Fp8Type type) {
-  std::vector<double> numbers = numbers_of(type);
-  numbers.resize(128);
-  std::erase_if(numbers, [](double number) { return !std::isfinite(number); });
-  return numbers;
-}
-
-/// The nearest of these, ties to the even byte, the largest for what is beyond: by looking at each.
-double nearest(const std::vector<double>& magnitudes, double x) {
-  const double magnitude = std::min(std::abs(x), magnitudes.back());
-  std::size_t best = 0;
-  for (std::size_t i = 1; i < magnitudes.size(); ++i) {
-    const double apart = std::abs(magnitude - magnitudes[i]), before = std::abs(magnitude - magnitudes[best]);
-    if (apart < before || (apart == before && i % 2 == 0)) best = i;
-  }
-  return std::copysign(magnitudes[best], x);
-}
-
-at::Tensor tensor_of(const std::vector<double>& numbers) {
-  at::Tensor x = at::zeros({static_cast<std::int64_t>(numbers.size())}, at::kDouble);
-  std::copy(numbers.begin(), numbers.end(), x.mutable_data_ptr<double>());
-  return x;
-}
-
-std::vector<double> list_of(const at::Tensor& x) {
-  const at::Tensor wide = x.to(at::kDouble).contiguous();
-  return {wide.const_data_ptr<double>(), wide.const_data_ptr<double>() + wide.numel()};
-}
+using testing::kNaN;
+using testing::list_of;
+using testing::magnitudes_of;
+using testing::make_parameter;
+using testing::nearest;
+using testing::numbers_of;
+using testing::tensor_of;
 
 Fp8Scale by(double scale) { return {at::scalar_tensor(scale), at::scalar_tensor(1 / scale)}; }
 
@@ -165,7 +124,7 @@ struct Reference {
 /// Scales that follow from what the first step has multiplied, or will follow from what is multiplied.
 std::shared_ptr<Fp8Scaling> scaling_for(const Reference& reference) {
   auto scaling = std::make_shared<Fp8Scaling>(reference.recipe, std::vector<std::string>{"other", "layer"}, at::kCPU);
-  if (reference.recipe.current) return scaling;
+  if (!reference.recipe.delayed()) return scaling;
   scaling->see(1, Fp8Operand::Input, reference.x);
   scaling->see(1, Fp8Operand::Weight, reference.w);
   scaling->see(1, Fp8Operand::OutputGradient, reference.dy);
@@ -183,7 +142,7 @@ TEST_P(Fp8Tp, ColumnAndRowParallelLayersMultiplyTheRoundedNumbers) {
        {std::pair{true, false}, {false, false}, {true, true}, {false, true}}) {
     Reference reference;
     reference.recipe.weight_gradients = weight_gradients;
-    reference.recipe.current = current;
+    reference.recipe.scales = current ? plan::Fp8Scales::Tensor : plan::Fp8Scales::Delayed;
     const double sx = plan::fp8_scale(static_cast<float>(largest_in(reference.x)), Fp8Type::E4M3, 0, 1),
                  sw = plan::fp8_scale(static_cast<float>(largest_in(reference.w)), Fp8Type::E4M3, 0, 1),
                  sd = plan::fp8_scale(static_cast<float>(largest_in(reference.dy)), Fp8Type::E5M2, 0, 1);
@@ -235,7 +194,7 @@ TEST_P(Fp8Tp, ColumnAndRowParallelLayersMultiplyTheRoundedNumbers) {
 // What a GPU's matrix units are asked for, ATen computes on a CPU by a kernel of its own.
 TEST(Fp8Products, AreATensScaledProducts) {
   plan::Fp8Recipe recipe;
-  recipe.current = true;
+  recipe.scales = plan::Fp8Scales::Tensor;
   const auto x = at::randn({32, 64}).mul(100), w = at::randn({48, 64}).mul(0.02), dy = at::randn({32, 48}).mul(1e-5);
   const auto layer = std::make_shared<const Fp8Products>(
       std::make_shared<Fp8Scaling>(recipe, std::vector<std::string>{"layer"}, at::kCPU), "layer");
@@ -319,7 +278,7 @@ TEST(Fp8Scaling, FollowsTheLargestOfEachStep) {
 // Each rank has some tokens of the sequences, whose magnitudes differ.
 TEST(Fp8Scaling, OfATensorFollowsFromAllItsTokens) {
   Reference reference;
-  reference.recipe.current = true;
+  reference.recipe.scales = plan::Fp8Scales::Tensor;
   reference.x.narrow(0, 0, 2).mul_(1e-4);
   reference.dy.narrow(0, 2, 2).mul_(1e-6);
   const auto [sx, sw, sd] = std::tuple{plan::fp8_scale(largest_in(reference.x), Fp8Type::E4M3, 0, 1),
@@ -349,7 +308,7 @@ TEST(Fp8Scaling, OfATensorFollowsFromAllItsTokens) {
 
 TEST(Fp8Scaling, OfAWeightIsLookedAtOnceUntilItChanges) {
   plan::Fp8Recipe recipe;
-  recipe.current = true;
+  recipe.scales = plan::Fp8Scales::Tensor;
   recipe.history = 0;
   Fp8Scaling scaling(recipe, {"layer"}, at::kCPU);
   const auto of = [&](Fp8Operand operand, double number) {

@@ -8,7 +8,8 @@ namespace megatron::train {
 
 /// Linear layers in 8 bits: delayed scales follow from whole steps, so that nobody's share of one may show. From the
 /// second step on they are those of the first one's magnitudes. Scales of their own follow from whole tensors of a
-/// microbatch: whoever has a part of one must know the others'.
+/// microbatch: whoever has a part of one must know the others'. Scales of blocks follow from no microbatch: the one
+/// rank computes the global batch at once.
 inline std::vector<Layout> fp8_layouts() {
   const std::string hybrid = "fp8.format=hybrid fp8.amax_history_len=2 fp8.amax_compute_algo=max",
                     e4m3 = "fp8.format=e4m3 fp8.margin=1", half = "fp8.format=hybrid fp8.wgrad=false",
@@ -53,6 +54,22 @@ inline std::vector<Layout> fp8_layouts() {
   add(wide, {.tp = 2, .pp = 2, .cp = 2, .llama = 2, .exchange = "p2p"});
   add("fp8.format=e4m3 fp8.first_last_layers_bf16=true fp8.num_layers_at_end_in_bf16=2",
       {.pp = 4, .micro_batch = 2, .recompute = "full"});
+  // The smallest model of which two ranks have blocks each; with 512 tokens two ranks that share sequences do.
+  const std::string sizes = "fp8.recipe=blockwise model.hidden_size=256 model.ffn_hidden_size=256",
+                    blocks = "fp8.format=e4m3 " + sizes, mixed = "fp8.format=hybrid " + sizes,
+                    tokens =
+                        "fp8.format=e4m3 fp8.recipe=blockwise model.hidden_size=128 model.ffn_hidden_size=128 "
+                        "data.seq_length=512 model.max_position_embeddings=512";
+  add(blocks, {.tp = 2, .micro_batch = 4, .layers = 2});
+  add(blocks, {.tp = 2, .dp = 2, .micro_batch = 2, .sp = true, .layers = 2, .sharded = true, .pooled = true});
+  add(blocks, {.tp = 2, .pp = 2, .sp = true, .schedule = "zb-h1", .recompute = "full", .layers = 2, .sharded = true});
+  add(blocks, {.tp = 2, .dp = 2, .layers = 2, .llama = 2, .with = "fp8.wgrad=false"});
+  add(blocks, {.tp = 2, .sp = true, .layers = 2, .bert = true});
+  add(mixed, {.pp = 2, .vpp = 2, .schedule = "zb-v"});
+  add(mixed, {.tp = 2, .pp = 2, .sp = true, .t5 = true, .split = 1, .with = "model.kv_channels=64"});
+  add(mixed, {.tp = 2, .layers = 3, .with = "fp8.first_last_layers_bf16=true"});
+  add(tokens, {.cp = 2, .layers = 2, .global_batch = 2, .llama = 2, .exchange = "p2p"});
+  add(tokens, {.cp = 2, .micro_batch = 2, .layers = 2, .global_batch = 2, .llama = 4, .exchange = "a2a"});
   return all;
 }
 

@@ -84,13 +84,22 @@ TEST(Fp8Recipe, FollowsFromTheOptions) {
   EXPECT_EQ(recipe.history, 9);
   EXPECT_TRUE(recipe.largest_of_history);
   EXPECT_FALSE(recipe.weight_gradients);
-  EXPECT_FALSE(recipe.current);
+  EXPECT_TRUE(recipe.delayed());
   options.recipe = "tensorwise";
   recipe = fp8_recipe(options).value();
-  EXPECT_TRUE(recipe.current);
+  EXPECT_EQ(recipe.scales, Fp8Scales::Tensor);
   EXPECT_EQ(recipe.history, 0);
   EXPECT_EQ(recipe.type(Fp8Operand::OutputGradient), Fp8Type::E4M3);
   EXPECT_FALSE(recipe.weight_gradients);
+  options.recipe = "blockwise";
+  recipe = fp8_recipe(options).value();
+  EXPECT_TRUE(recipe.in_blocks());
+  EXPECT_FALSE(recipe.delayed());
+  EXPECT_EQ(recipe.history, 0);
+  EXPECT_EQ(recipe.type(Fp8Operand::OutputGradient), Fp8Type::E4M3);
+  EXPECT_FALSE(recipe.weight_gradients);
+  options.format = "hybrid";  // as Transformer Engine has it
+  EXPECT_EQ(fp8_recipe(options).value().type(Fp8Operand::OutputGradient), Fp8Type::E5M2);
 }
 
 TEST(Fp8Layers, AreThoseOfTransformerLayers) {
@@ -144,7 +153,7 @@ TEST(Fp8Rules, RefuseWhatScalesWouldFollowTheLayoutWith) {
   EXPECT_EQ(refusal_of(fp8_run(), [](RunConfig&) {}), "no error");
   const std::vector<std::pair<const char*, std::function<void(RunConfig&)>>> all = {
       {"fp8.format must be one of", [](RunConfig& c) { c.fp8.format = "e5m2"; }},
-      {"fp8.recipe must be one of", [](RunConfig& c) { c.fp8.recipe = "blockwise"; }},
+      {"fp8.recipe must be one of", [](RunConfig& c) { c.fp8.recipe = "mxfp8"; }},
       {"fp8.amax_compute_algo must be one of", [](RunConfig& c) { c.fp8.amax_compute_algo = "mean"; }},
       {"fp8.margin must be from", [](RunConfig& c) { c.fp8.margin = -1; }},
       {"fp8.amax_history_len must be from", [](RunConfig& c) { c.fp8.amax_history_len = 0; }},
@@ -184,10 +193,49 @@ TEST(Fp8Rules, RefuseWhatScalesWouldFollowTheLayoutWith) {
   EXPECT_THAT(refusal_of(latents, [](RunConfig&) {}), HasSubstr("excludes model.multi_latent_attention"));
 }
 
+// No rank may have a part of a block: of 128 features of what tensor-parallel ranks divide, of each matrix of a gated
+// unit, of 128 tokens of what ranks of context parallelism share.
+TEST(Fp8Rules, RefuseRanksWithPartsOfBlocks) {
+  RunConfig fits = fp8_run();
+  fits.fp8.recipe = "blockwise";
+  fits.model.hidden_size = 256;
+  fits.model.num_attention_heads = 4;
+  fits.model.ffn_hidden_size = 256;
+  fits.model.position_embedding_type = "rope";
+  fits.model.gated_linear_unit = true;
+  fits.data.seq_length = 512;
+  fits.parallel.tp = fits.parallel.cp = 2;
+  fits.parallel.world_size = 4;
+  EXPECT_EQ(refusal_of(fits, [](RunConfig&) {}), "no error");
+  const std::vector<std::pair<const char*, std::function<void(RunConfig&)>>> all = {
+      {"got:  768 features of decoder.layers.0.self_attention.linear_qkv, tp 4\n  fix:  --fp8-recipe tensorwise",
+       [](RunConfig& c) {
+         c.parallel.tp = c.parallel.world_size = 4;
+         c.parallel.cp = 1;
+       }},
+      {"got:  192 features of decoder.layers.0.mlp.linear_fc1, tp 2\n  fix:  --fp8-recipe tensorwise",
+       [](RunConfig& c) { c.model.ffn_hidden_size = 192; }},
+      {"got:  320 features of decoder.layers.0.self_attention.linear_qkv, tp 2",
+       [](RunConfig& c) {
+         c.model.num_query_groups = 2;
+         c.model.kv_channels = 40;  // (4 + 2 x 2) x 40
+       }},
+      {"got:  640 tokens, cp 2\n  fix:  --seq-length 1024", [](RunConfig& c) { c.data.seq_length = 640; }}};
+  for (const auto& [rule, change] : all) EXPECT_THAT(refusal_of(fits, change), HasSubstr(rule)) << rule;
+  fits.fp8.recipe = "tensorwise";
+  for (const auto& [rule, change] : all) EXPECT_EQ(refusal_of(fits, change), "no error") << rule;
+  fits.fp8.recipe = "blockwise";
+  fits.model.ffn_hidden_size = 200;  // one rank has all of a block, whatever its size
+  fits.data.seq_length = 500;
+  fits.parallel.tp = fits.parallel.cp = fits.parallel.world_size = 1;
+  EXPECT_EQ(refusal_of(fits, [](RunConfig&) {}), "no error");
+}
+
 TEST(Fp8Units, AreThoseOfAdaAndLater) {
+  constexpr std::int64_t kCuda13 = 13000;
   for (const auto& [major, minor] : {std::pair{7, 5}, {8, 0}, {8, 6}, {8, 7}}) {
     try {
-      require_fp8_units(major, minor);
+      require_fp8_units({}, major, minor, kCuda13);
       ADD_FAILURE() << major << '.' << minor;
     } catch (const ConfigError& error) {
       EXPECT_THAT(error.what(), HasSubstr(concat("compute capability ", major, ".", minor)));
@@ -195,7 +243,28 @@ TEST(Fp8Units, AreThoseOfAdaAndLater) {
     }
   }
   for (const auto& [major, minor] : {std::pair{8, 9}, {9, 0}, {10, 0}, {12, 0}})
-    EXPECT_NO_THROW(require_fp8_units(major, minor)) << major << '.' << minor;
+    EXPECT_NO_THROW(require_fp8_units({}, major, minor, kCuda13)) << major << '.' << minor;
+}
+
+// As ATen's _scaled_mm_v2 has them, by cuBLAS 12.9.
+TEST(Fp8Units, OfBlocksAreThoseOfHopper) {
+  const Fp8Recipe blocks{.scales = Fp8Scales::Block};
+  EXPECT_NO_THROW(require_fp8_units(blocks, 9, 0, 12090));
+  const auto refusal = [&](int major, int minor, std::int64_t cuda) -> std::string {
+    try {
+      require_fp8_units(blocks, major, minor, cuda);
+    } catch (const ConfigError& error) {
+      return error.what();
+    }
+    return "no error";
+  };
+  EXPECT_THAT(refusal(8, 0, 13000), HasSubstr("fp8.format needs a GPU that multiplies 8-bit numbers"));
+  for (const auto& [major, minor] : {std::pair{8, 9}, {10, 0}, {12, 0}}) {
+    EXPECT_THAT(refusal(major, minor, 13000), HasSubstr("fp8.recipe blockwise needs a GPU whose products cuBLAS"));
+    EXPECT_THAT(refusal(major, minor, 13000), HasSubstr(concat("compute capability ", major, ".", minor)));
+    EXPECT_THAT(refusal(major, minor, 13000), HasSubstr("fix:  --fp8-recipe tensorwise"));
+  }
+  EXPECT_THAT(refusal(9, 0, 12080), HasSubstr("got:  libtorch for CUDA 12.8"));
 }
 
 TEST(MemoryPlan, CountsTheScalesAndNoPackedCopiesOfLayersInEightBits) {
@@ -214,6 +283,10 @@ TEST(MemoryPlan, CountsTheScalesAndNoPackedCopiesOfLayersInEightBits) {
   const MemoryPlan current = memory_plan(resolve(config), 0, 0, 0, "avx512_bf16");
   EXPECT_EQ(current.optimizer_state - plain.optimizer_state, 4 * 8 * (3 + 2));
   EXPECT_EQ(current.packed_weights, 0);
+  config.fp8.recipe = "blockwise";
+  const MemoryPlan blocks = memory_plan(resolve(config), 0, 0, 0, "avx512_bf16");
+  EXPECT_EQ(blocks.optimizer_state, plain.optimizer_state);
+  EXPECT_EQ(blocks.packed_weights, 0);
 }
 
 }  // namespace

@@ -146,6 +146,35 @@ TEST(Fp8Cost, OfATensorsOwnScaleIsThatOfAgreeingOnIt) {
   }
 }
 
+// Each operand anew in each product: abs reads and writes a number of bf16, amax reads it; of the scales ten operations
+// on few numbers and one or two that order them. Nobody agrees on any, and no step begins with a look at weights.
+TEST(Fp8Cost, OfBlocksIsThatOfTheirMagnitudesInEachProduct) {
+  config::RunConfig config = in_8_bits();
+  config.fp8.recipe = "blockwise";
+  const Hardware hardware = with_units();
+  const ResolvedRun run = resolve(config);
+  const LinearProducts linear(run, hardware);
+  const Product product{1, 256, 128, 384};
+  const double x = 256 * 384, w = 128 * 384, y = 256 * 128, scales = 2 + 6 + 2 + 2 + 1;
+  const LinearCost forward = linear.forward(product);
+  EXPECT_DOUBLE_EQ(forward.products_s, product.flops() / 2e12);
+  EXPECT_EQ(forward.moved_bytes, (x + w) * (6 + 11));
+  EXPECT_EQ(forward.launches, 2 * (scales + 3));
+  EXPECT_EQ(linear.input_gradient(product).moved_bytes, y * (6 + 11) + w * (6 + 13));
+  EXPECT_EQ(linear.input_gradient(product).launches, 2 * (scales + 3) + 2);
+  const LinearCost weight = linear.weight_gradient(product);
+  EXPECT_EQ(weight.moved_bytes, (x + y) * (6 + 13) + w * (8 + 3 * 20) / 4);
+  EXPECT_DOUBLE_EQ(weight.products_s, product.flops() / 2e12);
+  EXPECT_EQ(linear.of_step(product).moved_bytes, 0);
+  EXPECT_EQ(linear.of_step(product).launches, 0);
+  EXPECT_FALSE(linear.agrees_on_scales());
+  const Product part{1, 256, 64, 384};
+  EXPECT_DOUBLE_EQ(linear.forward(part).products_s, part.flops() / 1e12) << "a part of a block is emulated";
+  const Product few{1, 64, 128, 384};
+  EXPECT_DOUBLE_EQ(linear.forward(few).products_s, few.flops() / 2e12);
+  EXPECT_DOUBLE_EQ(linear.weight_gradient(few).products_s, few.flops() / 1e12) << "a part of a block of tokens is";
+}
+
 TEST(Fp8Cost, IsLessThanThatOfBf16OnH100) {
   config::RunConfig config = in_8_bits("none", "cuda");
   config.model.hidden_size = 8192;
@@ -182,6 +211,10 @@ TEST(Fp8State, IsInTheReportAndOnAGpuWithoutWhatTheHostKeeps) {
   EXPECT_EQ(report(resolve(config))["fp8"]["state_bytes"], 4 * 8 * (3 + 2));
   EXPECT_THAT(report_text(resolve(config)),
               HasSubstr("products of 8 linear layers; scales of weights and the step's magnitudes are"));
+  config.fp8.recipe = "blockwise";
+  EXPECT_EQ(report(resolve(config))["fp8"]["state_bytes"], 0);
+  EXPECT_THAT(report_text(resolve(config)),
+              HasSubstr("products of 8 linear layers; scales of blocks are found in each, none is kept"));
 }
 
 }  // namespace

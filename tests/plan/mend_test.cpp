@@ -289,6 +289,8 @@ const std::vector<Recipe>& recipes() {
            "--fp8-format hybrid --fp8-recipe mxfp8 --fp8-amax-history-len 0",
            "--fp8-format hybrid --fp8-margin -1 --fp8-amax-compute-algo mean",
            "--fp8-format e4m3 --lora.rank 4",
+           "--fp8-format e4m3 --fp8-recipe blockwise --tp 2 --world-size 2",
+           "--fp8-format e4m3 --fp8-recipe blockwise --cp 2 --world-size 2",
            "--fp8-format hybrid --tp 2 --world-size 2 --num-query-groups 1",
            "--loss-scale 128",
            "--loss-scale -1",

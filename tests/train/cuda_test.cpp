@@ -1,10 +1,13 @@
 #include <gtest/gtest.h>
 
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "megatron/base/error.h"
+#include "megatron/parallel/cuda.h"
+#include "megatron/plan/parameters/fp8.h"
 #include "tests/testing/cuda.h"
 #include "tests/train/tiny_run.h"
 
@@ -44,17 +47,28 @@ TEST(TrainStep, OnCudaPassesThatBeginBeforeTheHostKnowsOfTheStepBeforeAreTheSame
 // By the GPU's 8-bit matrix units, which want multiples of 16, against their emulation. They add up in fewer digits.
 TEST(TrainStep, InFp8OnCudaTakesNearlyTheStepsThatTheCpuTakes) {
   NEEDS_A_GPU();
-  try {
-    parallel::require_fp8_units(0);
-  } catch (const ConfigError& error) {
-    GTEST_SKIP() << "no NVIDIA GPU that multiplies 8-bit numbers: " << error.what();
-  }
-  for (const auto& [format, recipe] :
-       {std::pair{"hybrid", "delayed"}, {"e4m3", "delayed"}, {"hybrid", "tensorwise"}, {"e4m3", "tensorwise"}}) {
+  const auto has_units = [](const plan::Fp8Recipe& recipe) {
+    try {
+      parallel::require_fp8_units(recipe, 0);
+    } catch (const ConfigError&) {
+      return false;
+    }
+    return true;
+  };
+  if (!has_units({})) GTEST_SKIP() << "no NVIDIA GPU that multiplies 8-bit numbers";
+  const bool has_blocks = has_units({.scales = plan::Fp8Scales::Block});
+  for (const auto& [format, recipe] : {std::pair{"hybrid", "delayed"},
+                                       {"e4m3", "delayed"},
+                                       {"hybrid", "tensorwise"},
+                                       {"e4m3", "tensorwise"},
+                                       {"hybrid", "blockwise"},
+                                       {"e4m3", "blockwise"}}) {
+    const bool in_blocks = recipe == std::string("blockwise");
+    if (in_blocks && !has_blocks) continue;
     config::RunConfig config = testing::tiny_config(1, 1, "fp32");
-    config.model.hidden_size = 32;
+    config.model.hidden_size = in_blocks ? 128 : 32;
     config.model.num_attention_heads = 4;
-    config.data.seq_length = 16;
+    config.data.seq_length = in_blocks ? 128 : 16;
     config.fp8.format = format;
     config.fp8.recipe = recipe;
     const plan::ResolvedRun run = plan::resolve(config);

@@ -96,9 +96,12 @@ TEST_F(Fp8Resume, InPartsIsTheSameToTheBit) {
 }
 
 // Of scales that follow from the tensors at hand there is nothing to keep.
-TEST_F(Fp8Resume, WithoutScalesOfStepsIsTheSameToTheBit) {
+class Fp8ResumeOwn : public Fp8Resume, public ::testing::WithParamInterface<const char*> {};
+INSTANTIATE_TEST_SUITE_P(Recipes, Fp8ResumeOwn, ::testing::Values("tensorwise", "blockwise"));
+
+TEST_P(Fp8ResumeOwn, WithoutScalesOfStepsIsTheSameToTheBit) {
   config::RunConfig straight = in_eight_bits(1, 1, "bf16");
-  straight.fp8.recipe = "tensorwise";
+  straight.fp8.recipe = GetParam();
   config::RunConfig parts = straight;
   straight.train.out = folder("straight").string();
   parts.train.out = folder("parts").string();
@@ -269,8 +272,27 @@ TEST(Fp8Step, SkipsWhatIsNotFiniteWithScalesOfTensors) {
   EXPECT_EQ(next.loss, testing::take_step(run, straight, 3).loss);
 }
 
+// Of blocks nobody looks at magnitudes: products of what is not finite are NaN.
+TEST(Fp8Step, SkipsWhatIsNotFiniteWithScalesOfBlocks) {
+  for (const char* dtype : {"fp64", "bf16"}) {
+    config::RunConfig config = in_eight_bits(1, 1, dtype);
+    config.fp8.recipe = "blockwise";
+    const plan::ResolvedRun run = plan::resolve(config);
+    kernels::configure_thread(1);
+    Engine engine(run, {}, at::kCPU);
+    EXPECT_FALSE(testing::take_step(run, engine, 0).skipped);
+    const at::Tensor first =
+        engine.parameters.get("decoder.layers.1.mlp.linear_fc2.weight")->value.detach().select(0, 0).select(0, 0);
+    const at::Tensor before = first.clone();
+    first.fill_(std::numeric_limits<double>::infinity());
+    EXPECT_TRUE(testing::take_step(run, engine, 1).skipped);
+    first.copy_(before);
+    EXPECT_FALSE(testing::take_step(run, engine, 1).skipped);
+  }
+}
+
 class Fp8Held : public ::testing::TestWithParam<const char*> {};
-INSTANTIATE_TEST_SUITE_P(Recipes, Fp8Held, ::testing::Values("delayed", "tensorwise"));
+INSTANTIATE_TEST_SUITE_P(Recipes, Fp8Held, ::testing::Values("delayed", "tensorwise", "blockwise"));
 
 TEST_P(Fp8Held, IsWhatIsPlanned) {
   config::RunConfig config = in_eight_bits(1, 2, "bf16");
@@ -300,7 +322,7 @@ TEST(Fp8Step, LearnsAsBf16Does) {
   const auto losses = [](const std::string& format, const char* dtype, const std::string& algo) {
     config::RunConfig config = in_eight_bits(1, 1, dtype);
     config.fp8.format = format;
-    if (algo == "tensorwise")
+    if (algo == "tensorwise" || algo == "blockwise")
       config.fp8.recipe = algo;
     else
       config.fp8.amax_compute_algo = algo;
@@ -316,8 +338,10 @@ TEST(Fp8Step, LearnsAsBf16Does) {
   const std::vector<double> bf16 = losses("none", "bf16", "max");
   const double learned = bf16.front() - bf16.back();
   ASSERT_GT(learned, 0.5);
-  for (const auto& [format, dtype, algo] :
-       {std::tuple{"hybrid", "bf16", "max"}, {"e4m3", "bf16", "most_recent"}, {"hybrid", "bf16", "tensorwise"}}) {
+  for (const auto& [format, dtype, algo] : {std::tuple{"hybrid", "bf16", "max"},
+                                            {"e4m3", "bf16", "most_recent"},
+                                            {"hybrid", "bf16", "tensorwise"},
+                                            {"e4m3", "bf16", "blockwise"}}) {
     const std::vector<double> fp8 = losses(format, dtype, algo);
     EXPECT_NE(fp8.front(), bf16.front());
     for (std::size_t i = 0; i < fp8.size(); ++i)

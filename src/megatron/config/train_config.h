@@ -115,7 +115,8 @@ struct TrainConfig {
 };
 
 /// Linear layers of transformer layers multiply 8-bit floating-point numbers (Micikevicius et al. 2022), each tensor
-/// scaled by a number that follows from the steps before or from its own magnitudes; plan/parameters/fp8.h.
+/// or block of it scaled by a number that follows from the steps before or from its own magnitudes;
+/// plan/parameters/fp8.h.
 struct Fp8Config {
   std::string format = "none";
   std::string recipe = "delayed";
@@ -135,8 +136,9 @@ struct Fp8Config {
       "E4M3); none: those of train.dtype.",
       "fp8-format", Choices({"none", "hybrid", "e4m3"}));
     v("recipe", recipe,
-      "How tensors are scaled: delayed, by the largest magnitudes of the steps before; tensorwise, each by its own.",
-      "fp8-recipe", on, Choices({"delayed", "tensorwise"}));
+      "How tensors are scaled: delayed, by the largest magnitudes of the steps before; tensorwise, each by its own; "
+      "blockwise, each 128 numbers by theirs, of weights 128 x 128.",
+      "fp8-recipe", on, Choices({"delayed", "tensorwise", "blockwise"}));
     v("margin", margin, "Powers of two that delayed scales stay below the largest that fits.", "fp8-margin", on,
       delayed);
     v("amax_history_len", amax_history_len, "Steps whose largest magnitudes are kept.", "fp8-amax-history-len", on,

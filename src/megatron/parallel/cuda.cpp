@@ -1,6 +1,7 @@
 #include "megatron/parallel/cuda.h"
 
 #include <ATen/Context.h>
+#include <ATen/detail/CUDAHooksInterface.h>
 
 #include <cstdlib>
 
@@ -55,11 +56,11 @@ void configure_cuda() {
   context.setAllowFP16ReductionCuBLAS(false);
 }
 
-void require_fp8_units(int gpu) {
+void require_fp8_units(const plan::Fp8Recipe& recipe, int gpu) {
   using Capability = void (*)(int, int*, int*);
   int major = 0, minor = 0;
   reinterpret_cast<Capability>(comm::cuda_plugin_entry("megatron_cuda_capability"))(gpu, &major, &minor);
-  plan::require_fp8_units(major, minor);
+  plan::require_fp8_units(recipe, major, minor, at::detail::getCUDAHooks().versionCUDART());
 }
 
 }  // namespace megatron::parallel

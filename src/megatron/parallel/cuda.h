@@ -1,6 +1,10 @@
 #pragma once
 #include <string>
 
+namespace megatron::plan {
+struct Fp8Recipe;  // parameters/fp8.h
+}
+
 namespace megatron::parallel {
 
 /// Loads the CUDA plugin (comm/cuda_plugin.h), takes its operators (kernels/operators.h), and has ranges drawn
@@ -15,6 +19,6 @@ void load_cuda_from(const std::string& path);
 void configure_cuda();
 
 /// plan::require_fp8_units() of GPU number `gpu` of this process. After load_cuda().
-void require_fp8_units(int gpu);
+void require_fp8_units(const plan::Fp8Recipe& recipe, int gpu);
 
 }  // namespace megatron::parallel

@@ -20,8 +20,12 @@ namespace {
 
 using plan::Fp8Operand;
 
-/// What numbers are scaled in, so that only the 8-bit number is rounded: fp16 has too few exponents.
-at::ScalarType scaled_type(const at::Tensor& x) { return x.scalar_type() == at::kHalf ? at::kFloat : x.scalar_type(); }
+/// What numbers are scaled in, so that only the 8-bit number is rounded, and what units write of blocks, too: fp16 has
+/// too few exponents.
+at::ScalarType scaled_type(at::ScalarType type) { return type == at::kHalf ? at::kFloat : type; }
+
+/// A scale, so that what it multiplies stays of `type`: a scalar changes no type.
+at::Tensor of_type(const at::Tensor& scale, at::ScalarType type) { return scale.dim() == 0 ? scale : scale.to(type); }
 
 at::ScalarType scalar_type_of(plan::Fp8Type type) {
   return type == plan::Fp8Type::E4M3 ? at::kFloat8_e4m3fn : at::kFloat8_e5m2;
@@ -29,14 +33,21 @@ at::ScalarType scalar_type_of(plan::Fp8Type type) {
 
 std::int64_t row_count(const at::Tensor& x) { return x.numel() / x.size(-1); }
 
-/// Whether the matrix units of the device compute the products of x [.., k] and w [n, k]: they want multiples of 16.
-bool has_units(const at::Tensor& x, const at::Tensor& w) {
-  return x.is_cuda() && x.scalar_type() != at::kDouble && row_count(x) % 16 == 0 && w.size(0) % 16 == 0 &&
-         w.size(1) % 16 == 0;
+/// Whether the matrix units of the device compute the products of x [.., k] and w [n, k]: they want multiples of 16,
+/// and of features whole blocks.
+bool has_units(const at::Tensor& x, const at::Tensor& w, const plan::Fp8Recipe& recipe) {
+  const std::int64_t unit = recipe.in_blocks() ? plan::kFp8Block : 16;
+  return x.is_cuda() && x.scalar_type() != at::kDouble && row_count(x) % 16 == 0 && w.size(0) % unit == 0 &&
+         w.size(1) % unit == 0;
 }
 
-/// x, whose columns lie one after the other.
-at::Tensor by_columns(const at::Tensor& x) { return x.t().contiguous().t(); }
+/// grad_w (= or +=, by beta) product.
+void add_to_gradient(const at::Tensor& grad_w, const at::Tensor& product, double beta) {
+  if (beta == 0)
+    grad_w.copy_(product);
+  else
+    grad_w.mul_(beta).add_(product);
+}
 
 /// The largest magnitude in x: a float32 scalar, NaN where x has one, 0 where x is empty.
 at::Tensor largest_in(const at::Tensor& x) {
@@ -60,21 +71,30 @@ Fp8Scale fp8_scale_of(const at::Tensor& amax, plan::Fp8Type type) {
 
 at::Tensor fp8_quantized(const at::Tensor& x, plan::Fp8Type type, const Fp8Scale& scale) {
   const double most = plan::largest_of(type);
-  return x.detach().to(scaled_type(x)).mul(scale.scale).clamp_(-most, most).to(scalar_type_of(type));
+  const at::ScalarType wide = scaled_type(x.scalar_type());
+  return x.detach().to(wide).mul(of_type(scale.scale, wide)).clamp_(-most, most).to(scalar_type_of(type));
+}
+
+at::Tensor fp8_divided(const at::Tensor& numbers, const Fp8Scale& scale, at::ScalarType dtype) {
+  const at::ScalarType wide = scaled_type(dtype);
+  return numbers.to(wide).mul_(of_type(scale.inverse, wide)).to(dtype);
 }
 
 at::Tensor fp8_rounded(const at::Tensor& x, plan::Fp8Type type, const Fp8Scale& scale) {
-  return fp8_quantized(x, type, scale).to(scaled_type(x)).mul_(scale.inverse).to(x.scalar_type());
+  return fp8_divided(fp8_quantized(x, type, scale), scale, x.scalar_type());
 }
 
 Fp8Scaling::Fp8Scaling(const plan::Fp8Recipe& recipe, const std::vector<std::string>& layers, at::Device device)
-    : recipe_(recipe), weight_seen_(layers.size(), false), weight_scales_(recipe.current ? layers.size() : 0) {
+    : recipe_(recipe),
+      weight_seen_(layers.size(), false),
+      weight_scales_(recipe.scales == plan::Fp8Scales::Tensor ? layers.size() : 0) {
   const auto count = static_cast<std::int64_t>(layers.size());
   for (std::int64_t i = 0; i < count; ++i) numbers_.emplace(layers[static_cast<std::size_t>(i)], i);
   if (count > 0) first_layer_ = layers.front();
+  if (!keeps_magnitudes()) return;
   const auto on_device = at::TensorOptions().dtype(at::kFloat).device(device);
   magnitudes_ = at::zeros({count, plan::kFp8Operands}, on_device);
-  if (recipe.current) return;
+  if (!recipe.delayed()) return;
   scales_ = at::ones({count, plan::kFp8Operands}, at::kFloat);
   history_ = at::zeros({recipe.history, count, plan::kFp8Operands}, at::kFloat);
   inverses_ = at::ones({count, plan::kFp8Operands}, on_device);
@@ -123,6 +143,7 @@ Fp8Scale Fp8Scaling::current_scale(std::int64_t layer, Fp8Operand operand, const
 }
 
 void Fp8Scaling::forget_magnitudes() {
+  if (!keeps_magnitudes()) return;
   magnitudes_.zero_();
   std::fill(weight_seen_.begin(), weight_seen_.end(), false);
   std::fill(weight_scales_.begin(), weight_scales_.end(), Fp8Scale{});
@@ -136,7 +157,7 @@ at::Tensor Fp8Scaling::magnitudes() const {
 void Fp8Scaling::update(const at::Tensor& magnitudes) {
   if (magnitudes.sizes() != magnitudes_.sizes())
     throw std::invalid_argument("Fp8Scaling::update: a number for each operand of each layer");
-  if (recipe_.current) return forget_magnitudes();
+  if (!recipe_.delayed()) return forget_magnitudes();
   auto* const first = history_.mutable_data_ptr<float>();
   std::copy_backward(first, first + history_.numel() - magnitudes.numel(), first + history_.numel());
   history_.select(0, 0).copy_(magnitudes);
@@ -164,14 +185,15 @@ void Fp8Scaling::restored() {
 }
 
 void Fp8Scaling::reset() {
-  if (recipe_.current) return forget_magnitudes();
+  if (!recipe_.delayed()) return forget_magnitudes();
   scales_.fill_(1);
   history_.zero_();
   restored();
 }
 
 std::int64_t Fp8Scaling::bytes() const {
-  if (recipe_.current) return static_cast<std::int64_t>(magnitudes_.nbytes()) + layers() * 2 * std::int64_t{4};
+  if (!keeps_magnitudes()) return 0;
+  if (!recipe_.delayed()) return static_cast<std::int64_t>(magnitudes_.nbytes()) + layers() * 2 * std::int64_t{4};
   return static_cast<std::int64_t>(scales_.nbytes() + history_.nbytes() + inverses_.nbytes() + magnitudes_.nbytes());
 }
 
@@ -191,11 +213,11 @@ Fp8Scale Fp8Products::current_scale(const at::Tensor& x, Fp8Operand operand) con
 }
 
 void Fp8Pass::see(const at::Tensor& x, Fp8Operand operand) const {
-  if (!recipe().current) layer_->scaling_->see(layer_->layer_, operand, x);
+  if (recipe().delayed()) layer_->scaling_->see(layer_->layer_, operand, x);
 }
 
 Fp8Scale Fp8Pass::scale_of(const at::Tensor& x, Fp8Operand operand) {
-  if (!recipe().current) return layer_->scaling_->delayed_scale(layer_->layer_, operand);
+  if (recipe().delayed()) return layer_->scaling_->delayed_scale(layer_->layer_, operand);
   if (operand == Fp8Operand::Weight) return layer_->current_scale(x, operand);
   Fp8Scale& scale = scales_[static_cast<std::size_t>(operand)];
   if (!scale.scale.defined()) scale = layer_->current_scale(x, operand);
@@ -207,40 +229,53 @@ Fp8Pass::Quantized Fp8Pass::quantized(const at::Tensor& x, Fp8Operand operand) {
   return {fp8_quantized(x.reshape({-1, x.size(-1)}), recipe().type(operand), scale), scale.inverse};
 }
 
-at::Tensor Fp8Pass::rounded(const at::Tensor& x, Fp8Operand operand) {
+at::Tensor Fp8Pass::rounded(const at::Tensor& x, Fp8Operand operand, Fp8Tile tile) {
+  if (recipe().in_blocks()) return fp8_rounded_in_blocks(x, recipe().type(operand), tile);
   return fp8_rounded(x, recipe().type(operand), scale_of(x, operand));
 }
 
 void Fp8Pass::see_gradient(const at::Tensor& dy) {
   see(dy, Fp8Operand::OutputGradient);
-  if (recipe().current) scale_of(dy, Fp8Operand::OutputGradient);
+  if (recipe().scales == plan::Fp8Scales::Tensor) scale_of(dy, Fp8Operand::OutputGradient);
 }
 
-// Sums are those of Transformer Engine's products: fast ones forward, full ones backward.
+// Sums are those of Transformer Engine's products: fast ones forward, full ones backward; of blocks full ones always.
 
 at::Tensor Fp8Pass::output(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias) {
   see(x, Fp8Operand::Input);
   see(w, Fp8Operand::Weight);
-  if (!has_units(x, w)) {
-    const at::Tensor input = rounded(x, Fp8Operand::Input);
-    return kernels::linear(input, rounded(w, Fp8Operand::Weight), nullptr, bias);
+  if (!has_units(x, w, recipe())) {
+    const at::Tensor input = rounded(x, Fp8Operand::Input, Fp8Tile::Features);
+    return kernels::linear(input, rounded(w, Fp8Operand::Weight, Fp8Tile::Square), nullptr, bias);
   }
   auto shape = x.sizes().vec();
   shape.back() = w.size(0);
-  const Quantized input = quantized(x, Fp8Operand::Input), weight = quantized(w, Fp8Operand::Weight);
-  at::Tensor y = at::_scaled_mm(input.numbers, weight.numbers.t(), input.inverse, weight.inverse, {}, {},
-                                x.scalar_type(), /*use_fast_accum=*/true)
-                     .view(shape);
+  at::Tensor y;
+  if (recipe().in_blocks()) {
+    const Fp8Matrix input = fp8_matrix_of_features(x, recipe().type(Fp8Operand::Input)),
+                    weight = fp8_matrix_of_weight(w, recipe().type(Fp8Operand::Weight), false);
+    y = fp8_product(input, weight, scaled_type(x.scalar_type())).to(x.scalar_type());
+  } else {
+    const Quantized input = quantized(x, Fp8Operand::Input), weight = quantized(w, Fp8Operand::Weight);
+    y = at::_scaled_mm(input.numbers, weight.numbers.t(), input.inverse, weight.inverse, {}, {}, x.scalar_type(),
+                       /*use_fast_accum=*/true);
+  }
+  y = y.view(shape);
   return bias.defined() ? y.add_(bias) : y;
 }
 
 at::Tensor Fp8Pass::input_gradient(const at::Tensor& dy, const at::Tensor& w) {
-  if (!has_units(dy, w)) {
-    const at::Tensor gradient = rounded(dy, Fp8Operand::OutputGradient);
-    return kernels::linear_input_gradient(gradient, rounded(w, Fp8Operand::Weight));
+  if (!has_units(dy, w, recipe())) {
+    const at::Tensor gradient = rounded(dy, Fp8Operand::OutputGradient, Fp8Tile::Features);
+    return kernels::linear_input_gradient(gradient, rounded(w, Fp8Operand::Weight, Fp8Tile::Square));
   }
   auto shape = dy.sizes().vec();
   shape.back() = w.size(1);
+  if (recipe().in_blocks()) {
+    const Fp8Matrix gradient = fp8_matrix_of_features(dy, recipe().type(Fp8Operand::OutputGradient)),
+                    weight = fp8_matrix_of_weight(w, recipe().type(Fp8Operand::Weight), true);
+    return fp8_product(gradient, weight, scaled_type(dy.scalar_type())).to(dy.scalar_type()).view(shape);
+  }
   const Quantized gradient = quantized(dy, Fp8Operand::OutputGradient), weight = quantized(w, Fp8Operand::Weight);
   return at::_scaled_mm(gradient.numbers, by_columns(weight.numbers), gradient.inverse, weight.inverse, {}, {},
                         dy.scalar_type())
@@ -249,17 +284,20 @@ at::Tensor Fp8Pass::input_gradient(const at::Tensor& dy, const at::Tensor& w) {
 
 void Fp8Pass::weight_gradient(const at::Tensor& grad_w, const at::Tensor& dy, const at::Tensor& x, double beta) {
   if (!recipe().weight_gradients) return kernels::linear_weight_gradient(grad_w, dy, x, beta);
-  if (!has_units(x, grad_w)) {
-    const at::Tensor gradient = rounded(dy, Fp8Operand::OutputGradient);
-    return kernels::linear_weight_gradient(grad_w, gradient, rounded(x, Fp8Operand::Input), beta);
+  const bool in_blocks = recipe().in_blocks();
+  if (!has_units(x, grad_w, recipe()) || (in_blocks && x.size(0) % plan::kFp8Block != 0)) {
+    const at::Tensor gradient = rounded(dy, Fp8Operand::OutputGradient, Fp8Tile::Tokens);
+    return kernels::linear_weight_gradient(grad_w, gradient, rounded(x, Fp8Operand::Input, Fp8Tile::Tokens), beta);
+  }
+  if (in_blocks) {
+    const Fp8Matrix gradient = fp8_matrix_of_tokens(dy, recipe().type(Fp8Operand::OutputGradient)),
+                    input = fp8_matrix_of_tokens(x, recipe().type(Fp8Operand::Input));
+    return add_to_gradient(grad_w, fp8_product(gradient, input, at::kFloat), beta);
   }
   const Quantized gradient = quantized(dy, Fp8Operand::OutputGradient), input = quantized(x, Fp8Operand::Input);
   const at::Tensor product = at::_scaled_mm(gradient.numbers.t().contiguous(), by_columns(input.numbers),
                                             gradient.inverse, input.inverse, {}, {}, at::kFloat);
-  if (beta == 0)
-    grad_w.copy_(product);
-  else
-    grad_w.mul_(beta).add_(product);
+  add_to_gradient(grad_w, product, beta);
 }
 
 }  // namespace megatron::parallel

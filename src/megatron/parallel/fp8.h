@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstdint>
+#include <iterator>
 #include <memory>
 #include <span>
 #include <string>
@@ -11,6 +12,7 @@
 #include <vector>
 
 #include "megatron/comm/group.h"
+#include "megatron/parallel/fp8/blocks.h"
 #include "megatron/plan/parameters/fp8.h"
 
 // Linear layers whose products read 8-bit numbers (plan/parameters/fp8.h). Where the GPU's matrix units do not compute
@@ -20,30 +22,34 @@
 namespace megatron::parallel {
 
 /// What numbers are multiplied by before they are rounded, a power of two: two float32 scalars, `scale` on the CPU or
-/// where the numbers are, `inverse` where they are.
+/// where the numbers are, `inverse` where they are. Of blocks (fp8/blocks.h) two tensors that numbers are broadcast to.
 struct Fp8Scale {
   at::Tensor scale, inverse;
 };
 
-/// plan::fp8_scale() without a margin of numbers whose largest magnitude is `amax`, a float32 scalar, on its device and
-/// without waiting for it. 2^126 of 0; a power of two of what is not finite, too.
+/// plan::fp8_scale() without a margin of numbers whose largest magnitude is `amax`, each of a float32 tensor, on its
+/// device and without waiting for it. 2^126 of 0; a power of two of what is not finite, too.
 Fp8Scale fp8_scale_of(const at::Tensor& amax, plan::Fp8Type type);
 
 /// The 8-bit numbers nearest to scale * x, ties to even, of a magnitude of at most largest_of(type): x's shape, ATen's
 /// float8. NaN stays NaN. float64 is rounded to float32 on the way.
 at::Tensor fp8_quantized(const at::Tensor& x, plan::Fp8Type type, const Fp8Scale& scale);
-/// The same divided by the scale, in x's dtype.
+/// Such numbers divided by the scale, in `dtype`.
+at::Tensor fp8_divided(const at::Tensor& numbers, const Fp8Scale& scale, at::ScalarType dtype);
+/// Both, in x's dtype.
 at::Tensor fp8_rounded(const at::Tensor& x, plan::Fp8Type type, const Fp8Scale& scale);
 
 /// The scales of all linear layers of a model that compute in 8 bits, on every rank, and the largest magnitudes that
-/// this rank's layers have multiplied since the step began. One object of a rank; not thread-safe.
+/// this rank's layers have multiplied since the step began. Of scales of blocks there is nothing to keep or to see: the
+/// layers' numbers and the recipe alone. One object of a rank; not thread-safe.
 class Fp8Scaling {
  public:
   /// `layers`: plan::fp8_layers(). Delayed scales begin as 1, histories as 0. Magnitudes are kept on `device`.
   Fp8Scaling(const plan::Fp8Recipe& recipe, const std::vector<std::string>& layers, at::Device device);
 
   const plan::Fp8Recipe& recipe() const { return recipe_; }
-  std::int64_t layers() const { return magnitudes_.size(0); }
+  bool keeps_magnitudes() const { return !recipe_.in_blocks(); }  ///< else none of what follows is called
+  std::int64_t layers() const { return std::ssize(numbers_); }
   const std::string& first_layer() const { return first_layer_; }              ///< the name of number 0; "": none
   std::int64_t number_of(const std::string& layer) const;                      ///< throws std::out_of_range naming it
   double scale(std::int64_t layer, plan::Fp8Operand operand) const;            ///< of the step, with delayed scaling
@@ -82,8 +88,9 @@ class Fp8Scaling {
   plan::Fp8Recipe recipe_;
   std::unordered_map<std::string, std::int64_t> numbers_;
   std::string first_layer_;
-  at::Tensor scales_, history_;       ///< undefined where scales are not delayed
-  at::Tensor inverses_, magnitudes_;  ///< [layers, kFp8Operands] float32 on the device; inverses of delayed scales
+  at::Tensor scales_, history_;  ///< undefined where scales are not delayed
+  /// [layers, kFp8Operands] float32 on the device; inverses of delayed scales. Undefined where none are kept.
+  at::Tensor inverses_, magnitudes_;
   std::vector<bool> weight_seen_;
   std::vector<Fp8Scale> weight_scales_;  ///< that are not delayed; undefined: not looked at
 };
@@ -111,9 +118,9 @@ class Fp8Products {
 };
 using Fp8ProductsPtr = std::shared_ptr<const Fp8Products>;
 
-/// The products of a linear layer with its weight in one pass, as those of kernels/matmul.h. Communication: where
-/// scales are not delayed, Fp8Scaling::current_scale() of each operand when it is first read, in the order of the
-/// calls.
+/// The products of a linear layer with its weight in one pass, as those of kernels/matmul.h; the first dimension of x
+/// and dy is that of a sequence's tokens. Communication: where tensors have scales of their own,
+/// Fp8Scaling::current_scale() of each operand when it is first read, in the order of the calls.
 class Fp8Pass {
  public:
   explicit Fp8Pass(Fp8ProductsPtr layer) : layer_(std::move(layer)) {}
@@ -132,7 +139,7 @@ class Fp8Pass {
   void see(const at::Tensor& x, plan::Fp8Operand operand) const;  ///< for delayed scales
   Fp8Scale scale_of(const at::Tensor& x, plan::Fp8Operand operand);
   Quantized quantized(const at::Tensor& x, plan::Fp8Operand operand);
-  at::Tensor rounded(const at::Tensor& x, plan::Fp8Operand operand);
+  at::Tensor rounded(const at::Tensor& x, plan::Fp8Operand operand, Fp8Tile tile);
 
   Fp8ProductsPtr layer_;
   std::array<Fp8Scale, plan::kFp8Operands> scales_;  ///< of the pass's input and gradient; undefined: not yet

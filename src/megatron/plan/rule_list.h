@@ -14,6 +14,8 @@
 // What the rules over the options are made of (rules.h).
 namespace megatron::plan {
 
+struct ModelShape;  // parameters/parameters.h
+
 // Bounds that keep every product of sizes below 2^63; far beyond what can be trained.
 inline constexpr std::int64_t kMaxLayers = 1 << 12, kMaxWidth = 1 << 16, kMaxFfn = 1 << 18, kMaxVocab = 1 << 24;
 inline constexpr std::int64_t kMaxMicrobatchesAhead = 4096, kMaxPositions = 1 << 22, kMaxMicrobatchTokens = 1 << 28,
@@ -134,6 +136,8 @@ void check_model(const config::ModelConfig& model, Rules& rules);
 void check_tuning(const config::RunConfig& config, Rules& rules);
 /// The rules of training in 8 bits, and what that excludes.
 void check_fp8(const config::RunConfig& config, Rules& rules);
+/// Those of scales of blocks, of a model that keeps the other rules: no rank may have a part of a block.
+void check_fp8_blocks(const config::RunConfig& config, const ModelShape& shape, Rules& rules);
 /// The rules of the model's experts, and of how the `shares` ranks with other tokens (dp x cp) share them.
 void check_experts(const config::ModelConfig& model, Rules& rules);
 void check_expert_layout(const config::RunConfig& config, int shares, Rules& rules);

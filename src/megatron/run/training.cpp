@@ -20,6 +20,7 @@
 #include "megatron/interchange/weights.h"
 #include "megatron/kernels/runtime.h"
 #include "megatron/parallel/cuda.h"
+#include "megatron/plan/parameters/fp8.h"
 #include "megatron/plan/rules.h"
 #include "megatron/plan/steps/faults.h"
 #include "megatron/recipe/resolve.h"
@@ -238,7 +239,8 @@ int train(const TrainingJob& job, const TrainingOptions& options) {
   const std::int64_t eod = needs_eod ? job.tokenizer.eod_id() : -1;
   check_start(run, place);
   train::check_forward_step(options.forward_step, run);
-  if (run.config.fp8.format != "none" && run.config.parallel.device == "cuda") parallel::require_fp8_units(0);
+  if (const auto fp8 = plan::fp8_recipe(run.config.fp8); fp8 && run.config.parallel.device == "cuda")
+    parallel::require_fp8_units(*fp8, 0);
   data::WaitMessage say;  // one of the processes that do the work speaks for all
   if (speaks_for(job)) say = [](const std::string& text) { write_line(stderr, text); };
   const bool meets = place && place->world_size > 1;  // others, of which it knows nothing yet

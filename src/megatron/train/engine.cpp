@@ -61,7 +61,7 @@ parallel::ParameterStore make_parameters(const plan::ResolvedRun& run, const par
 std::shared_ptr<parallel::Fp8Scaling> make_fp8(const plan::ResolvedRun& run, at::Device device) {
   const auto recipe = plan::fp8_recipe(run.config.fp8);
   if (!recipe) return nullptr;
-  if (device.is_cuda()) parallel::require_fp8_units(device.index());
+  if (device.is_cuda()) parallel::require_fp8_units(*recipe, device.index());
   return std::make_shared<parallel::Fp8Scaling>(*recipe, plan::fp8_layers(run.shape), device);
 }
 
@@ -199,7 +199,7 @@ Engine::Engine(const plan::ResolvedRun& run, comm::Group world, at::Device devic
             .optimizer = optimizer,
             .gatherer = gatherer,
             .scaler = scaler ? &*scaler : nullptr,
-            .fp8 = fp8.get(),
+            .fp8 = fp8 && fp8->keeps_magnitudes() ? fp8.get() : nullptr,
             .timers = timers},
            {.clip_grad = run.config.optimizer.clip_grad,
             .clip_norm = config::norm_order(run.config.optimizer.clip_norm).value(),

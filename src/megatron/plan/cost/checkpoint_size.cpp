@@ -15,7 +15,7 @@ std::int64_t checkpoint_bytes(const ResolvedRun& run) {
     const std::int64_t elements = over_vocabulary ? spec.size() / spec.shape.at(0) * run.shape.vocab : spec.size();
     bytes += elements * (weight + (spec.is_layer_matrix() ? element.matrix_state : element.state));
   }
-  if (const auto fp8 = fp8_recipe(run.config.fp8); fp8 && !fp8->current)
+  if (const auto fp8 = fp8_recipe(run.config.fp8); fp8 && fp8->delayed())
     bytes += (1 + fp8->history) * static_cast<std::int64_t>(fp8_layers(run.shape).size()) * kFp8Operands * 4;
   return bytes;
 }

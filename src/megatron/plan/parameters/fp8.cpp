@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <string>
 
 #include "megatron/base/error.h"
 #include "megatron/plan/rule_list.h"
@@ -11,8 +12,11 @@ namespace megatron::plan {
 std::optional<Fp8Recipe> fp8_recipe(const config::Fp8Config& fp8) {
   if (fp8.format == "none") return std::nullopt;
   const Fp8Type gradients = fp8.format == "hybrid" ? Fp8Type::E5M2 : Fp8Type::E4M3;
-  if (fp8.recipe == "tensorwise")
-    return Fp8Recipe{.gradients = gradients, .current = true, .history = 0, .weight_gradients = fp8.wgrad};
+  if (fp8.recipe != "delayed")
+    return Fp8Recipe{.gradients = gradients,
+                     .scales = fp8.recipe == "tensorwise" ? Fp8Scales::Tensor : Fp8Scales::Block,
+                     .history = 0,
+                     .weight_gradients = fp8.wgrad};
   return Fp8Recipe{.gradients = gradients,
                    .margin = fp8.margin,
                    .history = fp8.amax_history_len,
@@ -27,21 +31,33 @@ double fp8_scale(double amax, Fp8Type type, std::int64_t margin, double previous
   return std::ldexp(1.0, static_cast<int>(std::clamp(exponent - margin, -kMost, kMost)));
 }
 
-std::vector<std::string> fp8_layers(const ModelShape& shape) {
-  std::vector<std::string> names;
-  const auto add = [&](const LayerSpec& layer) {
+namespace {
+
+/// Calls use(layer, linear) for the linear layers that compute in 8 bits, in the order of fp8_layers().
+template <class Use>
+void for_each_fp8_linear(const ModelShape& shape, const Use& use) {
+  const auto of = [&](const LayerSpec& layer) {
     if (layer.wide) return;
     for (const Branch& branch : layer.branches)
-      for (const Linear& linear : branch.linears(layer.hidden)) names.push_back(layer.prefix + linear.name);
+      for (const Linear& linear : branch.linears(layer.hidden)) use(layer, linear);
   };
-  for (std::int64_t number = 0; number < shape.num_layers; ++number) add(shape.layer(number));
-  for (std::int64_t depth = 0; depth < shape.mtp_depths; ++depth) add(shape.prediction_depth(depth).layer);
+  for (std::int64_t number = 0; number < shape.num_layers; ++number) of(shape.layer(number));
+  for (std::int64_t depth = 0; depth < shape.mtp_depths; ++depth) of(shape.prediction_depth(depth).layer);
+}
+
+}  // namespace
+
+std::vector<std::string> fp8_layers(const ModelShape& shape) {
+  std::vector<std::string> names;
+  for_each_fp8_linear(
+      shape, [&](const LayerSpec& layer, const Linear& linear) { names.push_back(layer.prefix + linear.name); });
   return names;
 }
 
 std::int64_t fp8_state_bytes(const Fp8Recipe& recipe, std::int64_t layers, bool on_gpu) {
   constexpr std::int64_t kNumberBytes = 4, kBesideUnits = 2;
-  if (recipe.current) return layers * (kFp8Operands + 2) * kNumberBytes;
+  if (recipe.in_blocks()) return 0;
+  if (!recipe.delayed()) return layers * (kFp8Operands + 2) * kNumberBytes;
   const std::int64_t host = 1 + recipe.history;  // scales, and the magnitudes of the steps before
   return (kBesideUnits + (on_gpu ? 0 : host)) * layers * kFp8Operands * kNumberBytes;
 }
@@ -84,11 +100,60 @@ void check_fp8(const config::RunConfig& config, Rules& rules) {
                 concat("tp ", tp, ", ", groups, " groups"), concat("--tp ", groups));
 }
 
-void require_fp8_units(int major, int minor) {
-  if (major > 8 || (major == 8 && minor >= 9)) return;
-  throw ConfigError(
-      rule_got_fix("fp8.format needs a GPU that multiplies 8-bit numbers: of compute capability 8.9 (Ada) or more.",
-                   concat("compute capability ", major, ".", minor), "--fp8-format none (the default)"));
+namespace {
+
+/// What the tensor-parallel ranks divide of `linear`, one after the other: of a gated unit's matrix each half.
+std::int64_t divided_features(const Linear& linear) {
+  if (linear.split == Linear::Split::Inputs) return linear.inputs;
+  return linear.split == Linear::Split::Halves ? linear.outputs / 2 : linear.outputs;
+}
+
+}  // namespace
+
+void check_fp8_blocks(const config::RunConfig& config, const ModelShape& shape, Rules& rules) {
+  const auto recipe = fp8_recipe(config.fp8);
+  if (!recipe || !recipe->in_blocks()) return;
+  const config::ParallelConfig& parallel = config.parallel;
+  std::vector<std::string> cut;
+  for_each_fp8_linear(shape, [&](const LayerSpec& layer, const Linear& linear) {
+    const std::int64_t size = divided_features(linear);
+    if (parallel.tp > 1 && size % (parallel.tp * kFp8Block) != 0)
+      cut.push_back(concat(size, " features of ", layer.prefix, linear.name, ", tp ", parallel.tp));
+  });
+  rules.require(
+      cut.empty(),
+      "fp8.recipe blockwise scales blocks of 128 features: of what parallel.tp divides, each rank must have a "
+      "multiple of 128.",
+      cut.empty() ? "" : cut.front(), "--fp8-recipe tensorwise");
+  if (parallel.cp <= 1) return;
+  const auto require_tokens = [&](const char* option, const char* flag, std::int64_t tokens) {
+    const std::int64_t unit = 2 * parallel.cp * kFp8Block;
+    rules.require(tokens % unit == 0,
+                  concat("fp8.recipe blockwise scales blocks of 128 tokens: ", option,
+                         " must give each of the two chunks of a rank of parallel.cp a multiple of 128."),
+                  concat(tokens, " tokens, cp ", parallel.cp), concat(flag, " ", next_multiple(tokens, unit)));
+  };
+  require_tokens("data.seq_length", "--seq-length", config.data.seq_length);
+  if (shape.encoder_decoder())
+    require_tokens("data.decoder_seq_length", "--data.decoder_seq_length", config.data.decoder_seq_length);
+}
+
+void require_fp8_units(const Fp8Recipe& recipe, int major, int minor, std::int64_t cuda) {
+  constexpr const char* kOff = "--fp8-format none (the default)";
+  constexpr std::int64_t kCuda12_9 = 12090;
+  const std::string got = concat("compute capability ", major, ".", minor);
+  if (major < 8 || (major == 8 && minor < 9))
+    throw ConfigError(rule_got_fix(
+        "fp8.format needs a GPU that multiplies 8-bit numbers: of compute capability 8.9 (Ada) or more.", got, kOff));
+  if (!recipe.in_blocks()) return;
+  constexpr const char* kOther = "--fp8-recipe tensorwise";
+  if (major != 9)
+    throw ConfigError(rule_got_fix(
+        "fp8.recipe blockwise needs a GPU whose products cuBLAS scales by blocks: of compute capability 9.0 (Hopper).",
+        got, kOther));
+  if (cuda < kCuda12_9)
+    throw ConfigError(rule_got_fix("fp8.recipe blockwise needs libtorch for CUDA 12.9 or later.",
+                                   concat("libtorch for CUDA ", cuda / 1000, ".", cuda % 1000 / 10), kOther));
 }
 
 }  // namespace megatron::plan

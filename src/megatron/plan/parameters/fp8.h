@@ -10,8 +10,9 @@
 // Training in 8 bits (Micikevicius et al. 2022): which numbers linear layers multiply, and by what they are scaled. An
 // operand x is multiplied as the 8-bit number nearest to scale * x. The scale follows from largest magnitudes ("amax"):
 // delayed, from those of the steps before, over all microbatches and ranks (docs/decisions/0135-scales-of-the-step-
-// before.md); or from the tensor's own, over all ranks that hold parts of it (0153-a-tensor-has-its-own-scale.md). Both
-// are the same in every layout; the second follows the microbatch.
+// before.md); from the tensor's own, over all ranks that hold parts of it (0153-a-tensor-has-its-own-scale.md); or from
+// that of 128 numbers, or of 128 x 128 of a weight (0164-blocks-have-their-own-scales.md). All are the same in every
+// layout; the second follows the microbatch.
 namespace megatron::plan {
 
 enum class Fp8Type : std::uint8_t {
@@ -26,14 +27,26 @@ constexpr double largest_of(Fp8Type type) { return type == Fp8Type::E4M3 ? 448 :
 enum class Fp8Operand : std::uint8_t { Input, Weight, OutputGradient };
 inline constexpr std::int64_t kFp8Operands = 3;
 
+/// Which numbers share a scale, and when it is found.
+enum class Fp8Scales : std::uint8_t {
+  Delayed,  ///< an operand of a layer, by the magnitudes of the steps before
+  Tensor,   ///< a tensor of a microbatch, by its own
+  /// Blocks of kFp8Block: of inputs and output gradients 1 x 128 numbers along the dimension over which a product sums,
+  /// features or the tokens of one sequence, in which the last may be shorter; of weights 128 x 128.
+  Block
+};
+inline constexpr std::int64_t kFp8Block = 128;
+
 struct Fp8Recipe {
   Fp8Type gradients = Fp8Type::E5M2;  ///< of output gradients; inputs and weights are E4M3
-  bool current = false;               ///< a tensor's scale follows from its own magnitudes: what delays is not read
-  std::int64_t margin = 0;            ///< delayed scales are 2^margin smaller than what fits
-  std::int64_t history = 1;           ///< steps of which magnitudes are kept; 0 where `current`
-  bool largest_of_history = false;    ///< a delayed scale follows from the largest of them; else from the last one
-  bool weight_gradients = true;       ///< dw is a product of 8-bit numbers too
+  Fp8Scales scales = Fp8Scales::Delayed;
+  std::int64_t margin = 0;          ///< delayed scales are 2^margin smaller than what fits
+  std::int64_t history = 1;         ///< steps of which magnitudes are kept; 0 where scales are not delayed
+  bool largest_of_history = false;  ///< a delayed scale follows from the largest of them; else from the last one
+  bool weight_gradients = true;     ///< dw is a product of 8-bit numbers too
 
+  bool delayed() const { return scales == Fp8Scales::Delayed; }
+  bool in_blocks() const { return scales == Fp8Scales::Block; }
   Fp8Type type(Fp8Operand operand) const { return operand == Fp8Operand::OutputGradient ? gradients : Fp8Type::E4M3; }
 };
 
@@ -52,10 +65,12 @@ std::vector<std::string> fp8_layers(const ModelShape& shape);
 
 /// Bytes of the scales and magnitudes of `layers` linear layers that every rank keeps where it computes: on a GPU the
 /// inverse scales and the magnitudes of the step under way; the others stay in the host's memory (parallel/fp8.h). Of
-/// current scales the magnitudes, and of weights the scale and its inverse.
+/// tensors' own scales the magnitudes, and of weights the scale and its inverse; of blocks' nothing.
 std::int64_t fp8_state_bytes(const Fp8Recipe& recipe, std::int64_t layers, bool on_gpu);
 
-/// Throws ConfigError where a GPU of this compute capability multiplies no 8-bit numbers: below 8.9.
-void require_fp8_units(int major, int minor);
+/// Throws ConfigError where a GPU of this compute capability does not multiply what `recipe` asks for: below 8.9 no
+/// 8-bit numbers; those with scales of blocks on 9.0 alone, by libtorch for CUDA 12.9 or later. `cuda`: libtorch's,
+/// 13000 for 13.0.
+void require_fp8_units(const Fp8Recipe& recipe, int major, int minor, std::int64_t cuda);
 
 }  // namespace megatron::plan

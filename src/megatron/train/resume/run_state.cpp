@@ -139,7 +139,7 @@ std::vector<ShardedTensor> values_to_load(const Engine& engine) {
 constexpr const char *kFp8Scales = "optimizer.fp8.scale", *kFp8History = "optimizer.fp8.amax_history";
 constexpr const char* kFp8FirstLayer = "fp8_first_layer";  // of the scales; older checkpoints do not name it
 
-bool has_delayed_scales(const Engine& engine) { return engine.fp8 && !engine.fp8->recipe().current; }
+bool has_delayed_scales(const Engine& engine) { return engine.fp8 && engine.fp8->recipe().delayed(); }
 
 /// All of it on every rank, which share the writing.
 ShardedTensor whole_tensor(const char* name, const at::Tensor& data) {
@@ -155,7 +155,7 @@ void load_fp8(const checkpoint::Manifest& manifest, const Read& read, const std:
   if (!engine.fp8) return;
   parallel::Fp8Scaling& fp8 = *engine.fp8;
   fp8.reset();
-  if (fp8.recipe().current) return;  // each pass finds its own
+  if (!fp8.recipe().delayed()) return;  // each pass finds its own
   const auto saved = manifest.tensors.find(kFp8History);
   if (saved == manifest.tensors.end() || !manifest.tensors.contains(kFp8Scales)) {
     messages.emplace_back("warning: scales of fp8 begin as 1: the checkpoint does not have them");

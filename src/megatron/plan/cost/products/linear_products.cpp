@@ -8,9 +8,10 @@
 namespace megatron::plan {
 namespace {
 
-constexpr double kWide = 4;  ///< bytes of float32, in which fp16 is scaled and units give weight gradients
+constexpr double kOfScale = 6;  ///< operations that make a scale of a magnitude
+constexpr double kWide = 4;     ///< bytes of float32, in which fp16 is scaled and units give weight gradients
 
-bool whole_times_16(double size) { return std::fmod(size, 16) == 0; }
+bool divides(double unit, double size) { return std::fmod(size, unit) == 0; }
 
 }  // namespace
 
@@ -29,7 +30,8 @@ LinearProducts::LinearProducts(const ResolvedRun& run, const Hardware& hardware,
 }
 
 bool LinearProducts::on_units(const Product& product) const {
-  return has_units_ && whole_times_16(product.m) && whole_times_16(product.n) && whole_times_16(product.k);
+  const double unit = fp8_ && fp8_->in_blocks() ? static_cast<double>(kFp8Block) : 16;
+  return has_units_ && divides(16, product.m) && divides(unit, product.n) && divides(unit, product.k);
 }
 
 // What is counted are ATen's operations, each of which reads its operand and writes its result.
@@ -37,10 +39,20 @@ bool LinearProducts::on_units(const Product& product) const {
 void LinearProducts::add_magnitude(LinearCost& cost, double numbers) const {
   cost.moved_bytes += numbers * element_;     // aminmax
   cost.launches += dtype_ == "fp32" ? 5 : 6;  // and of single numbers neg, maximum, to, maximum, copy_
-  if (fp8_->current) cost.launches += 6;      // add, shift, rsub, clamp_, shift, reciprocal
+  if (fp8_->scales == Fp8Scales::Tensor) cost.launches += kOfScale;  // add, shift, rsub, clamp_, shift, reciprocal
+}
+
+void LinearProducts::add_block_scales(LinearCost& cost, double numbers, bool units, bool turned) const {
+  cost.moved_bytes += numbers * 3 * element_;  // abs, amax
+  cost.launches += 2 + kOfScale + 2;           // and of the scales mul_ and add_, for what is not finite
+  const bool narrow = dtype_ != "fp32", other = narrow && dtype_ != "fp16";
+  cost.launches += (narrow ? 1 : 0) + (other ? 1 : 0);  // magnitudes as float32, scales as what they multiply
+  if (!units && other) ++cost.launches;                 // what divides too
+  if (units) cost.launches += turned ? 2 : 1;           // scales as units read them
 }
 
 void LinearProducts::add_rounding(LinearCost& cost, double numbers, bool units, bool turned) const {
+  if (fp8_->in_blocks()) add_block_scales(cost, numbers, units, turned);
   const bool half = dtype_ == "fp16";
   const double scaled = half ? kWide : element_;
   double bytes = 5 * scaled + 1, launches = 3;  // mul, clamp_, to 8 bits
@@ -73,7 +85,7 @@ LinearCost LinearProducts::by_weight(const Product& product, bool turned) const 
   const auto& [count, m, n, k] = product;
   LinearCost cost = multiplied(product, element_);
   if (!fp8_) return cost;
-  add_magnitude(cost, count * m * k);
+  if (!fp8_->in_blocks()) add_magnitude(cost, count * m * k);
   add_rounding(cost, count * m * k, on_units(product), false);
   add_rounding(cost, count * n * k, on_units(product), turned);
   return cost;
@@ -90,8 +102,8 @@ LinearCost LinearProducts::weight_gradient(const Product& product) const {
   const auto& [count, m, n, k] = product;
   const Product own{count, n, k, m};
   if (!fp8_ || !fp8_->weight_gradients) return {.products_s = product_s(hardware_, dtype_, own)};
-  const bool units = on_units(product);
-  LinearCost cost = multiplied(own, kWide);
+  const bool units = on_units(product) && on_units(own);
+  LinearCost cost = units ? multiplied(own, kWide) : LinearCost{.products_s = product_s(hardware_, dtype_, own)};
   add_rounding(cost, count * m * n, units, true);
   add_rounding(cost, count * m * k, units, true);
   if (!units) return cost;                                                                 // the product itself adds
@@ -105,7 +117,7 @@ double LinearProducts::peak() const { return peak_flops(hardware_, has_units_ ? 
 
 LinearCost LinearProducts::of_step(const Product& product) const {
   LinearCost cost;
-  if (fp8_) add_magnitude(cost, product.count * product.n * product.k);
+  if (fp8_ && !fp8_->in_blocks()) add_magnitude(cost, product.count * product.n * product.k);
   return cost;
 }
 

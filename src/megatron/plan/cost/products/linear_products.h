@@ -30,15 +30,16 @@ class LinearProducts {
   LinearCost input_gradient(const Product& product) const;
   /// dw = dy^T x, added to the step's sum.
   LinearCost weight_gradient(const Product& product) const;
-  /// Once per step: the largest magnitude of w.
+  /// Once per step: the largest magnitude of w; of scales of blocks nothing.
   LinearCost of_step(const Product& product) const;
   /// Whether ranks that hold parts of an operand agree on its scale in each pass.
-  bool agrees_on_scales() const { return fp8_ && fp8_->current; }
+  bool agrees_on_scales() const { return fp8_ && fp8_->scales == Fp8Scales::Tensor; }
   /// Operations per second, by which utilization is judged: of 8-bit numbers where units multiply them.
   double peak() const;
 
  private:
-  /// Whether matrix units multiply 8-bit numbers of these sizes, of which each must divide by 16.
+  /// Whether matrix units multiply 8-bit numbers of these sizes, of which each must divide by 16, with scales of blocks
+  /// n and k by 128.
   bool on_units(const Product& product) const;
   /// The product alone, in 8 bits where on_units(), with so many bytes for a number of the result.
   LinearCost multiplied(const Product& product, double result_bytes) const;
@@ -48,6 +49,8 @@ class LinearProducts {
   /// numbers of train.dtype again.
   void add_rounding(LinearCost& cost, double numbers, bool units, bool turned) const;
   void add_magnitude(LinearCost& cost, double numbers) const;
+  /// Adds what finds the scales of `numbers` in blocks.
+  void add_block_scales(LinearCost& cost, double numbers, bool units, bool turned) const;
 
   const Hardware& hardware_;
   std::string dtype_;
