@@ -225,13 +225,14 @@ int plan(const Args& args) {
     const bool experts_differ =
         run.shape.experts && (run.shape.experts->capacity_factor > 0 || run.shape.experts->router.jitter > 0 ||
                               (run.config.parallel.etp > 0 && run.config.parallel.etp != run.config.parallel.tp));
-    if (run.config.parallel.sp || run.config.parallel.cp > 1 || run.shape.encoder_decoder() ||
-        run.shape.sentence_head || experts_differ || run.shape.latents || run.config.fp8.format != "none" ||
+    const bool sequence_of_experts = run.config.parallel.sp && run.shape.experts;
+    if (sequence_of_experts || run.config.parallel.cp > 1 || run.shape.encoder_decoder() || run.shape.sentence_head ||
+        experts_differ || run.shape.latents || run.config.fp8.format != "none" ||
         !(run.config.model == config::LayerVariant{}) ||
         !(run.config.model == config::AttentionVariant{.add_qkv_bias = run.config.model.add_qkv_bias}))
       throw ConfigError(rule_got_fix(
-          "--launches is for a GPT of GPT-2's, Llama's or Mixtral's layers without parallel.sp, parallel.cp, "
-          "fp8.format, parallel.etp, capacities and jitter of experts.",
+          "--launches is for a GPT of GPT-2's, Llama's or Mixtral's layers without parallel.cp, fp8.format and, of "
+          "experts, parallel.sp, parallel.etp, capacities and jitter.",
           experts_differ ? "parallel.etp, a capacity or jitter of experts"
                          : "another model, or one of the other options",
           experts_differ ? "--etp 0, and experts without capacity and jitter"

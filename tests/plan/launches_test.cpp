@@ -170,5 +170,31 @@ TEST(LayerLaunches, OverRanksSumOnStreamsOfTheirOwnBesideWeightGradients) {
   EXPECT_THAT(launch_text(plan), HasSubstr("operators a layer"));
 }
 
+// What all-reduces moved is moved by reduce-scatters and all-gathers, and once more for the two inputs that are
+// gathered again for the weights' gradients; norms and sums are those of half of the tokens.
+TEST(LayerLaunches, OfASequenceInPartsGatherWhatLayersRead) {
+  ResolvedRun run = run_of(4, 2);
+  const LaunchPlan whole = layer_launches(run);
+  run.config.parallel.sp = true;
+  const LaunchPlan parts = layer_launches(run);
+  const auto of_messages = [](const LaunchPlan& plan) {
+    double bytes = 0;
+    for (const Launch& launch : plan.launches) bytes += launch.stream == 1 ? launch.bytes : 0;
+    return bytes;
+  };
+  EXPECT_EQ(of_messages(parts), 10.0 / 8 * of_messages(whole));
+  for (const char* name : {"bias + dropout + residual + norm", "norm, again", "norm, dropout, bias, backward"})
+    EXPECT_EQ(bytes_named(parts, name), bytes_named(whole, name) / 2) << name;
+  const auto place = [&](const std::string& name) {
+    return std::ranges::find(parts.launches, name, &Launch::name) - parts.launches.begin();
+  };
+  const auto product = place("fc1, input product"), weight = place("fc1 weight, bias gradient");
+  EXPECT_EQ(parts.launches[static_cast<std::size_t>(product) - 1].name, "gathering of y2")
+      << "which is under way meanwhile";
+  EXPECT_TRUE(parts.launches[static_cast<std::size_t>(product)].after.empty());
+  EXPECT_THAT(parts.launches[static_cast<std::size_t>(weight)].after,
+              testing::ElementsAre(static_cast<int>(product) - 1));
+}
+
 }  // namespace
 }  // namespace megatron::plan

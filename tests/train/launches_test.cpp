@@ -12,12 +12,17 @@
 #include "megatron/base/ranges.h"
 #include "megatron/comm/threads/local_backend.h"
 #include "megatron/kernels/cuda/epilogue_choice.h"
+#include "megatron/kernels/phases/norms/norm_gradient.h"
 #include "megatron/kernels/runtime.h"
+#include "megatron/plan/steps/launch_writer.h"
 #include "tests/train/tiny_run.h"
 
 // What is planned of a layer's launches on a GPU against the operators that a step calls, where CUDA is emulated.
 namespace megatron::train {
 namespace {
+
+static_assert(plan::kRowsOfSums == kernels::phases::AddNormGradient<float>::kRows);
+static_assert(plan::kMostBytesOfSums == kernels::phases::AddNormGradient<float>::kMostSums);
 
 using Calls = std::map<std::string, int>;
 
@@ -28,7 +33,7 @@ thread_local int depth;
 /// themselves.
 Calls calls_of(config::RunConfig config, std::int64_t layers) {
   config.model.num_layers = layers;
-  config.train.global_batch_size = config.parallel.world_size;
+  config.train.global_batch_size = config.parallel.world_size / config.parallel.tp;
   const plan::ResolvedRun run = plan::resolve(config);
   kernels::force_instruction_set(kernels::kCudaEmulated);
   static constexpr RangeHooks hooks{.begin =
@@ -142,6 +147,16 @@ TEST(LayerLaunches, AreWhatAStepCalls) {
     llama.model.add_qkv_bias = true;
     EXPECT_EQ(planned(llama), calls_of_layer(llama)) << dtype << " of Qwen2's layers";
   }
+}
+
+TEST(LayerLaunches, OfASequenceInPartsAreWhatAStepCalls) {
+  for (const char* dtype : {"fp32", "bf16"})
+    for (const bool sp : {false, true}) {
+      config::RunConfig config = small(dtype);
+      config.parallel.tp = config.parallel.world_size = 2;
+      config.parallel.sp = sp;
+      EXPECT_EQ(planned(config), calls_of_layer(config)) << dtype << (sp ? " in parts" : "");
+    }
 }
 
 // The plan's rule is the operators' own.

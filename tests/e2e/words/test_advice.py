@@ -72,7 +72,7 @@ WRONG = {
         --draw picture.png
         --trace {text}
         --launches --json
-        --launches --tp 2 --world-size 2 --sp
+        --launches --cp 2 --world-size 2
         --unknown
         --seq-length 5000000
         --seq-length x""",

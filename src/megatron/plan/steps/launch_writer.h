@@ -1,5 +1,7 @@
 #pragma once
+#include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "megatron/plan/steps/launches.h"
@@ -12,12 +14,17 @@ struct LaunchSizes {
   explicit LaunchSizes(const ResolvedRun& run);
   double tokens, hidden;
   int tp;
+  double stream_tokens;  ///< of the residual stream and its norms: with parallel.sp a rank's share of them
   double qkv, heads, ffn, fc1;
   double element;  ///< bytes of one
   double wide;     ///< bytes of sums and of a router's numbers: float32 or wider
   double
       gradient_uses;  ///< how often one of a matrix is read or written: by a step's first microbatch once, then twice
 };
+
+/// Of the kernel of a norm's way back (kernels/phases/norms/norm_gradient.h), with which tests/train/launches_test.cpp
+/// compares them: the rows over which a block sums, and the most bytes of sums that it keeps.
+inline constexpr std::int64_t kRowsOfSums = 16, kMostBytesOfSums = 78 * 1024;
 
 /// Adds launches in the host's order.
 class LaunchWriter {
@@ -39,6 +46,11 @@ class LaunchWriter {
            std::vector<std::string> writes, double features) {
     add_bytes(call, name, std::move(reads), std::move(writes), features * size_.tokens * size_.element);
   }
+  /// Of the stream between the layers: of its tokens.
+  void add_to_stream(const std::string& call, const std::string& name, std::vector<std::string> reads,
+                     std::vector<std::string> writes, double features) {
+    add_bytes(call, name, std::move(reads), std::move(writes), features * size_.stream_tokens * size_.element);
+  }
   /// The next launch waits for `launch` of another stream, where there is one.
   void wait_for(int launch) {
     if (launch >= 0) after_.push_back(launch);
@@ -54,9 +66,14 @@ class LaunchWriter {
   void norm_again(const std::string& x, const std::string& y);
   /// Sends `buffer`, of so many bytes there and back, on a stream that begins once it is written. -> its number.
   int message(Stream stream, const std::string& name, const std::string& from, const std::string& to, double bytes);
-  /// All-reduce over the ranks that split the layer. -> its number; the next launch on the compute stream waits for it
-  /// unless it is a gradient's, for which wait_for() says so. -1: there is one rank.
+  /// All-reduce over the ranks that split the layer, with parallel.sp reduce-scatter. -> its number; the next launch on
+  /// the compute stream waits for it unless it is a gradient's, for which wait_for() says so. -1: there is one rank.
   int sum_over_ranks(const std::string& buffer);
+  /// With parallel.sp all-gather of a buffer of the stream. -> the launch, and what has all tokens; -1 and the buffer
+  /// itself where a rank has them.
+  std::pair<int, std::string> gather(const std::string& buffer);
+  /// The same for the next launch, which waits for it.
+  std::string gathered(const std::string& buffer);
 
   LaunchPlan plan;
 

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cmath>
 #include <utility>
+#include <vector>
 
 #include "megatron/base/error.h"
 #include "megatron/plan/cost/counts.h"
@@ -12,6 +13,7 @@ LaunchSizes::LaunchSizes(const ResolvedRun& run)
     : tokens(static_cast<double>(run.config.train.micro_batch_size * run.config.data.seq_length)),
       hidden(static_cast<double>(run.shape.hidden)),
       tp(run.grid.size(Axis::Tp)),
+      stream_tokens(run.config.parallel.sp ? tokens / tp : tokens),
       qkv(static_cast<double>(run.shape.qkv_rows()) / tp),
       heads(static_cast<double>(run.shape.query_rows()) / tp),
       ffn(static_cast<double>(run.shape.ffn_hidden) / tp),
@@ -47,22 +49,38 @@ void LaunchWriter::weight_gradient(const std::string& name, const std::string& d
 }
 
 void LaunchWriter::norm_again(const std::string& x, const std::string& y) {
-  add(run_.shape.rms_norm ? "rms_norm" : "layer_norm", "norm, again", {x, "weights"}, {y}, 2 * size_.hidden);
+  add_to_stream(run_.shape.rms_norm ? "rms_norm" : "layer_norm", "norm, again", {x, "weights"}, {y}, 2 * size_.hidden);
 }
 
 int LaunchWriter::message(Stream stream, const std::string& name, const std::string& from, const std::string& to,
                           double bytes) {
-  plan.launches.push_back({name, stream, {from}, {to}, bytes, {last()}});
+  std::vector<int> after;
+  if (!plan.launches.empty()) after.push_back(last());
+  plan.launches.push_back({name, stream, {from}, {to}, bytes, std::move(after)});
   return last();
 }
 
 int LaunchWriter::sum_over_ranks(const std::string& buffer) {
   if (size_.tp == 1) return -1;
-  const int sum =
-      message(kTensorParallel, "sum of " + buffer, buffer, buffer, 2 * size_.hidden * size_.tokens * size_.element);
+  const bool scatters = run_.config.parallel.sp;
+  const int sum = message(kTensorParallel, (scatters ? "scattered sum of " : "sum of ") + buffer, buffer, buffer,
+                          (scatters ? 1 : 2) * size_.hidden * size_.tokens * size_.element);
   const bool is_gradient = buffer.starts_with('d');
   if (!is_gradient) wait_for(sum);
   return sum;
+}
+
+std::pair<int, std::string> LaunchWriter::gather(const std::string& buffer) {
+  if (size_.tp == 1 || !run_.config.parallel.sp) return {-1, buffer};
+  const std::string all = "all of " + buffer;
+  return {message(kTensorParallel, "gathering of " + buffer, buffer, all, size_.hidden * size_.tokens * size_.element),
+          all};
+}
+
+std::string LaunchWriter::gathered(const std::string& buffer) {
+  const auto [gathering, all] = gather(buffer);
+  wait_for(gathering);
+  return all;
 }
 
 namespace {
@@ -73,7 +91,8 @@ class Layer {
   explicit Layer(const ResolvedRun& run) : to_(run), run_(run), size_(to_.size()), biased_(run.shape.linear_bias) {}
 
   void forward() {
-    to_.product("linear", "qkv", "y", "qkv", size_.hidden, size_.qkv);  // with its bias, as every product forward
+    const std::string y = to_.gathered("y");
+    to_.product("linear", "qkv", y, "qkv", size_.hidden, size_.qkv);  // with its bias, as every product forward
     if (rotates()) to_.add("rotate_", "rotation", {"qkv"}, {"qkv"}, size_.qkv + size_.heads);  // queries and keys
     to_.add("attention", "attention", {"qkv", "sample ids"}, {"attention", "logsumexp"}, size_.qkv + size_.heads);
     to_.product("linear", "attention output", "attention", "branch", size_.heads, size_.hidden);
@@ -92,18 +111,14 @@ class Layer {
     if (run_.shape.experts)
       experts_backward(to_, dbranch2);
     else
-      mlp_backward(dbranch2);
-    const std::string dbranch = add_norm_backward("dy2", "x2", "dx2", "dx", "dbranch", biased_);
+      mlp_backward(to_.gathered(dbranch2));
+    const std::string dbranch = to_.gathered(add_norm_backward("dy2", "x2", "dx2", "dx", "dbranch", biased_));
     to_.product("linear_input_gradient", "attention output, input", dbranch, "dattention", size_.hidden, size_.heads);
     to_.weight_gradient("attention output", dbranch, "attention", size_.hidden, size_.heads);
     to_.add("attention_backward", "attention, backward", {"dattention", "qkv", "attention", "logsumexp", "sample ids"},
             {"dqkv"}, 2 * size_.qkv + 2 * size_.heads);
     if (rotates()) to_.add("rotate_", "rotation, backward", {"dqkv"}, {"dqkv"}, size_.qkv + size_.heads);
-    to_.product("linear_input_gradient", "qkv, input", "dqkv", "dy", size_.qkv, size_.hidden);
-    const int last_sum = to_.sum_over_ranks("dy");
-    to_.norm_again("x", "y");
-    to_.weight_gradient("qkv", "dqkv", "y", size_.qkv, size_.hidden, run_.shape.attention.add_qkv_bias || biased_);
-    to_.wait_for(last_sum);
+    column_backward("qkv", "dqkv", "x", "y", "dy", size_.qkv, run_.shape.attention.add_qkv_bias || biased_);
     if (run_.grid.size(Axis::Dp) > 1)
       to_.message(LaunchWriter::kReduction, "sum of the gradients", "gradients", "gradients", 2 * gradient_bytes());
   }
@@ -111,13 +126,29 @@ class Layer {
   const LaunchPlan& plan() const { return to_.plan; }
 
  private:
+  /// Both gradients of a column-parallel layer whose input y is norm(x). Its sum over ranks is under way while the
+  /// weight's gradient is computed; the input's gradient while y is gathered.
+  void column_backward(const std::string& name, const std::string& du, const std::string& x, const std::string& y,
+                       const std::string& dy, double features, bool bias) {
+    const bool gathers = run_.config.parallel.sp && size_.tp > 1;
+    if (gathers) to_.norm_again(x, y);
+    const auto [gathering, all] = to_.gather(y);
+    to_.product("linear_input_gradient", name + ", input", du, dy, features, size_.hidden);
+    const int sum = to_.sum_over_ranks(dy);
+    if (!gathers) to_.norm_again(x, y);
+    to_.wait_for(gathering);
+    to_.weight_gradient(name, du, all, features, size_.hidden, bias);
+    to_.wait_for(sum);
+  }
+
   void mlp_forward() {
+    const std::string y = to_.gathered("y2");
     if (activates_in_products(run_)) {
-      to_.product("linear_activation", "fc1 + activation", "y2", "u", size_.hidden, size_.fc1 + size_.ffn,
+      to_.product("linear_activation", "fc1 + activation", y, "u", size_.hidden, size_.fc1 + size_.ffn,
                   size_.hidden * size_.fc1);
       to_.plan.launches.back().writes.emplace_back("a");
     } else {
-      to_.product("linear_activation", "fc1", "y2", "u", size_.hidden, size_.fc1);
+      to_.product("linear_activation", "fc1", y, "u", size_.hidden, size_.fc1);
       to_.add("", "activation", {"u"}, {"a"}, size_.fc1 + size_.ffn);
     }
     to_.product("linear", "fc2", "a", "branch2", size_.ffn, size_.hidden);
@@ -141,11 +172,7 @@ class Layer {
       }
     }
     to_.weight_gradient("fc2", dbranch, "a", size_.hidden, size_.ffn);
-    to_.product("linear_input_gradient", "fc1, input", "du", "dy2", size_.fc1, size_.hidden);
-    const int sum = to_.sum_over_ranks("dy2");
-    to_.norm_again("x2", "y2");
-    to_.weight_gradient("fc1", "du", "y2", size_.fc1, size_.hidden, biased_);  // while ranks add up
-    to_.wait_for(sum);
+    column_backward("fc1", "du", "x2", "y2", "dy2", size_.fc1, biased_);
   }
 
   /// Of this rank's weights.
@@ -168,22 +195,23 @@ class Layer {
   bool rotates() const { return !run_.shape.learned_positions && run_.shape.position_buckets == 0; }
 
   void add_and_normalize(const std::string& branch, const std::string& x, std::vector<std::string> writes) {
-    to_.add(run_.shape.rms_norm ? "bias_dropout_add_rms_norm" : "bias_dropout_add_norm",
-            "bias + dropout + residual + norm", {branch, x, "weights", "sample ids"}, std::move(writes),
-            4 * size_.hidden);
+    to_.add_to_stream(run_.shape.rms_norm ? "bias_dropout_add_rms_norm" : "bias_dropout_add_norm",
+                      "bias + dropout + residual + norm", {branch, x, "weights", "sample ids"}, std::move(writes),
+                      4 * size_.hidden);
   }
   /// Of a norm and the addition before it -> what the branch gets: the stream's gradient itself where nothing was
   /// dropped. `bias`: one was added. Sums over some rows are written and read again (phases/norms/norm_gradient.h).
   std::string add_norm_backward(const std::string& dy, const std::string& x, const std::string& past,
                                 const std::string& dx, const std::string& branch, bool bias) {
-    constexpr double kRows = 16, kMostSums = 78 * 1024;
+    constexpr auto kMost = static_cast<double>(kMostBytesOfSums), kRows = static_cast<double>(kRowsOfSums);
     const bool drops = run_.config.model.hidden_dropout > 0;
     const double row_of_sums = (1.0 + (run_.shape.rms_norm ? 0 : 1) + (bias ? 1 : 0)) * size_.hidden * size_.wide;
-    const double again = row_of_sums <= kMostSums ? 0 : 2.0 + (drops ? 1 : 0) + (bias ? 1 : 0);  // one by one
-    to_.add("bias_dropout_add_norm_backward", "norm, dropout, bias, backward",
-            {dy, x, x == "next x" ? "next mean, rstd" : "mean, rstd", past, "weights", "gradients", "sample ids"},
-            {dx, "gradients"}, (4.0 + (drops ? 1 : 0) + again) * size_.hidden);
-    to_.plan.launches.back().bytes += 2 * std::ceil(size_.tokens / kRows) * row_of_sums;
+    const double again = row_of_sums <= kMost ? 0 : 2.0 + (drops ? 1 : 0) + (bias ? 1 : 0);  // one by one
+    to_.add_to_stream(
+        "bias_dropout_add_norm_backward", "norm, dropout, bias, backward",
+        {dy, x, x == "next x" ? "next mean, rstd" : "mean, rstd", past, "weights", "gradients", "sample ids"},
+        {dx, "gradients"}, (4.0 + (drops ? 1 : 0) + again) * size_.hidden);
+    to_.plan.launches.back().bytes += 2 * std::ceil(size_.stream_tokens / kRows) * row_of_sums;
     if (drops) to_.plan.launches.back().writes.push_back(branch);
     return drops ? branch : dx;
   }
