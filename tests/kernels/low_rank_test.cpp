@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "megatron/kernels/matmul.h"
+#include "megatron/kernels/quantized/blocks.h"
 #include "tests/kernels/compare.h"
 #include "tests/kernels/isa.h"
 
@@ -115,6 +116,48 @@ TEST_F(LowRankTest, BehindAProductGivesTheBitsOfBothApart) {
       }
     }
   });
+}
+
+TEST_F(LowRankTest, BehindAProductOfBlocksGivesTheBitsOfBothApartOnAnyNumberOfThreads) {
+  constexpr std::int64_t kDepth = 96, kRows = 20;  // rows of a wide tile and of others
+  on_each([] {
+    for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kHalf})
+      for (const std::int64_t outputs : {kOutputs, std::int64_t{3 * 700}}) {  // one piece of work, and several
+        const QuantizedMatrix w = quantize(at::randn({outputs, kDepth}), GgufType::Q8_0, "w");
+        const std::int64_t own = outputs / 3;
+        const auto part = [&](std::int64_t offset, std::int64_t length) {  // of all three groups, so to all pieces
+          return LowRank::Part{.a = at::randn({16, kDepth}).div(9).to(dtype),
+                               .b = at::randn({3 * length, 16}).to(dtype),
+                               .factor = {},
+                               .groups = 3,
+                               .group_outputs = own,
+                               .offset = offset,
+                               .length = length};
+        };
+        const LowRank one({part(0, own - 30), part(own - 30, 24)}, kScale), other({part(5, own - 5)}, kScale);
+        const std::vector<std::int64_t> of_one = {1, 4, 17, 19}, of_other = {2, 16};
+        const std::vector<std::vector<LowRankRows>> calls = {{{&one, {}}}, {{&one, of_one}, {&other, of_other}}};
+        const at::Tensor x = at::randn({kRows, kDepth}).to(dtype), wide_x = at::empty({kRows * kDepth}, at::kFloat),
+                         y = at::empty({kRows, outputs}, x.options()), apart = at::empty({kRows, outputs}, x.options());
+        for (const std::vector<LowRankRows>& groups : calls)
+          for (const std::int64_t rows : {kRows, std::int64_t{1}}) {
+            if (rows == 1 && !groups.front().rows.empty()) continue;
+            const at::Tensor few_x = x.narrow(0, 0, rows), few_y = y.narrow(0, 0, rows),
+                             few_apart = apart.narrow(0, 0, rows);
+            at::Tensor scratch;
+            configure_thread(1);
+            few_rows_linear(few_apart, few_x, w, wide_x);
+            add_low_rank(few_apart, few_x, groups, scratch);
+            for (const int threads : {1, 2, 5}) {
+              configure_thread(threads);
+              few_y.zero_();
+              few_rows_linear(few_y, few_x, w, wide_x, groups, scratch);
+              EXPECT_TRUE(few_y.equal(few_apart)) << dtype << ", " << outputs << " outputs, threads " << threads;
+            }
+          }
+      }
+  });
+  configure_thread(1);
 }
 
 TEST_F(LowRankTest, RefusesRowsAndLayersThatAreNotThere) {

@@ -111,13 +111,15 @@ void KeptAdapters::add_to_rows(const at::Tensor& y, const at::Tensor& x, at::Ten
 void KeptAdapters::multiply_rows(const at::Tensor& y, const at::Tensor& x, const at::Tensor& wide,
                                  at::Tensor& scratch) const {
   const kernels::QuantizedMatrix* const blocks = weight_->packed.quantized();
-  if (blocks == nullptr && takes_rows(y))
-    return kernels::few_rows_linear(y, x, weight_->arrived(), wide, rows_of_batch(), scratch);
-  if (blocks != nullptr)
-    kernels::few_rows_linear(y, x, *blocks, wide);
-  else
-    kernels::few_rows_linear(y, x, weight_->arrived(), wide);
-  add_to_rows(y, x, scratch);
+  const auto multiply = [&](auto&&... adapters) {
+    if (blocks != nullptr)
+      kernels::few_rows_linear(y, x, *blocks, wide, adapters...);
+    else
+      kernels::few_rows_linear(y, x, weight_->arrived(), wide, adapters...);
+  };
+  if (takes_rows(y)) return multiply(rows_of_batch(), scratch);
+  multiply();
+  add_to_each(y.unsqueeze(0), x.unsqueeze(0));
 }
 
 void KeptAdapters::add_to(const at::Tensor& y, const at::Tensor& x) const {

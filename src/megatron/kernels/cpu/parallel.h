@@ -1,6 +1,7 @@
 #pragma once
 #include <omp.h>
 
+#include <atomic>
 #include <cstdint>
 
 namespace megatron::kernels::cpu {
@@ -18,6 +19,20 @@ void for_each_block(std::int64_t count, const Fn& fn) {
   }
 #pragma omp parallel for schedule(dynamic, 1)
   for (std::int64_t i = 0; i < count; ++i) fn(i, omp_get_thread_num());
+}
+
+/// for_each_block(), with indices handed out in ascending order: fn(i) may wait for what fn of smaller indices does.
+template <class Fn>
+void for_each_in_order(std::int64_t count, const Fn& fn) {
+  if (count <= 1 || num_threads() == 1) {
+    for (std::int64_t i = 0; i < count; ++i) fn(i, 0);
+    return;
+  }
+  std::atomic<std::int64_t> next = 0;
+#pragma omp parallel
+  for (std::int64_t i = next.fetch_add(1, std::memory_order_relaxed); i < count;
+       i = next.fetch_add(1, std::memory_order_relaxed))
+    fn(i, omp_get_thread_num());
 }
 
 }  // namespace megatron::kernels::cpu

@@ -10,6 +10,8 @@
 // small model's own layers (decision 149).
 namespace megatron::kernels {
 
+struct QuantizedMatrix;  // quantized/blocks.h
+
 /// Whether LowRank takes matrices of x's dtype and device: float32, bf16 and fp16 on a CPU with vector kernels.
 bool takes_low_rank(const at::Tensor& x);
 
@@ -43,15 +45,16 @@ class LowRank {
     std::size_t part = 0;
     std::int64_t first = 0, count = 0, z = 0;
   };
-  /// Panels whose B one piece of work reads.
+  /// Panels whose B one piece of work reads, and the layer's outputs that they and what lies between them are.
   struct Panels {
     std::size_t first = 0, count = 0;
+    std::int64_t begin = 0, end = 0;
   };
 
   std::vector<at::Tensor> a_;
-  at::Tensor b_;        ///< flat: of each panel [r][kLowRankPanel]
-  at::Tensor factors_;  ///< flat float32: of each panel that has some [kLowRankPanel]
-  std::vector<Panel> panels_;
+  at::Tensor b_;               ///< flat: of each panel [r][kLowRankPanel]
+  at::Tensor factors_;         ///< flat float32: of each panel that has some [kLowRankPanel]
+  std::vector<Panel> panels_;  ///< by column
   std::vector<Rows> down_;
   std::vector<Panels> up_;
   std::int64_t inputs_ = 0, ranks_ = 0, outputs_ = 0;
@@ -69,8 +72,11 @@ struct LowRankRows {
 /// rounded once. `scratch`: float32, made where it is undefined or too small. Throws std::logic_error for a row that is
 /// not there.
 void add_low_rank(const at::Tensor& y, const at::Tensor& x, std::span<const LowRankRows> groups, at::Tensor& scratch);
-/// few_rows_linear() (matmul.h) into y, and then add_low_rank(), to the bit: the threads start once for both.
+/// few_rows_linear() (matmul.h, quantized/blocks.h) into y, and then add_low_rank(), to the bit: the threads start once
+/// for both, and none waits for all of the product. `wide`: as of few_rows_linear().
 void few_rows_linear(const at::Tensor& y, const at::Tensor& x, const at::Tensor& w, const at::Tensor& wide,
+                     std::span<const LowRankRows> groups, at::Tensor& scratch);
+void few_rows_linear(const at::Tensor& y, const at::Tensor& x, const QuantizedMatrix& w, const at::Tensor& wide,
                      std::span<const LowRankRows> groups, at::Tensor& scratch);
 
 }  // namespace megatron::kernels

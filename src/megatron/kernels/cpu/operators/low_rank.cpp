@@ -4,8 +4,12 @@
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/empty.h>
 
+#include <hwy/cache_control.h>
+
 #include <algorithm>
+#include <atomic>
 #include <stdexcept>
+#include <thread>
 
 #include "megatron/base/error.h"
 #include "megatron/kernels/cpu/isa.h"
@@ -30,22 +34,15 @@ at::Tensor padded(const at::Tensor& x, const LowRank::Part& part) {
   return at::constant_pad_nd(x.reshape({part.groups, part.length, -1}), {0, 0, 0, behind});
 }
 
-/// Calls first(i) for i in [0, count), and once all of these are done, second(i) for i in [0, then_count): the threads
-/// start once for both. Neither may throw, or depend on the thread.
-template <class First, class Second>
-void for_each_of_two(std::int64_t count, const First& first, std::int64_t then_count, const Second& second) {
-  if (cpu::num_threads() == 1) {
-    for (std::int64_t i = 0; i < count; ++i) first(i);
-    for (std::int64_t i = 0; i < then_count; ++i) second(i);
-    return;
-  }
-#pragma omp parallel
-  {
-#pragma omp for schedule(dynamic, 1)
-    for (std::int64_t i = 0; i < count; ++i) first(i);
-#pragma omp for schedule(dynamic, 1) nowait
-    for (std::int64_t i = 0; i < then_count; ++i) second(i);
-  }
+/// Waits for what another thread that is at work makes true: no longer than one piece of work.
+template <class Condition>
+void wait_until(const Condition& holds) {
+  constexpr int kSpins = 4000;  // about 100 us; then another thread may have this one's core
+  for (int i = 0; !holds(); ++i)
+    if (i < kSpins)
+      hwy::Pause();
+    else
+      std::this_thread::yield();
 }
 
 }  // namespace
@@ -81,12 +78,14 @@ LowRank::LowRank(const std::vector<Part>& parts, double scale) : scale_(static_c
   }
   b_ = at::cat(copies);
   if (!factors.empty()) factors_ = at::cat(factors);
+  std::ranges::sort(panels_, {}, &Panel::column);  // as a product gives outputs
   const std::int64_t panel_bytes = kPanel * b_.element_size();
   for (std::size_t first = 0; first < panels_.size();) {
     std::size_t last = first;
     for (std::int64_t bytes = 0; last < panels_.size() && bytes < kPieceBytes; ++last)
       bytes += panels_[last].rank * panel_bytes;
-    up_.push_back({first, last - first});
+    const Panel& end = panels_[last - 1];
+    up_.push_back({first, last - first, panels_[first].column, end.column + end.count});
     first = last;
   }
 }
@@ -96,8 +95,10 @@ class LowRankCall {
  public:
   /// `product`: of x with a weight, which is to be in y first; null: it is.
   LowRankCall(const at::Tensor& y, const at::Tensor& x, std::span<const LowRankRows> groups, at::Tensor& scratch,
-              const cpu::FewRowsPieces* product = nullptr);
-  void run() const;
+              const cpu::ProductPieces* product = nullptr);
+  /// Once, in pieces of work that are handed out in this order: those of A, of the product, of B. A piece of B waits
+  /// for all of A and for the outputs that it adds to, which are done or another thread is at.
+  void run();
 
  private:
   /// Rows that have the same matrices, and where in the scratch what they read and what their A give is.
@@ -121,16 +122,22 @@ class LowRankCall {
   static std::int64_t z_row(const Group& group) { return in_lines(group.matrices->ranks_); }
   void multiply_by_a(const Group& group, const LowRank::Rows& piece) const;
   void multiply_by_b(const Group& group, const LowRank::Panels& piece) const;
+  /// Until y has the outputs that `piece` adds to, and z all that A gives.
+  void wait_for(const LowRank::Panels& piece) const;
 
   cpu::MutableMatrix y_;
-  const cpu::FewRowsPieces* product_;
+  const cpu::ProductPieces* product_;
   std::vector<Group> groups_;
   std::int64_t down_ = 0, up_ = 0, work_ = 0;
+  std::atomic<std::int64_t> down_done_ = 0;
+  std::vector<std::atomic<bool>> product_done_;
 };
 
 LowRankCall::LowRankCall(const at::Tensor& y, const at::Tensor& x, std::span<const LowRankRows> groups,
-                         at::Tensor& scratch, const cpu::FewRowsPieces* product)
-    : y_(cpu::mutable_matrix(y)), product_(product) {
+                         at::Tensor& scratch, const cpu::ProductPieces* product)
+    : y_(cpu::mutable_matrix(y)),
+      product_(product),
+      product_done_(product == nullptr ? 0 : static_cast<std::size_t>(product->count())) {
   const std::int64_t inputs = x.size(1);
   std::int64_t floats = 0;
   for (const LowRankRows& each : groups) {
@@ -159,8 +166,9 @@ LowRankCall::LowRankCall(const at::Tensor& y, const at::Tensor& x, std::span<con
   for (Group& group : groups_) {
     group.z = free;
     free += group.count * z_row(group);
-    if (product != nullptr && product->weights() == type && group.rows == nullptr) {  // where the product reads it
-      group.x = product->inputs();
+    if (const float* const arranged = product == nullptr ? nullptr : product->arranged_inputs(type);
+        arranged != nullptr && group.rows == nullptr) {
+      group.x = arranged;
       continue;
     }
     group.x = free;
@@ -207,21 +215,33 @@ void LowRankCall::multiply_by_b(const Group& group, const LowRank::Panels& piece
   }
 }
 
-void LowRankCall::run() const {
+void LowRankCall::wait_for(const LowRank::Panels& piece) const {
+  wait_until([&] { return down_done_.load(std::memory_order_acquire) == down_; });
+  if (product_ == nullptr) return;
+  for (std::int64_t i = piece.begin / product_->outputs(); i * product_->outputs() < piece.end; ++i)
+    wait_until([&] { return product_done_[static_cast<std::size_t>(i)].load(std::memory_order_acquire); });
+}
+
+void LowRankCall::run() {
   constexpr std::int64_t kWorthThreads = 8192;  // products of two numbers
-  const std::int64_t first = product_ == nullptr ? 0 : product_->count();
-  const auto down = [&](std::int64_t i) {
-    if (i < first) return (*product_)(i);
-    with_number(&LowRank::down_, i - first,
-                [&](const Group& group, const LowRank::Rows& piece) { multiply_by_a(group, piece); });
+  const std::int64_t products = std::ssize(product_done_), count = down_ + products + up_;
+  const auto compute = [&](std::int64_t i, int thread) {
+    if (i < down_) {
+      with_number(&LowRank::down_, i,
+                  [&](const Group& group, const LowRank::Rows& piece) { multiply_by_a(group, piece); });
+      down_done_.fetch_add(1, std::memory_order_release);
+    } else if (i < down_ + products) {
+      product_->compute(i - down_, thread);
+      product_done_[static_cast<std::size_t>(i - down_)].store(true, std::memory_order_release);
+    } else {
+      with_number(&LowRank::up_, i - down_ - products, [&](const Group& group, const LowRank::Panels& piece) {
+        wait_for(piece);
+        multiply_by_b(group, piece);
+      });
+    }
   };
-  const auto up = [&](std::int64_t i) {
-    with_number(&LowRank::up_, i,
-                [&](const Group& group, const LowRank::Panels& piece) { multiply_by_b(group, piece); });
-  };
-  if (work_ > kWorthThreads || first > 0) return for_each_of_two(first + down_, down, up_, up);
-  for (std::int64_t i = 0; i < down_; ++i) down(i);
-  for (std::int64_t i = 0; i < up_; ++i) up(i);
+  if (work_ > kWorthThreads || products > 0) return cpu::for_each_in_order(count, compute);
+  for (std::int64_t i = 0; i < count; ++i) compute(i, 0);
 }
 
 void add_low_rank(const at::Tensor& y, const at::Tensor& x, std::span<const LowRankRows> groups, at::Tensor& scratch) {
@@ -230,7 +250,11 @@ void add_low_rank(const at::Tensor& y, const at::Tensor& x, std::span<const LowR
 
 void few_rows_linear(const at::Tensor& y, const at::Tensor& x, const at::Tensor& w, const at::Tensor& wide,
                      std::span<const LowRankRows> groups, at::Tensor& scratch) {
-  const cpu::FewRowsPieces product(y, x, w, wide);
+  cpu::multiply_with_low_rank(cpu::FewRowsPieces(y, x, w, wide), y, x, groups, scratch);
+}
+
+void cpu::multiply_with_low_rank(const ProductPieces& product, const at::Tensor& y, const at::Tensor& x,
+                                 std::span<const LowRankRows> groups, at::Tensor& scratch) {
   LowRankCall(y, x, groups, scratch, &product).run();
 }
 

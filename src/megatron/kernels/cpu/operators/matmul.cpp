@@ -197,7 +197,7 @@ bool few_rows(std::int64_t rows, const at::Tensor& w, const PackedWeight* packed
 
 void few_rows_linear(const at::Tensor& y, const at::Tensor& x, const at::Tensor& w, const at::Tensor& wide) {
   const cpu::FewRowsPieces pieces(y, x, w, wide);
-  cpu::for_each_block(pieces.count(), [&](std::int64_t i, int) { pieces(i); });
+  cpu::for_each_block(pieces.count(), [&](std::int64_t i, int thread) { pieces.compute(i, thread); });
 }
 
 namespace cpu {
@@ -218,14 +218,14 @@ FewRowsPieces::FewRowsPieces(const at::Tensor& y, const at::Tensor& x, const at:
   constexpr std::int64_t kWeightBytes = 1 << 16;  // of one piece of work
   const std::int64_t row_bytes = std::max<std::int64_t>(w.size(1) * w.element_size(), 1);
   const auto together = static_cast<std::int64_t>(kFewRowsStep);
-  step_ = (kWeightBytes / row_bytes / together + 1) * together;
-  count_ = parts_of(w.size(0), step_);
+  outputs_ = (kWeightBytes / row_bytes / together + 1) * together;
+  count_ = parts_of(w.size(0), outputs_);
 }
 
-void FewRowsPieces::operator()(std::int64_t i) const {
-  const auto column = static_cast<std::size_t>(i * step_);
+void FewRowsPieces::compute(std::int64_t i, int /*thread*/) const {
+  const auto column = static_cast<std::size_t>(i * outputs_);
   Product piece = whole_;
-  piece.columns = std::min(static_cast<std::size_t>(step_), whole_.columns - column);
+  piece.columns = std::min(static_cast<std::size_t>(outputs_), whole_.columns - column);
   piece.b = whole_.b.at(0, column);
   piece.c = whole_.c.at(0, column);
   few_rows_product(piece);

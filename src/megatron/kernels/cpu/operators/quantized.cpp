@@ -13,6 +13,7 @@
 
 #include "megatron/base/error.h"
 #include "megatron/base/text/printable.h"
+#include "megatron/kernels/cpu/operators/few_rows.h"
 #include "megatron/kernels/cpu/parallel.h"
 #include "megatron/kernels/cpu/products/matrix_of.h"
 #include "megatron/kernels/cpu/products/quantized_product.h"
@@ -147,46 +148,71 @@ class QuantizedInputs {
   std::int64_t rows_, blocks_, wide_;
 };
 
-/// y [rows, n] = x [rows, k] w^T.
-void multiply_in_blocks(const at::Tensor& y, const at::Tensor& x, const QuantizedMatrix& w, std::byte* memory) {
+/// y [rows, n] = x [rows, k] w^T, of inputs that are rounded to blocks when this is made.
+class QuantizedPieces : public cpu::ProductPieces {
+ public:
+  QuantizedPieces(const at::Tensor& y, const at::Tensor& x, const QuantizedMatrix& w, std::byte* memory);
+  void compute(std::int64_t i, int thread) const override;
+  const float* arranged_inputs(cpu::ElementType /*type*/) const override { return nullptr; }
+
+ private:
+  void multiply_wide(std::int64_t first, std::int64_t last, std::int8_t* levels) const;
+
+  QuantizedInputs inputs_;
+  cpu::QuantizedPanels panels_;
+  cpu::MutableMatrix y_;
+  std::int64_t columns_, panel_count_, step_, tiles_at_once_;
+  std::int64_t signed_bytes_;  ///< of a piece's levels, for each thread
+  at::Tensor levels_;          ///< where there are wide tiles
+};
+
+QuantizedPieces::QuantizedPieces(const at::Tensor& y, const at::Tensor& x, const QuantizedMatrix& w, std::byte* memory)
+    : inputs_(memory, x.size(0), w.columns() / kQuantizedBlock),
+      panels_(panels_of(w)),
+      y_(cpu::mutable_matrix(y)),
+      columns_(w.rows()),
+      panel_count_(w.levels.size(0)) {
   constexpr std::int64_t kWeightBytes = 1 << 16, kInputBytes = 1 << 18;  // of one piece of work, in caches
-  const std::int64_t rows = x.size(0), blocks = w.columns() / kQuantizedBlock;
-  const cpu::QuantizedPanels panels = panels_of(w);
-  const QuantizedInputs inputs(memory, rows, blocks);
   const auto* const from = static_cast<const std::byte*>(x.const_data_ptr());
-  cpu::for_each_block(inputs.tiles(), [&](std::int64_t i, int) {
-    cpu::quantize_inputs(from + inputs.row(i) * w.columns() * x.element_size(), *cpu::element_of(x), w.type,
-                         inputs.tile(i));
+  cpu::for_each_block(inputs_.tiles(), [&](std::int64_t i, int) {
+    cpu::quantize_inputs(from + inputs_.row(i) * w.columns() * x.element_size(), *cpu::element_of(x), w.type,
+                         inputs_.tile(i));
   });
-  const std::int64_t count = w.levels.size(0), panel_bytes = std::max<std::int64_t>(w.bytes() / count, 1);
-  const std::int64_t step = std::max<std::int64_t>(1, kWeightBytes / panel_bytes);
-  const std::int64_t tiles_at_once = std::max<std::int64_t>(1, kInputBytes / QuantizedInputs::bytes(kTile, blocks));
-  const std::int64_t signed_bytes = step * blocks * static_cast<std::int64_t>(cpu::kSignedBytes);
-  const at::Tensor scratch =
-      inputs.wide() > 0 ? at::empty({cpu::num_threads(), signed_bytes}, at::kChar) : at::Tensor();
-  auto* const levels = scratch.defined() ? scratch.mutable_data_ptr<std::int8_t>() : nullptr;
-  const cpu::MutableMatrix c = cpu::mutable_matrix(y);
-  const auto multiply_wide = [&](std::int64_t first, std::int64_t last, std::int8_t* own) {
-    const cpu::QuantizedPanels those = panels.at(static_cast<std::size_t>(first));
-    cpu::sign_levels(those, static_cast<std::size_t>(last - first), own);
-    const std::int64_t column = first * kPanel, columns = std::min(last * kPanel, w.rows()) - column;
-    // All panels of a tile, so that it is in the nearest cache and what is written is side by side.
-    for (std::int64_t t = 0; t < inputs.wide(); ++t)
-      cpu::wide_product(inputs.tile(t), own, those, static_cast<std::size_t>(columns),
-                        c.at(static_cast<std::size_t>(inputs.row(t)), static_cast<std::size_t>(column)));
-  };
-  cpu::for_each_block(pieces_of(count, step), [&](std::int64_t i, int thread) {
-    const std::int64_t first = i * step, last = std::min((i + 1) * step, count);
-    if (levels != nullptr) multiply_wide(first, last, levels + thread * signed_bytes);
-    for (std::int64_t begin = inputs.wide(); begin < inputs.tiles(); begin += tiles_at_once)
-      for (std::int64_t panel = first; panel < last; ++panel)
-        for (std::int64_t t = begin; t < std::min(begin + tiles_at_once, inputs.tiles()); ++t) {
-          const std::int64_t column = panel * kPanel;
-          cpu::panel_product(inputs.tile(t), panels.at(static_cast<std::size_t>(panel)),
-                             static_cast<std::size_t>(std::min(kPanel, w.rows() - column)),
-                             c.at(static_cast<std::size_t>(inputs.row(t)), static_cast<std::size_t>(column)));
-        }
-  });
+  const std::int64_t blocks = w.columns() / kQuantizedBlock;
+  step_ = std::max<std::int64_t>(1, kWeightBytes / std::max<std::int64_t>(w.bytes() / panel_count_, 1));
+  tiles_at_once_ = std::max<std::int64_t>(1, kInputBytes / QuantizedInputs::bytes(kTile, blocks));
+  signed_bytes_ = step_ * blocks * static_cast<std::int64_t>(cpu::kSignedBytes);
+  if (inputs_.wide() > 0) levels_ = at::empty({cpu::num_threads(), signed_bytes_}, at::kChar);
+  outputs_ = step_ * kPanel;
+  count_ = pieces_of(panel_count_, step_);
+}
+
+void QuantizedPieces::compute(std::int64_t i, int thread) const {
+  const std::int64_t first = i * step_, last = std::min((i + 1) * step_, panel_count_);
+  if (levels_.defined()) multiply_wide(first, last, levels_.mutable_data_ptr<std::int8_t>() + thread * signed_bytes_);
+  for (std::int64_t begin = inputs_.wide(); begin < inputs_.tiles(); begin += tiles_at_once_)
+    for (std::int64_t panel = first; panel < last; ++panel)
+      for (std::int64_t t = begin; t < std::min(begin + tiles_at_once_, inputs_.tiles()); ++t) {
+        const std::int64_t column = panel * kPanel;
+        cpu::panel_product(inputs_.tile(t), panels_.at(static_cast<std::size_t>(panel)),
+                           static_cast<std::size_t>(std::min(kPanel, columns_ - column)),
+                           y_.at(static_cast<std::size_t>(inputs_.row(t)), static_cast<std::size_t>(column)));
+      }
+}
+
+void QuantizedPieces::multiply_wide(std::int64_t first, std::int64_t last, std::int8_t* levels) const {
+  const cpu::QuantizedPanels those = panels_.at(static_cast<std::size_t>(first));
+  cpu::sign_levels(those, static_cast<std::size_t>(last - first), levels);
+  const std::int64_t column = first * kPanel, columns = std::min(last * kPanel, columns_) - column;
+  // All panels of a tile, so that it is in the nearest cache and what is written is side by side.
+  for (std::int64_t t = 0; t < inputs_.wide(); ++t)
+    cpu::wide_product(inputs_.tile(t), levels, those, static_cast<std::size_t>(columns),
+                      y_.at(static_cast<std::size_t>(inputs_.row(t)), static_cast<std::size_t>(column)));
+}
+
+void multiply_in_blocks(const at::Tensor& y, const at::Tensor& x, const QuantizedMatrix& w, std::byte* memory) {
+  const QuantizedPieces pieces(y, x, w, memory);
+  cpu::for_each_block(pieces.count(), [&](std::int64_t i, int thread) { pieces.compute(i, thread); });
 }
 
 bool stored_in_lanes(at::ScalarType dtype) {
@@ -263,6 +289,12 @@ QuantizedMatrix quantize(const at::Tensor& w, GgufType type, const std::string& 
 
 void few_rows_linear(const at::Tensor& y, const at::Tensor& x, const QuantizedMatrix& w, const at::Tensor& scratch) {
   multiply_in_blocks(y, x, w, static_cast<std::byte*>(scratch.mutable_data_ptr()));
+}
+
+void few_rows_linear(const at::Tensor& y, const at::Tensor& x, const QuantizedMatrix& w, const at::Tensor& wide,
+                     std::span<const LowRankRows> groups, at::Tensor& scratch) {
+  const QuantizedPieces pieces(y, x, w, static_cast<std::byte*>(wide.mutable_data_ptr()));
+  cpu::multiply_with_low_rank(pieces, y, x, groups, scratch);
 }
 
 at::Tensor linear(const at::Tensor& x_any, const QuantizedMatrix& w) {
