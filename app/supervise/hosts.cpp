@@ -2,10 +2,7 @@
 
 #include <sys/wait.h>
 
-#include <algorithm>
 #include <csignal>
-#include <cstddef>
-#include <map>
 #include <set>
 
 #include "megatron/base/error.h"
@@ -14,6 +11,7 @@
 #include "megatron/base/machine/launcher.h"
 #include "megatron/base/ranks/launched_rank.h"
 #include "megatron/base/ranks/run_key.h"
+#include "megatron/supervise/ranks/host_end.h"
 
 namespace megatron::app {
 namespace {
@@ -35,17 +33,6 @@ LaunchedRank place_of(const HostOptions& options, int local_rank) {
   place.address = master_of(options);
   place.port = options.master_port;
   return place;
-}
-
-/// What has become of them: see run_on_host(). `last`: of the one that ended last.
-int code_of(const std::map<pid_t, int>& statuses, int last) {
-  int exited = -1, killed = 0;
-  for (const auto& [pid, status] : statuses) {
-    if (WIFEXITED(status)) exited = std::max(exited, WEXITSTATUS(status));
-    if (WIFSIGNALED(status)) killed = std::max(killed, 128 + WTERMSIG(status));
-  }
-  if (exited == 0 && WIFSIGNALED(last)) return killed;  // who ended well was a spare that left before
-  return exited >= 0 ? exited : killed;
 }
 
 }  // namespace
@@ -90,8 +77,7 @@ int run_on_host(const HostOptions& options, const Args& words) {
   ProgramStart program{.path = "/proc/self/exe", .words = {"megatron"}};
   program.words.insert(program.words.end(), words.begin(), words.end());
   std::set<pid_t> running;
-  std::map<pid_t, int> statuses;
-  int last = 0;
+  supervise::HostEnd end;
   for (int r = 0; r < options.nproc_per_node; ++r) {
     program.variables = environment_of(place_of(options, r));
     running.insert(start_process(program, signals));
@@ -100,10 +86,10 @@ int run_on_host(const HostOptions& options, const Args& words) {
     int status = 0;
     for (const pid_t pid : std::set<pid_t>(running)) {
       if (waitpid(pid, &status, WNOHANG) != pid) continue;
-      statuses[pid] = last = status;
+      end.add(status);
       running.erase(pid);
     }
-    if (running.empty()) return code_of(statuses, last);
+    if (running.empty()) return end.code();
     const int signal = signals.take(0.5);
     for (const pid_t pid : running)
       if (signal != 0) kill(pid, signal);

@@ -30,8 +30,7 @@ LaunchedRank first_rank_of(const HostOptions& options);
 
 /// Starts `megatron` with `words`, in a process for each rank of this host that finds torchrun's variables, and waits
 /// for all. Signals are passed on; SIGUSR1 too to all, since which rank is the first of an attempt, which alone heeds
-/// it, changes. Returns the highest exit code of those that no signal has ended: a run may be whole without these;
-/// where there are no others, 128 + n. Throws as start_process() does.
+/// it, changes. Returns supervise::HostEnd::code(). Throws as start_process() does.
 int run_on_host(const HostOptions& options, const Args& words);
 
 }  // namespace megatron::app
