@@ -147,15 +147,43 @@ TEST_F(Agreement, OneNameForOtherFilesIsADifference) {
         ASSERT_EQ(::chdir((folder_.path() / concat("machine", world.rank())).c_str()), 0);
         train_whole(run, world);
       });
-  EXPECT_THAT(trained, Each(AllOf(HasSubstr("file text.idx: rank 0: "),
-                                  HasSubstr("file text.bin: rank 0: 1200 bytes; rank 1: 1260 bytes\n"))));
+  EXPECT_THAT(trained,
+              Each(AllOf(HasSubstr("file text.idx: rank 0: "), HasSubstr("file text.bin: rank 0: 1200 bytes, XXH3 "),
+                         HasSubstr("; rank 1: 1260 bytes, XXH3 "))));
   EXPECT_FALSE(fs::exists(folder_.path() / "run"));
+}
+
+/// "file NAME.bin" and its value, of data that is called so.
+comm::Fact tokens_fact(config::RunConfig config, const fs::path& name) {
+  config.data.data_path = {name.string()};
+  for (const comm::Fact& fact : input_facts(config))
+    if (fact.name == concat("file ", name.string(), ".bin")) return fact;
+  return {};
+}
+
+TEST_F(Agreement, OtherTokensOfOneSizeAreADifference) {
+  write_tokens("small", 20);
+  write_tokens("large", 40000);  // of which places are looked at
+  for (const char* name : {"small", "large"}) {
+    const fs::path path = folder_.path() / name;
+    const fs::path file = path.string() + ".bin";
+    const std::string before = tokens_fact(config(), path).value, tokens = read_file(file, 1 << 26);
+    ASSERT_THAT(before, HasSubstr(concat(tokens.size(), " bytes, XXH3 ")));
+    for (const std::size_t at : {std::size_t{0}, tokens.size() / 17 * 8 + 9, tokens.size() - 1}) {
+      std::string changed = tokens;
+      changed[at] = static_cast<char>(changed[at] ^ 1);
+      write_file(file, changed);
+      EXPECT_NE(tokens_fact(config(), path).value, before) << name << ", byte " << at;
+    }
+    write_file(file, tokens);
+    EXPECT_EQ(tokens_fact(config(), path).value, before);
+  }
 }
 
 TEST_F(Agreement, AFileThatOneRankCannotReadIsADifference) {
   comm::Facts facts = input_facts(config());
   ASSERT_FALSE(facts.empty());
-  EXPECT_EQ(facts.back().value, "No such file or directory") << facts.back().name;
+  EXPECT_THAT(facts.back().value, HasSubstr("No such file or directory")) << facts.back().name;
 }
 
 TEST_F(Agreement, RankZeroSaysWhereTheRunResumes) {

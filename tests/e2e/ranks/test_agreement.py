@@ -154,8 +154,17 @@ class Ranks(unittest.TestCase):
             with open(machine / "tokens_text_document.bin", "ab") as file:
                 file.write(b"\0\0")
         error = self.on_machines(change)
-        self.assertRegex(error, r"file tokens_text_document.bin: rank 0: \d+ bytes; rank 1: \d+ bytes\n")
+        self.assertRegex(error, r"file tokens_text_document.bin: rank 0: \d+ bytes, XXH3 \w+; rank 1: \d+ bytes, ")
         self.assertNotIn(".idx", error, "it is the same")
+
+    def test_one_path_with_other_tokens(self):
+        def change(machine):
+            file = machine / "tokens_text_document.bin"
+            tokens = bytearray(file.read_bytes())
+            tokens[:4] = tokens[2:4] + tokens[:2]
+            file.write_bytes(tokens)
+        self.assertRegex(self.on_machines(change),
+                         r"file tokens_text_document.bin: rank 0: (\d+) bytes, XXH3 \w+; rank 1: \1 bytes, XXH3 \w+\n")
 
     def test_another_index(self):
         def change(machine):

@@ -26,6 +26,7 @@
 #include "megatron/schedule/text.h"
 #include "megatron/text/tokenizer.h"
 #include "megatron/train/inputs.h"
+#include "megatron/train/resume/input_digests.h"
 
 namespace megatron::train {
 namespace {
@@ -65,12 +66,6 @@ std::string arithmetic() {
   return text;
 }
 
-std::string size_of(const fs::path& file) {
-  std::error_code error;
-  const auto size = fs::file_size(file, error);
-  return error ? error.message() : concat(size, " bytes");
-}
-
 std::string joined(const data::Blend& blend) {
   std::string text;
   for (std::size_t i = 0; i < blend.prefixes.size(); ++i)
@@ -93,7 +88,7 @@ void add_data(const config::DataConfig& config, bool conversations, comm::Facts&
       facts.push_back({"file " + prefix, digest_of(prefix)});
     } else {
       facts.push_back({"file " + prefix + ".idx", digest_of(prefix + ".idx")});
-      facts.push_back({"file " + prefix + ".bin", size_of(prefix + ".bin")});
+      facts.push_back({"file " + prefix + ".bin", fact_of([&] { return sampled_digest(prefix + ".bin"); })});
     }
   }
 }

@@ -18,7 +18,8 @@ comm::Facts option_facts(const config::Fields& fields);
 /// The versions of the program and of libtorch, the options, and the sizes of the grid. Reads no file.
 comm::Facts recipe_facts(const plan::ResolvedRun& run);
 
-/// The tokenizer and the files that the run trains, validates and tests on. What cannot be read is a fact too.
+/// The tokenizer and the files that the run trains, validates and tests on, tokens by sampled_digest()
+/// (input_digests.h). What cannot be read is a fact too.
 comm::Facts input_facts(const config::RunConfig& config);
 
 /// "1234 bytes, XXH3 …".

@@ -20,22 +20,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// A file by its size and, where it is large, its ends and places between: what looks at terabytes for a moment.
-std::string sampled_digest(const fs::path& path) {
-  constexpr std::size_t kWhole = 1 << 20, kEnd = 64 << 10, kSample = 4 << 10, kSamples = 16;
-  const MappedFile file(path);
-  const std::span<const std::byte> bytes = file.bytes();
-  checkpoint::RunningHash hash;
-  if (bytes.size() <= kWhole) {
-    hash.add(bytes.data(), bytes.size());
-  } else {
-    hash.add(bytes.data(), kEnd);
-    for (std::size_t k = 1; k <= kSamples; ++k) hash.add(bytes.data() + bytes.size() / (kSamples + 1) * k, kSample);
-    hash.add(bytes.data() + bytes.size() - kEnd, kEnd);
-  }
-  return concat(bytes.size(), " bytes, XXH3 ", hash.text());
-}
-
 std::vector<std::string> data_lines(const config::DataConfig& config) {
   const data::RunBlends blends = data::read_blends(config);
   constexpr const char* kParts[] = {"training", "validation", "test"};
@@ -87,6 +71,21 @@ void digest_files(const plan::ResolvedRun& run, InputDigests& digests) {
 }
 
 }  // namespace
+
+std::string sampled_digest(const fs::path& path) {
+  constexpr std::size_t kWhole = 1 << 20, kEnd = 64 << 10, kSample = 4 << 10, kSamples = 16;
+  const MappedFile file(path);
+  const std::span<const std::byte> bytes = file.bytes();
+  checkpoint::RunningHash hash;
+  if (bytes.size() <= kWhole) {
+    hash.add(bytes.data(), bytes.size());
+  } else {
+    hash.add(bytes.data(), kEnd);
+    for (std::size_t k = 1; k <= kSamples; ++k) hash.add(bytes.data() + bytes.size() / (kSamples + 1) * k, kSample);
+    hash.add(bytes.data() + bytes.size() - kEnd, kEnd);
+  }
+  return concat(bytes.size(), " bytes, XXH3 ", hash.text());
+}
 
 InputDigests digest_inputs(const plan::ResolvedRun& run) {
   InputDigests digests;

@@ -1,5 +1,6 @@
 #pragma once
 #include <cstdint>
+#include <filesystem>
 #include <optional>
 #include <string>
 #include <vector>
@@ -25,6 +26,10 @@ struct InputDigests {
 
 /// The metadata's name of their text.
 inline constexpr const char* kInputs = interchange::kInputs;
+
+/// "1234 bytes, XXH3 …" of a file: of all its bytes up to 1 MiB, of a larger one of its ends and 16 places between:
+/// what looks at terabytes for a moment. Throws where it cannot be read.
+std::string sampled_digest(const std::filesystem::path& path);
 
 /// Of the run's files as they are now; of large ones by samples. What cannot be read stays unknown. Not collective.
 InputDigests digest_inputs(const plan::ResolvedRun& run);
