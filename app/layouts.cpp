@@ -17,11 +17,13 @@ namespace {
 
 constexpr int kMaxEvaluated = 600, kMinLayouts = 10;
 
-plan::Facts facts_of(const config::RunConfig& recipe) {
-  if (recipe.data.tokenizer.empty()) return {};
+plan::Facts facts_of(const config::RunConfig& recipe, const std::optional<plan::TeacherNetwork>& teacher) {
+  plan::Facts facts{.teacher = teacher ? teacher : recipe::read_teacher(recipe.distill.teacher)};
+  if (recipe.data.tokenizer.empty()) return facts;
   const config::DataConfig& data = recipe.data;
   const auto tokenizer = text::Tokenizer::load(data.tokenizer, data.tokenizer_type, data.vocab_extra_ids);
-  return {.tokenizer_vocab = recipe::needed_rows(tokenizer, recipe.model)};
+  facts.tokenizer_vocab = recipe::needed_rows(tokenizer, recipe.model);
+  return facts;
 }
 
 /// By number: the products of a number in `reached` and one of 1 … `most` that divides `of` (0: all do).
@@ -68,11 +70,12 @@ int nodes_of(int ranks, const plan::Hardware& hardware) {
   return (ranks + hardware.ranks_per_node - 1) / hardware.ranks_per_node;
 }
 
-plan::LayoutSearch find_layouts(const config::RunConfig& recipe, const RanksMachine& machine, int threads, int most) {
+plan::LayoutSearch find_layouts(const config::RunConfig& recipe, const RanksMachine& machine, int threads, int most,
+                                const std::optional<plan::TeacherNetwork>& teacher) {
   const int ranks = recipe.parallel.world_size == 0 ? 1 : recipe.parallel.world_size;
   if (ranks < 0)
     throw ConfigError(rule_got_fix("parallel.world_size must be a number of ranks.", concat(ranks), "--world-size 8"));
-  const plan::Facts facts = facts_of(recipe);
+  const plan::Facts facts = facts_of(recipe, teacher);
   plan::Hardware hardware = machine.hardware;
   if (const int nodes = nodes_of(ranks, hardware); ranks % nodes == 0) hardware.ranks_per_node = ranks / nodes;
   plan::LayoutSearch found = plan::search_layouts(recipe, hardware, machine.capacity_bytes, facts,

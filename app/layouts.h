@@ -1,4 +1,5 @@
 #pragma once
+#include <optional>
 #include <string>
 
 #include "megatron/config/run_config.h"
@@ -21,8 +22,9 @@ int nodes_of(int ranks, const plan::Hardware& hardware);
 
 /// The fastest layouts of `recipe` on such ranks (plan::search_layouts): at least `most`, and at least ten, so that the
 /// first is the same whoever asks. Ranks that do not fill their nodes are spread evenly over them where they divide. On
-/// `threads` threads. Throws ConfigError where none fits.
-plan::LayoutSearch find_layouts(const config::RunConfig& recipe, const RanksMachine& machine, int threads,
-                                int most = 1);
+/// `threads` threads. `teacher`: that of distill.teacher; nothing for what recipe::read_teacher() knows. Throws
+/// ConfigError where none fits.
+plan::LayoutSearch find_layouts(const config::RunConfig& recipe, const RanksMachine& machine, int threads, int most = 1,
+                                const std::optional<plan::TeacherNetwork>& teacher = {});
 
 }  // namespace megatron::app

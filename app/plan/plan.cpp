@@ -1,6 +1,5 @@
 #include <algorithm>
 #include <cstdio>
-#include <filesystem>
 #include <nlohmann/json.hpp>
 
 #include "app/jobs.h"
@@ -16,10 +15,6 @@
 #include "megatron/config/options.h"
 #include "megatron/config/run_config.h"
 #include "megatron/config/value.h"
-#include "megatron/families/folder.h"
-#include "megatron/families/format_words.h"
-#include "megatron/families/hf_config.h"
-#include "megatron/plan/cost/fit/teacher.h"
 #include "megatron/plan/cost/links/step_traffic.h"
 #include "megatron/plan/cost/memory.h"
 #include "megatron/plan/pipeline_plan.h"
@@ -181,20 +176,6 @@ std::string picture_text(const Drawing& drawing, const std::string& name) {
          schedule::draw_text(*drawing.measured, width, colour);
 }
 
-/// The sizes of the teacher, where they are known without libtorch. Throws ConfigError where it cannot teach, or is not
-/// there.
-std::optional<plan::ModelShape> teacher_of(const plan::ResolvedRun& run) {
-  const std::string& folder = run.config.distill.teacher;
-  if (folder.empty()) return std::nullopt;
-  std::error_code unknown;
-  if (!std::filesystem::exists(folder, unknown) && !unknown) throw ConfigError(families::no_weights(folder));
-  const auto network = families::network_of_folder(folder);
-  if (!network) return std::nullopt;
-  plan::ModelShape shape = families::shape_of(*network);
-  plan::check_teacher_network(run, *network, shape);
-  return shape;
-}
-
 }  // namespace
 
 int plan(const Args& args) {
@@ -243,9 +224,8 @@ int plan(const Args& args) {
   const bool as_picture = draws_picture(options.draw);
   std::optional<Drawing> drawing;
   if (run.parts.size() > 1 || !options.draw.empty() || !options.trace.empty()) drawing = drawing_of(run, options.trace);
-  const std::optional<plan::ModelShape> teacher = teacher_of(run);
-  const std::string text = options.as_json ? plan::report(run, options.processor, teacher).dump() + "\n"
-                                           : plan::report_text(run, options.processor, teacher);
+  const std::string text =
+      options.as_json ? plan::report(run, options.processor).dump() + "\n" : plan::report_text(run, options.processor);
   if (!options.draw.empty()) {
     const std::string title = concat(plan::schedule_text(run), ", ", drawing->program.placement.num_ranks(), " ranks, ",
                                      drawing->program.placement.num_stages(), " stages, ",

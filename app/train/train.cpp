@@ -30,8 +30,10 @@ run::ChooseLayout chooser_of(const TrainOptions& options) {
     throw ConfigError(rule_got_fix("--layout auto needs what the ranks run on.", "no --hardware",
                                    "--hardware dgx-h100; a file for this machine: megatron bench hardware --output "
                                    "FILE"));
-  return [machine = machine_of(options.hardware, options.fit)](config::RunConfig& config, int ranks_here) {
-    const plan::LayoutSearch found = find_layouts(config, machine, std::max(1, usable_cores() / ranks_here));
+  return [machine = machine_of(options.hardware, options.fit)](config::RunConfig& config, int ranks_here,
+                                                               const std::optional<plan::TeacherNetwork>& teacher) {
+    const plan::LayoutSearch found =
+        find_layouts(config, machine, std::max(1, usable_cores() / ranks_here), /*most=*/1, teacher);
     const plan::FoundLayout& best = found.layouts[0];
     std::string note = concat("layout auto: ", plan::flags_of(config, best.choice), " (",
                               human_bytes(static_cast<double>(best.held_bytes())), " of ",

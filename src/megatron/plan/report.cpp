@@ -5,7 +5,6 @@
 
 #include "megatron/plan/cost/checkpoint_size.h"
 #include "megatron/plan/cost/counts.h"
-#include "megatron/plan/cost/fit/teacher.h"
 #include "megatron/plan/cost/memory.h"
 #include "megatron/plan/cost/rank_buffers.h"
 #include "megatron/plan/cost/sequence_exchange.h"
@@ -195,22 +194,16 @@ json first_step_of(const ResolvedRun& run) {
 }
 
 /// Bytes by kind, one entry a rank; they depend on the rank's place in its tensor and pipeline groups alone.
-json memory_of(const ResolvedRun& run, const schedule::Timeline& timeline, std::string_view processor,
-               const std::optional<ModelShape>& teacher) {
+json memory_of(const ResolvedRun& run, const schedule::Timeline& timeline, std::string_view processor) {
   const int tp = run.grid.size(Axis::Tp);
   std::vector<MemoryPlan> plans;
   for (int pp_rank = 0; pp_rank < run.grid.size(Axis::Pp); ++pp_rank)
     for (int tp_rank = 0; tp_rank < tp; ++tp_rank)
       plans.push_back(memory_plan(run, tp_rank, pp_rank, {timeline, pp_rank}, processor));
-  std::vector<std::int64_t> of_teacher(static_cast<std::size_t>(run.grid.size(Axis::Pp)));
-  for (int pp_rank = 0; teacher && pp_rank < run.grid.size(Axis::Pp); ++pp_rank)
-    of_teacher[static_cast<std::size_t>(pp_rank)] = teacher_bytes(run, *teacher, pp_rank);
   json memory;
   for (int rank = 0; rank < run.grid.world_size(); ++rank) {
     const Coord coord = run.grid.coord_of(rank);
-    const int pp_rank = coord[static_cast<std::size_t>(Axis::Pp)];
-    const auto place = pp_rank * tp + coord[static_cast<std::size_t>(Axis::Tp)];
-    const std::int64_t taught_by = of_teacher[static_cast<std::size_t>(pp_rank)];
+    const auto place = coord[static_cast<std::size_t>(Axis::Pp)] * tp + coord[static_cast<std::size_t>(Axis::Tp)];
     const MemoryPlan& plan = plans[static_cast<std::size_t>(place)];
     memory["parameters"].push_back(plan.parameters);
     memory["gradients"].push_back(plan.gradients);
@@ -218,8 +211,8 @@ json memory_of(const ResolvedRun& run, const schedule::Timeline& timeline, std::
     memory["packed_weights"].push_back(plan.packed_weights);
     memory["activations"].push_back(plan.activations);
     memory["logits"].push_back(plan.logits);
-    if (teacher) memory["teacher"].push_back(taught_by);
-    memory["total"].push_back(plan.total() + taught_by);
+    if (run.teacher) memory["teacher"].push_back(plan.teacher);
+    memory["total"].push_back(plan.total());
   }
   return memory;
 }
@@ -300,7 +293,7 @@ json fp8_of(const ResolvedRun& run, const Fp8Recipe& recipe) {
 
 }  // namespace
 
-json report(const ResolvedRun& run, std::string_view processor, const std::optional<ModelShape>& teacher) {
+json report(const ResolvedRun& run, std::string_view processor) {
   const config::RunConfig& config = run.config;
   const std::int64_t batch = config.train.global_batch_size;
   const schedule::Program program = pipeline_program(run, run.microbatches_per_step);
@@ -323,7 +316,7 @@ json report(const ResolvedRun& run, std::string_view processor, const std::optio
       {"gradient_buffers", gradient_buffers},
       {"warnings", sharding_warnings(run)},
       {"first_step", first_step_of(run)},
-      {"memory_bytes", memory_of(run, timeline, processor, teacher)},
+      {"memory_bytes", memory_of(run, timeline, processor)},
       {"layer_activations", layer_activations_of(run)},
       {"flops_per_step", training_flops(run.shape, batch, config.data.seq_length, config.data.decoder_seq_length)},
       {"parameters", parameter_count(run.shape)},

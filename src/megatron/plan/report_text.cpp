@@ -328,8 +328,8 @@ std::string warnings_text(const json& warnings) {
 
 }  // namespace
 
-std::string report_text(const ResolvedRun& run, std::string_view processor, const std::optional<ModelShape>& teacher) {
-  const json all = report(run, processor, teacher);
+std::string report_text(const ResolvedRun& run, std::string_view processor) {
+  const json all = report(run, processor);
   return model_text(run, all) + step_text(run, all) + groups_text(run, all["groups"]) + sequence_text(run, all) +
          pipeline_text(run, all) + recomputed_text(all) + parameters_text(run, all["parameter_slices"]) +
          buffer_text(all["gradient_buffers"]) + first_step_text(all["first_step"]) +

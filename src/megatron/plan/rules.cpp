@@ -12,6 +12,7 @@
 #include "megatron/data/index/split.h"
 #include "megatron/data/run_blends.h"
 #include "megatron/plan/cost/counts.h"
+#include "megatron/plan/cost/fit/teacher.h"
 #include "megatron/plan/cost/memory.h"
 #include "megatron/plan/cost/recomputation.h"
 #include "megatron/plan/mend.h"
@@ -534,6 +535,10 @@ ResolvedRun resolve_as_given(config::RunConfig config, const Facts& facts) {
   const std::int64_t unit = run.config.train.micro_batch_size * grid.sample_shares();
   run.microbatches_per_step = run.config.train.global_batch_size / unit;
   resolve_schedule(run, facts.schedule_file);
+  if (facts.teacher && !run.config.distill.teacher.empty()) {
+    check_teacher_network(run, *facts.teacher);
+    run.teacher = facts.teacher;
+  }
   resolve_memory_limit(run);
   return run;
 }

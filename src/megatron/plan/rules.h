@@ -16,6 +16,12 @@
 
 namespace megatron::plan {
 
+/// The model that distill.teacher names, as its folder describes it.
+struct TeacherNetwork {
+  config::ModelConfig network;
+  ModelShape shape;
+};
+
 /// What a configuration is checked against besides itself. 0 and false: not known, or not needed.
 struct Facts {
   int launched_world_size = 0;       ///< ranks that torchrun, mpirun or Slurm has started
@@ -25,6 +31,8 @@ struct Facts {
   std::int64_t resumed_samples = 0;  ///< that it has trained on
   /// What the file says that parallel.pp_schedule names, where that is no schedule's name (recipe/resolve.h reads it).
   std::optional<std::string> schedule_file = {};
+  /// Of distill.teacher, where it is known (recipe/resolve.h reads it).
+  std::optional<TeacherNetwork> teacher = {};
   /// Of a job that has only some of the options, or calls them otherwise: its flags by the paths of the options; a
   /// section's name and '.' stands for all of the section. The fixes of errors name no other. Empty: it has all.
   std::map<std::string, std::string> flags = {};
@@ -51,6 +59,8 @@ struct ResolvedRun {
   std::optional<LearningRateSchedule> words_learning_rate;  ///< of word embedding and output layer: decoupled_lr
   std::int64_t train_samples = 0;                           ///< of the whole run
   std::int64_t microbatches_per_step = 0;                   ///< of the full global batch, on each data-parallel rank
+  /// Facts::teacher, which the ranks hold besides the student (cost/fit/teacher.h).
+  std::optional<TeacherNetwork> teacher = {};
 
   /// Those of a step before which `samples` advanced the schedule.
   LearningRates rates_at(std::int64_t samples) const {

@@ -7,8 +7,12 @@
 #include <vector>
 
 #include "megatron/base/collected_errors.h"
+#include "megatron/base/error.h"
 #include "megatron/base/files/file.h"
 #include "megatron/config/tables/model_kinds.h"
+#include "megatron/families/folder.h"
+#include "megatron/families/format_words.h"
+#include "megatron/families/hf_config.h"
 #include "megatron/schedule/table.h"
 #include "megatron/text/vocabulary.h"
 
@@ -21,6 +25,15 @@ std::optional<std::string> read_schedule_file(const std::string& pp_schedule) {
       (pp_schedule.find_first_of("./") == std::string::npos && !std::filesystem::is_regular_file(pp_schedule, error)))
     return std::nullopt;
   return read_file(pp_schedule, kMaxFile);
+}
+
+std::optional<plan::TeacherNetwork> read_teacher(const std::string& folder) {
+  if (folder.empty()) return std::nullopt;
+  std::error_code unknown;
+  if (!std::filesystem::exists(folder, unknown) && !unknown) throw ConfigError(families::no_weights(folder));
+  const auto network = families::network_of_folder(folder);
+  if (!network) return std::nullopt;
+  return plan::TeacherNetwork{*network, families::shape_of(*network)};
 }
 
 config::RunConfig with_null_tokenizer(config::RunConfig config) {
@@ -59,6 +72,11 @@ RunAndTokenizer resolve_with_tokenizer(const config::RunConfig& given, plan::Fac
                  facts.tokenizer_vocab = needed_rows(*tokenizer, config.model);
                },
                [&] {
+                 if (!facts.teacher) facts.teacher = read_teacher(config.distill.teacher);
+               },
+               [&] {
+                 if (tokenizer.has_value() == config.data.tokenizer.empty())
+                   facts.teacher.reset();  // of unknown tokens
                  facts.schedule_file = read_schedule_file(config.parallel.pp_schedule);
                  run = plan::resolve(config, facts);
                }});

@@ -199,9 +199,10 @@ TrainingJob open_training(config::RunConfig& config, const ChooseLayout& choose)
   std::vector<std::string> notes = take_network_of_checkpoint(config);
   for (std::string& note : take_padded_vocabulary(config)) notes.push_back(std::move(note));
   for (std::string& note : take_schedule_of_checkpoint(config)) notes.push_back(std::move(note));
+  const std::optional<plan::TeacherNetwork> teacher = train::teacher_of(config);
   if (choose) {
     if (place) config.parallel.world_size = place->world_size;
-    if (std::string note = choose(config, place ? place->local_size : 1); !note.empty())
+    if (std::string note = choose(config, place ? place->local_size : 1, teacher); !note.empty())
       notes.push_back(std::move(note));
   }
   const train::ResumedBatch resumed = train::resumed_batch(config);
@@ -209,7 +210,8 @@ TrainingJob open_training(config::RunConfig& config, const ChooseLayout& choose)
   auto resolved = recipe::resolve_with_tokenizer(config, {.launched_world_size = place ? place->world_size : 0,
                                                           .needs_data = true,
                                                           .resumed_batch = resumed.size,
-                                                          .resumed_samples = resumed.samples});
+                                                          .resumed_samples = resumed.samples,
+                                                          .teacher = teacher});
   const config::TrainConfig& now = resolved.run.config.train;
   if (now.micro_batch_size != micro_batch)
     notes.push_back(concat("note: train.micro_batch_size ", now.micro_batch_size, ", not ", micro_batch,
@@ -247,7 +249,7 @@ int train(const TrainingJob& job, const TrainingOptions& options) {
   if (!meets) train::check_inputs(run, say);
   if (run.config.train.kernels != "auto") kernels::force_instruction_set(run.config.train.kernels);
   kernels::set_matmul_precision(run.config.train.matmul_precision);
-  check_memory(run, place, plan::Holding::Training, meets ? plan::Besides() : train::teacher_memory(run));
+  check_memory(run, place, plan::Holding::Training);
   check_memory_folder(run, place);
   if (starts) train::RunFolders{run.config};  // tried: the first rank's process will hold them
   std::optional<train::RunFolders> folders;   // held until the run ends
@@ -261,7 +263,7 @@ int train(const TrainingJob& job, const TrainingOptions& options) {
           if (meets) train::check_inputs(run, say);
         },
         beat);
-    check_gpu_memory(run, world, device, plan::Holding::Training, train::teacher_memory(run));
+    check_gpu_memory(run, world, device, plan::Holding::Training);
     comm::run_together(
         world,
         [&] {

@@ -22,8 +22,9 @@ struct TrainingJob {
 };
 
 /// Changes a configuration that says all but its layout of ranks, of which there are `ranks_here` on this machine, and
-/// returns what the user is told of it; "": nothing.
-using ChooseLayout = std::function<std::string(config::RunConfig& config, int ranks_here)>;
+/// returns what the user is told of it; "": nothing. `teacher`: that of distill.teacher, where there is one.
+using ChooseLayout = std::function<std::string(config::RunConfig& config, int ranks_here,
+                                               const std::optional<plan::TeacherNetwork>& teacher)>;
 
 /// Resolves `config` for training and loads its tokenizer: where data.tokenizer names none, the one that lies with the
 /// weights of checkpoint.load, which `config` then names. `choose`: empty for the layout that `config` says. Throws

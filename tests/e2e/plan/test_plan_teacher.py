@@ -39,6 +39,19 @@ class PlanTeacher(unittest.TestCase):
         self.assertEqual(taught["total"][0], without["total"][0] + 4 * NUMBERS + more)
         self.assertRegex(self.plan("--distill.teacher", self.folder), r"\n  teacher +0\.\d+ MB\n")
 
+    def test_it_is_counted_within_the_limit_of_memory(self):
+        total = json.loads(self.plan("--json", "--distill.teacher", self.folder))["memory_bytes"]["total"][0]
+        limit = ["--train.memory_limit_gb", (total - 4 * NUMBERS // 2) / 1e9]
+        self.plan(*limit)
+        self.assertIn("train.memory_limit_gb must hold", self.plan("--distill.teacher", self.folder, *limit, code=2))
+        self.plan("--distill.teacher", self.folder, "--train.memory_limit_gb", total / 1e9)
+        search = ["--search", "--global-batch-size", 4, "--world-size", 1, "--hardware", "dgx-h100", "--top", 1000,
+                  "--fit"]
+        found = json.loads(self.plan("--json", "--distill.teacher", self.folder, *search, "80GB"))
+        smallest = min(row["memory_bytes"] for row in found["layouts"])
+        self.assertIn("No layout", self.plan("--distill.teacher", self.folder, *search, smallest - 1, code=2))
+        self.plan(*search, smallest - 1)
+
     def test_a_folder_that_training_alone_reads_is_said_not_to_be_counted(self):
         (self.folder / "latest").write_text("iter_0000001")
         self.assertRegex(self.plan("--distill.teacher", self.folder), r"\n  teacher +not counted")

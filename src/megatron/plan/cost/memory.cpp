@@ -7,6 +7,7 @@
 #include <string>
 
 #include "megatron/plan/cost/counts.h"
+#include "megatron/plan/cost/fit/teacher.h"
 #include "megatron/plan/cost/layer_kinds.h"
 #include "megatron/plan/cost/rank_buffers.h"
 #include "megatron/plan/cost/recomputation.h"
@@ -504,15 +505,16 @@ std::int64_t logit_bytes(const ResolvedRun& run) {
          element * (run.shape.logit_soft_cap > 0 ? 2 : 1);  // and the slope of the cap
 }
 
-/// `memory` with what the rank's passes hold.
-MemoryPlan in_passes(MemoryPlan memory, const ResolvedRun& run, const std::vector<StageSpec>& parts,
-                     const RankActivations& activations) {
+/// `memory` with what the passes of a pipeline rank hold, and its teacher.
+MemoryPlan in_passes(MemoryPlan memory, const ResolvedRun& run, int pp_rank, const RankActivations& activations) {
+  const std::vector<StageSpec> parts = parts_of_rank(run.parts, run.placement, pp_rank);
   const config::RunConfig& config = run.config;
   std::int64_t recomputed = 0;
   for (const StageSpec& part : parts)
     recomputed = std::max(recomputed,
                           recomputed_bytes(config, run.shape, part, activations.partial_stages.contains(part.stage)));
   memory.activations = static_cast<std::int64_t>(activations.peak_bytes) + recomputed;
+  memory.teacher = teacher_bytes(run, pp_rank);
   if (run.shape.predicts_tokens() &&
       std::any_of(parts.begin(), parts.end(), [](const StageSpec& part) { return part.output; }))
     memory.logits = logit_bytes(run);
@@ -524,7 +526,7 @@ MemoryPlan in_passes(MemoryPlan memory, const ResolvedRun& run, const std::vecto
 MemoryPlan memory_plan(const ResolvedRun& run, int tp_rank, int pp_rank, const RankActivations& activations,
                        std::string_view processor) {
   const std::vector<StageSpec> parts = parts_of_rank(run.parts, run.placement, pp_rank);
-  return in_passes(held_by(run, tp_rank, parts, processor), run, parts, activations);
+  return in_passes(held_by(run, tp_rank, parts, processor), run, pp_rank, activations);
 }
 
 MemoryPlan largest_memory(const ResolvedRun& run, std::string_view processor) {
@@ -533,11 +535,11 @@ MemoryPlan largest_memory(const ResolvedRun& run, std::string_view processor) {
   MemoryPlan largest;
   std::vector<std::pair<int, MemoryPlan>> known;  // pipeline ranks, each unlike the others
   for (int pp_rank = 0; pp_rank < run.grid.size(Axis::Pp); ++pp_rank) {
-    const std::vector<StageSpec> parts = parts_of_rank(run.parts, run.placement, pp_rank);
     auto alike = std::ranges::find_if(known, [&](const auto& other) { return same_sizes(run, other.first, pp_rank); });
     if (alike == known.end())  // slices of the ranks of tp are all as long
-      alike = known.insert(known.end(), {pp_rank, held_by(run, 0, parts, processor)});
-    const MemoryPlan memory = in_passes(alike->second, run, parts, {timeline, pp_rank});
+      alike = known.insert(known.end(),
+                           {pp_rank, held_by(run, 0, parts_of_rank(run.parts, run.placement, pp_rank), processor)});
+    const MemoryPlan memory = in_passes(alike->second, run, pp_rank, {timeline, pp_rank});
     if (memory.total() > largest.total()) largest = memory;
   }
   return largest;

@@ -86,8 +86,9 @@ struct MemoryPlan {
   std::int64_t packed_weights = 0;   ///< where packs_weights(); of other float32 on AMX packed_operand_bytes()
   std::int64_t activations = 0;      ///< at their peak, by simulation of the schedule
   std::int64_t logits = 0;           ///< of the tokens whose logits are held at once, where the output layer is
+  std::int64_t teacher = 0;          ///< teacher_bytes() (cost/fit/teacher.h)
   std::int64_t total() const {
-    return parameters + gradients + optimizer_state + packed_weights + activations + logits;
+    return parameters + gradients + optimizer_state + packed_weights + activations + logits + teacher;
   }
 };
 

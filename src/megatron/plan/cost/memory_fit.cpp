@@ -97,9 +97,10 @@ std::int64_t bytes_of_ranks(const ResolvedRun& run, LocalRanks ranks, Holding ho
 
 namespace {
 
-const char* what_is_held(Holding holding) {
-  return holding.what == Holding::What::Training ? "parameters, gradients, optimizer state and activations"
-                                                 : "the weights";
+const char* what_is_held(const ResolvedRun& run, Holding holding) {
+  return holding.what == Holding::What::Weights ? "the weights"
+         : run.teacher ? "parameters, gradients, optimizer state, activations and the weights of distill.teacher"
+                       : "parameters, gradients, optimizer state and activations";
 }
 
 std::string and_besides(const Besides& besides) {
@@ -139,10 +140,10 @@ void check_memory(const ResolvedRun& run, LocalRanks ranks, Holding holding, con
             "fewer --num-layers, a smaller --hidden-size, --vocab-size, --seq-length or --micro-batch-size, or ranks "
             "on more machines; ",
             kPlanShows));
-  throw ConfigError(rule_got_fix(concat("This machine's memory must hold ", what_is_held(holding), and_besides(besides),
-                                        " of its ", ranks.count > 1 ? concat(ranks.count, " ranks.") : "rank."),
-                                 concat(bytes_text(bytes), ", and ", machine.limit, ": ", bytes_text(machine.bytes)),
-                                 fix));
+  throw ConfigError(
+      rule_got_fix(concat("This machine's memory must hold ", what_is_held(run, holding), and_besides(besides),
+                          " of its ", ranks.count > 1 ? concat(ranks.count, " ranks.") : "rank."),
+                   concat(bytes_text(bytes), ", and ", machine.limit, ": ", bytes_text(machine.bytes)), fix));
 }
 
 void check_gpu_memory(const ResolvedRun& run, int rank, Holding holding, const GpuMemory& gpu, const Besides& besides) {
@@ -166,7 +167,7 @@ void check_gpu_memory(const ResolvedRun& run, int rank, Holding holding, const G
                       "or ranks on more GPUs; ",
                       kPlanShows));
   const std::string message = rule_got_fix(
-      concat("A GPU's memory must hold ", what_is_held(holding), and_besides(besides), " of its rank."),
+      concat("A GPU's memory must hold ", what_is_held(run, holding), and_besides(besides), " of its rank."),
       concat(bytes_text(bytes), ", and free are ", bytes_text(gpu.free), " of ", bytes_text(gpu.total)), fix);
   if (bytes > gpu.total) throw ConfigError(message);
   throw std::runtime_error(message);

@@ -164,20 +164,17 @@ struct Distillation {
 
 }  // namespace
 
-plan::Besides teacher_memory(const plan::ResolvedRun& run) {
-  if (run.config.distill.teacher.empty()) return {};
-  const plan::ModelShape teacher = families::shape_of(interchange::model_config_of(run.config.distill.teacher));
-  const int pp = run.config.parallel.pp;
-  std::int64_t bytes = 0;  // of one pipeline's ranks
-  for (int pp_rank = 0; pp_rank < pp; ++pp_rank) bytes += plan::teacher_bytes(run, teacher, pp_rank);
-  return {.bytes = bytes * (run.grid.world_size() / pp), .what = "the weights of distill.teacher"};
+std::optional<plan::TeacherNetwork> teacher_of(const config::RunConfig& config) {
+  if (config.distill.teacher.empty()) return std::nullopt;
+  const config::ModelConfig network = interchange::model_config_of(config.distill.teacher);
+  return plan::TeacherNetwork{network, families::shape_of(network)};
 }
 
 void check_teacher(const plan::ResolvedRun& run) {
   const std::string& folder = run.config.distill.teacher;
   if (folder.empty()) return;
   const plan::ResolvedRun teacher = plan_teacher(run);
-  plan::check_teacher_network(run, teacher.config.model, families::shape_of(teacher.config.model));
+  plan::check_teacher_network(run, {teacher.config.model, families::shape_of(teacher.config.model)});
   checkpoint::compare_weights(*interchange::open_weights(folder), teacher.shape, /*strict=*/true);
 }
 

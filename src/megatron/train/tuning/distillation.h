@@ -1,5 +1,7 @@
 #pragma once
-#include "megatron/plan/cost/memory_fit.h"
+#include <optional>
+
+#include "megatron/plan/rules.h"
 #include "megatron/train/engine.h"
 
 // Distillation (Hinton et al. 2015): a student learns the probabilities that a teacher gives each token, besides the
@@ -16,9 +18,9 @@ namespace megatron::train {
 /// over the world. Throws ConfigError on every rank where the teacher does not fit.
 ForwardStep distillation_step(const plan::ResolvedRun& run, Engine& engine);
 
-/// What the teacher of a run adds to the memory of its ranks: its weights, and in a pipeline the inputs of its last
-/// stage. Nothing without one. Reads its sizes; throws ConfigError where they are not there.
-plan::Besides teacher_memory(const plan::ResolvedRun& run);
+/// The model that distill.teacher names, of any format; nothing where it names none. Reads its sizes; throws
+/// ConfigError where they are not there.
+std::optional<plan::TeacherNetwork> teacher_of(const config::RunConfig& config);
 
 /// Throws ConfigError where the teacher is not there, or not a model of the student's tokens. Reads no weights.
 void check_teacher(const plan::ResolvedRun& run);

@@ -61,8 +61,8 @@ class MemoryOptions {
     for (std::string word; stream >> word;) list.push_back(word);
     const bool grows = std::ranges::find(list, "--world-size") != list.end();
     config::parse_words(config::fields_of(config), list, "");
-    const auto changed =
-        resolve_if_allowed(std::move(config), {.launched_world_size = grows ? 0 : run_.grid.world_size()});
+    const auto changed = resolve_if_allowed(
+        std::move(config), {.launched_world_size = grows ? 0 : run_.grid.world_size(), .teacher = run_.teacher});
     if (!changed || changed->config.train.global_batch_size != run_.config.train.global_batch_size) return std::nullopt;
     return room_.held(*changed);
   }
@@ -167,7 +167,8 @@ std::string planned_text(const MemoryPlan& memory) {
   for (const auto& [name, bytes] :
        {std::pair{"parameters", memory.parameters}, std::pair{"gradients", memory.gradients},
         std::pair{"optimizer state", memory.optimizer_state}, std::pair{"packed weights", memory.packed_weights},
-        std::pair{"activations", memory.activations}, std::pair{"logits", memory.logits}})
+        std::pair{"activations", memory.activations}, std::pair{"logits", memory.logits},
+        std::pair{"teacher", memory.teacher}})
     if (bytes > 0) parts += concat(parts.empty() ? "" : ", ", name, " ", size_text(bytes));
   return concat(size_text(memory.total()), " (", parts, ")");
 }

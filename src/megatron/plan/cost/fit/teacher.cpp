@@ -27,7 +27,8 @@ ModelShape padded_teacher(const ResolvedRun& student, ModelShape teacher) {
   return teacher;
 }
 
-void check_teacher_network(const ResolvedRun& student, const config::ModelConfig& network, const ModelShape& teacher) {
+void check_teacher_network(const ResolvedRun& student, const TeacherNetwork& known) {
+  const auto& [network, teacher] = known;
   const auto need = [](bool holds, const std::string& rule, const std::string& got, const std::string& fix) {
     if (!holds) throw ConfigError(rule_got_fix(rule, got, fix));
   };
@@ -54,9 +55,10 @@ void check_teacher_network(const ResolvedRun& student, const config::ModelConfig
   }
 }
 
-std::int64_t teacher_bytes(const ResolvedRun& student, const ModelShape& teacher, int pp_rank) {
+std::int64_t teacher_bytes(const ResolvedRun& student, int pp_rank) {
+  if (!student.teacher) return 0;
   const config::ParallelConfig& parallel = student.config.parallel;
-  const ModelShape shape = padded_teacher(student, teacher);
+  const ModelShape shape = padded_teacher(student, student.teacher->shape);
   const std::vector<StageSpec> parts =
       parts_of_rank(teacher_parts(student, shape.num_layers), student.placement, pp_rank);
   std::int64_t numbers = buffer_layout(model_parameters(shape, parallel.tp, 0, parts), 0).size;

@@ -14,12 +14,12 @@ std::vector<StageSpec> teacher_parts(const ResolvedRun& student, std::int64_t la
 /// Its sizes, with the rows that pad the vocabulary as the student's do. `teacher`: those that its folder describes.
 ModelShape padded_teacher(const ResolvedRun& student, ModelShape teacher);
 
-/// Throws ConfigError where a model of this network, whose sizes are those of its folder, cannot teach `student`.
-void check_teacher_network(const ResolvedRun& student, const config::ModelConfig& network, const ModelShape& teacher);
+/// Throws ConfigError where such a model cannot teach `student`.
+void check_teacher_network(const ResolvedRun& student, const TeacherNetwork& teacher);
 
-/// Bytes that a rank of `student` at `pp_rank` holds of `teacher`, whose sizes are those of its folder: its slices of
-/// its stages' weights and, where it holds the last stage of a pipeline, what goes into that stage of all microbatches
-/// of a step. For a teacher that check_teacher_network() has let through.
-std::int64_t teacher_bytes(const ResolvedRun& student, const ModelShape& teacher, int pp_rank);
+/// Bytes that a rank of `student` at `pp_rank` holds of its teacher: its slices of the teacher's stages and, where it
+/// holds the last stage of a pipeline, what goes into that stage of all microbatches of a step. 0 where the run has no
+/// teacher, or one that is not known. memory_plan() asks this, and so all who count what a rank holds.
+std::int64_t teacher_bytes(const ResolvedRun& student, int pp_rank);
 
 }  // namespace megatron::plan
