@@ -220,6 +220,9 @@ class Worker {
     return data + i / (end_ - begin_) * sums.second + i % (end_ - begin_) * kPanelLines;
   }
 
+  /// The panel of rows from `row` on times the chunk, of operands that are not split: added to `sums`, which begin at
+  /// `data`, in c itself where `in_c`. A part of the depth at a time goes through all panels of the group's columns,
+  /// while the rows' share of it, 16 KB, stays in the first cache.
   void whole_rows_of_chunk(std::size_t row, float* data, const Sums& sums, bool in_c) {
     const std::size_t end = cut_.part_before(chunk_ + 1);
     const bool reads_c = p_.accumulate || chunk_ > 0, last_chunk = chunk_ + 1 == cut_.chunks;
