@@ -282,6 +282,30 @@ TEST_F(AttentionTest, SumsGradientsOverPiecesOfKeysAndHeads) {
   });
 }
 
+/// A causal window over `seen` keys.
+AttentionOptions window_of(const Shape& shape, std::int64_t seen) {
+  AttentionOptions options;
+  options.first_key = first_keys_of_windows(shape.batch, shape.queries, seen);
+  return options;
+}
+
+// Parts of neighbouring keys: queries whose window lies in one, is shared by two, and, with heads enough that all keys
+// of one are a piece, by parts of one thread.
+TEST_F(AttentionTest, SumsGradientsOverPiecesOfKeysInWindows) {
+  on_each([] {
+    for (const Shape& shape : {Shape{1100, 1100, 1, 1, 16}, Shape{1100, 1100, 1, 16, 8}, Shape{600, 600, 2, 4, 32, 1}})
+      for (const std::int64_t seen : {100, 257}) {
+        AttentionOptions options = window_of(shape, seen);
+        expect_matches_reference(shape, options);
+        expect_matches_reference(shape, options, at::kBFloat16, 2e-2);
+        options.first_key.narrow(1, 300, 40).fill_(shape.keys);  // these see nothing
+        options.dropout = {.p = 0.2, .key = 5, .sample_ids = at::arange(shape.batch) + 3};
+        expect_matches_reference(shape, options);
+        expect_matches_reference(shape, options, at::kBFloat16, 2e-2);
+      }
+  });
+}
+
 TEST_F(AttentionTest, SharesKeysAndValuesWithinGroups) {
   on_each([] {
     AttentionOptions dropout;
@@ -355,6 +379,18 @@ TEST_F(AttentionOnTiles, SharesKeysAndValuesDropsAndKeepsDocumentsApart) {
   });
 }
 
+TEST_F(AttentionOnTiles, SeesWindowsOverPiecesOfKeys) {
+  on_each([] {
+    for (const Shape& shape : {Shape{700, 700, 1, 1, 16}, Shape{530, 530, 2, 4, 20, 1}})
+      for (const std::int64_t seen : {33, 200}) {
+        AttentionOptions options = window_of(shape, seen);
+        expect_matches_reference(shape, options, at::kBFloat16, kOnTiles);
+        options.first_key.narrow(1, 300, 40).fill_(shape.keys);  // these see nothing
+        expect_matches_reference(shape, options, at::kBFloat16, kOnTiles);
+      }
+  });
+}
+
 TEST_F(AttentionTest, StaysExactForLargeScores) {
   on_each([] {
     const at::Tensor q = at::randn({300, 1, 1, 16}) * 100, k = at::randn({300, 1, 1, 16}) * 100,
@@ -377,17 +413,29 @@ TEST_F(AttentionTest, LetsNanThrough) {
 
 TEST_F(AttentionTest, GivesTheSameBitsOnAnyNumberOfThreads) {
   on_each([] {
-    for (const Shape& shape : {Shape{300, 300, 1, 5, 64}, Shape{200, 200, 1, 9, 64, 3}, Shape{2, 2000, 1, 9, 64, 3},
-                               Shape{900, 900, 1, 1, 16}, Shape{400, 800, 1, 4, 16, 1}}) {
-      const Heads c = heads_of(shape, at::kFloat, true);
-      const at::Tensor dout = at::randn({shape.queries, shape.batch, shape.heads, shape.size});
+    struct Case {
+      Shape shape;
+      std::int64_t seen = 0;  ///< of a window
+      at::ScalarType dtype = at::kFloat;
+    };
+    for (const auto& [shape, seen, dtype] : std::vector<Case>{{{300, 300, 1, 5, 64}},
+                                                              {{200, 200, 1, 9, 64, 3}},
+                                                              {{2, 2000, 1, 9, 64, 3}},
+                                                              {{900, 900, 1, 1, 16}},
+                                                              {{400, 800, 1, 4, 16, 1}},
+                                                              {{900, 900, 1, 2, 16}, 150},
+                                                              {{900, 900, 1, 2, 16}, 150, at::kBFloat16}}) {
+      const AttentionOptions options = seen > 0 ? window_of(shape, seen) : AttentionOptions();
+      const Heads c = heads_of(shape, dtype, true);
+      const at::Tensor dout = at::randn({shape.queries, shape.batch, shape.heads, shape.size}).to(dtype);
       AttentionOutput out[2];
       std::vector<Heads> grads;
       for (const int threads : {1, 2}) {
         configure_thread(threads);
-        out[threads - 1] = attention(c.q, c.k, c.v, {});
-        grads.push_back(heads_of(shape, at::kFloat, false));
-        attention_backward(dout, c.q, c.k, c.v, out[threads - 1], {}, grads.back().q, grads.back().k, grads.back().v);
+        out[threads - 1] = attention(c.q, c.k, c.v, options);
+        grads.push_back(heads_of(shape, dtype, false));
+        attention_backward(dout, c.q, c.k, c.v, out[threads - 1], options, grads.back().q, grads.back().k,
+                           grads.back().v);
       }
       configure_thread(1);
       EXPECT_TRUE(out[0].out.equal(out[1].out) && out[0].logsumexp.equal(out[1].logsumexp));

@@ -54,6 +54,24 @@ TEST(BackwardPieces, AreEnoughForEightThreadsWhereTheShapeAllowsIt) {
                 8u);
 }
 
+// Queries that see few keys read those of one part, but for those at a border.
+TEST(BackwardPieces, HaveFewBordersWhereQueriesSeeFewKeys) {
+  for (const std::size_t groups : {1, 4, 40}) {
+    AttentionProblem p = problem(1, groups, 1, 8192);
+    std::vector<std::int32_t> first_key(p.queries);
+    for (std::size_t query = 1024; query < p.queries; ++query)
+      first_key[query] = static_cast<std::int32_t>(query - 1023);
+    p.first_key = first_key.data();
+    p.causal = true;
+    EXPECT_EQ(most_keys_seen(p), 1024u);
+    const BackwardPieces pieces = backward_pieces(p, 1024, 256);
+    EXPECT_EQ(pieces.part, groups == 1 ? 512u : groups == 4 ? 2048u : 4096u);
+    EXPECT_EQ(pieces.parts(p), groups == 40 ? 2u : pieces.lanes);
+    first_key.back() = 0;  // one sees all
+    EXPECT_EQ(backward_pieces(p, 1024, 256).part, groups == 1 ? 256u : 1024u);
+  }
+}
+
 // Under a causal mask part i of n is seen by the share (n - i - 1/2) / n of the queries.
 TEST(BackwardPieces, GiveLanesEqualWorkUnderACausalMask) {
   const AttentionProblem p = problem(1, 1, 1, 16384);

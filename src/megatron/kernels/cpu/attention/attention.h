@@ -81,6 +81,21 @@ struct AttentionProblem {
   std::size_t row_of(const Head& head) const { return (head.b * heads() + number_of(head)) * queries; }
 };
 
+/// Keys in [begin, end) are seen by at least one, those of a row by its query; positions of keys.
+struct KeyRange {
+  std::size_t begin, end;
+};
+
+/// Those that query `query` of sample `b` sees.
+inline KeyRange visible(const AttentionProblem& p, std::size_t b, std::size_t query) {
+  const std::size_t keys =
+      p.key_lengths == nullptr ? p.keys : std::min(p.keys, static_cast<std::size_t>(std::max(p.key_lengths[b], 0)));
+  const std::size_t last = query + p.keys + 1 + p.ahead;  // one past, shifted by `queries` to stay unsigned
+  const std::size_t end = !p.causal ? keys : last > p.queries ? std::min(keys, last - p.queries) : 0;
+  const std::int32_t first = p.first_key != nullptr ? std::max(p.first_key[b * p.queries + query], 0) : 0;
+  return {std::min(static_cast<std::size_t>(first), end), end};
+}
+
 /// The running softmax of one query (Milakov & Gimelshein 2018): largest score so far and the sum of exp relative to
 /// it.
 struct Running {

@@ -12,11 +12,14 @@ HWY_BEFORE_NAMESPACE();
 namespace megatron::kernels::cpu::HWY_NAMESPACE {
 namespace {
 
+constexpr std::size_t kRowsAtOnce = kQueryBlock / 4;  // that are asked for with a block of keys
+
 /// The scratch of one thread, cut up.
 struct Workspace {
   std::size_t stride;                         // of a packed row of d elements
   float *keys_t, *values_t, *keys, *dk, *dv;  // of a part of the keys
   float *scores, *dscores, *queries, *dout;   // of a block of queries
+  float* dq;                                  // of one that sees no key of another part
   float* end;
 
   Workspace(const AttentionProblem& p, std::size_t part, float* at) : stride(round_up(p.size, 16)) {
@@ -28,7 +31,7 @@ struct Workspace {
     for (float** panels : {&keys_t, &values_t}) *panels = take(round_up(part, kPanel) * p.size);
     for (float** rows : {&keys, &dk, &dv}) *rows = take(part * stride);
     for (float** block : {&scores, &dscores}) *block = take(kQueryBlock * kScoreStride);
-    for (float** rows : {&queries, &dout}) *rows = take(kQueryBlock * stride);
+    for (float** rows : {&queries, &dout, &dq}) *rows = take(kQueryBlock * stride);
     end = at;
   }
 };
@@ -75,11 +78,20 @@ void part_gradient(const AttentionGradient& asked, const Head& head, const Part&
     read_rows(p.type, p.q.at(q0, head), p.q.position, rows, p.size, part.w.queries, part.w.stride);
     read_rows(p.type, asked.dout.at(q0, head), asked.dout.position, rows, p.size, part.w.dout, part.w.stride);
     std::uint8_t& touched = dq.touched_at(member, block);
+    const bool complete = part.keys.begin <= all.begin && all.end <= part.keys.end;
+    float* const sums = complete ? part.w.dq : dq.rows(member, block);
+    RowsAhead next{q0 + rows, std::min(q0 + rows + kQueryBlock, p.queries)};
+    RowsAhead written{q0, complete ? q0 + rows : q0};
     for (std::size_t k0 = begin; k0 < end; k0 += kKeyBlock) {
-      block_gradient(p, head, q0, rows, part, k0, std::min(kKeyBlock, end - k0), logsumexp, delta,
-                     dq.rows(member, block), touched == 0);
-      touched = 1;
+      block_gradient(p, head, q0, rows, part, k0, std::min(kKeyBlock, end - k0), logsumexp, delta, sums,
+                     touched == QueryGradients::kNothing);
+      touched = QueryGradients::kSummed;
+      next.ask(kRowsAtOnce, p, head, p.q, asked.dout);
+      written.ask(kRowsAtOnce, p, head, asked.dq);
     }
+    if (!complete) continue;
+    write_rows(p.type, sums, dq.stride, rows, p.size, asked.dq.at(q0, head), asked.dq.position);
+    touched = QueryGradients::kWritten;
   }
 }
 
@@ -140,7 +152,9 @@ void sum_queries(const AttentionGradient& asked, const Head& head, std::size_t m
   const std::size_t q0 = block * lanes->block, rows = std::min(lanes->block, p.queries - q0), stride = lanes->stride;
   float* sum = nullptr;
   for (std::size_t lane = 0; lane < count; ++lane) {
-    if (lanes[lane].touched_at(member, block) == 0) continue;
+    const std::uint8_t state = lanes[lane].touched_at(member, block);
+    if (state == QueryGradients::kWritten) return;
+    if (state == QueryGradients::kNothing) continue;
     float* const part = lanes[lane].rows(member, block);
     if (sum == nullptr) {
       sum = part;

@@ -32,7 +32,9 @@ void forward(const AttentionProblem& p, const Head& head, std::size_t block, con
   const KeyRange all = visible_of_block(p, head.b, q0, q1);
   read_rows(p.type, p.q.at(q0, head), p.q.position, rows, p.size, queries, stride);
   if (all.begin >= all.end) std::fill(sum, sum + rows * stride, 0.0f);
+  RowsAhead written{q0, q1};
   for (std::size_t k0 = all.begin; k0 < all.end; k0 += kKeyBlock) {
+    written.ask(kQueryBlock / 4, p, head, out);
     const std::size_t count = std::min(kKeyBlock, all.end - k0);
     const SeenBlock seen(p, head.b, q0, rows, k0, count);
     seen.score({queries, stride, 1}, packed + k0 * p.size, p.size, scores);

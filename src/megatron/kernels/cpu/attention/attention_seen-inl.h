@@ -1,4 +1,5 @@
-// Which keys a query sees, and the products of a block of queries and keys, which leave out what none of them sees.
+// Which keys a query sees, the products of a block of queries and keys, which leave out what none of them sees, and
+// what is asked for while they are computed.
 #if defined(MEGATRON_KERNELS_CPU_ATTENTION_SEEN_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef MEGATRON_KERNELS_CPU_ATTENTION_SEEN_INL_H_
 #undef MEGATRON_KERNELS_CPU_ATTENTION_SEEN_INL_H_
@@ -19,20 +20,6 @@ namespace megatron::kernels::cpu::HWY_NAMESPACE {
 constexpr std::size_t kKeyBlock = 256, kScoreStride = kKeyBlock + 16;
 
 inline std::size_t round_up(std::size_t n, std::size_t to) { return (n + to - 1) / to * to; }
-
-/// Keys in [begin, end) are seen by at least one, those of `row` by that query; positions of keys.
-struct KeyRange {
-  std::size_t begin, end;
-};
-
-inline KeyRange visible(const AttentionProblem& p, std::size_t b, std::size_t query) {
-  const std::size_t keys =
-      p.key_lengths == nullptr ? p.keys : std::min(p.keys, static_cast<std::size_t>(std::max(p.key_lengths[b], 0)));
-  const std::size_t last = query + p.keys + 1 + p.ahead;  // one past, shifted by `queries` to stay unsigned
-  const std::size_t end = !p.causal ? keys : last > p.queries ? std::min(keys, last - p.queries) : 0;
-  const std::int32_t first = p.first_key != nullptr ? std::max(p.first_key[b * p.queries + query], 0) : 0;
-  return {std::min(static_cast<std::size_t>(first), end), end};
-}
 
 /// Those of `range` among keys [k0, k0 + count), counted from k0.
 inline KeyRange within(KeyRange range, std::size_t k0, std::size_t count) {
@@ -62,6 +49,19 @@ inline KeyRange visible_of_block(const AttentionProblem& p, std::size_t b, std::
   return {all.begin / panel * panel, all.end};
 }
 
+/// Rows [next, end) of a head that are read or written when the products that come first are done. Asked for some at a
+/// time, between those products, they are there by then: what is done for each token, however few keys it sees, does
+/// not wait for memory.
+struct RowsAhead {
+  std::size_t next, end;
+
+  template <class... Tensors>
+  void ask(std::size_t count, const AttentionProblem& p, const Head& head, const Tensors&... tensors) {
+    const std::size_t bytes = p.size * element_size(p.type);
+    for (; count > 0 && next < end; --count, ++next) (ask_for_later(tensors.at(next, head), bytes), ...);
+  }
+};
+
 /// What the queries of a block see of keys [k0, k0 + count). Where a window, a document or the causal mask ends within
 /// the block, the products take of each tile of their rows what it sees: the weights of the rest are zero.
 class SeenBlock {
@@ -78,10 +78,17 @@ class SeenBlock {
 
   /// scores [rows, keys] = left [rows, size] times `panels` of the block's keys, of kPanel each.
   void score(const Left& left, const float* panels, std::size_t size, float* scores) const {
-    const std::size_t step = whole_ ? kPanel : kPanel / 2;
-    for (std::size_t j = 0; j < count_; j += step) {
-      const std::size_t keys = std::min(step, round_up(count_ - j, 16));
-      const Rows see = rows_that_see(j, j + keys);
+    std::size_t keys = 0;
+    for (std::size_t j = 0; j < count_; j += keys) {
+      keys = std::min(j % kPanel != 0 ? kPanel / 2 : kPanel, round_up(count_ - j, 16));
+      Rows see = rows_that_see(j, j + keys);
+      if (!whole_ && keys > kPanel / 2 && see.size() != rows_) {  // halves of it have fewer rows, maybe
+        const Rows half = rows_that_see(j, j + kPanel / 2);
+        if (half.size() < see.size() || rows_that_see(j + kPanel / 2, j + keys).size() < see.size()) {
+          keys = kPanel / 2;
+          see = half;
+        }
+      }
       product({left.data + see.begin * left.row_stride, left.row_stride, left.k_stride},
               panels + j / kPanel * kPanel * size + j % kPanel, kPanel, scores + see.begin * kScoreStride + j,
               kScoreStride, see.end - see.begin, size, keys, false);
@@ -114,6 +121,7 @@ class SeenBlock {
  private:
   struct Rows {
     std::size_t begin, end;
+    std::size_t size() const { return end - begin; }
   };
 
   /// From the first row that sees one of keys [begin, end) to the last, in whole tiles.

@@ -34,7 +34,10 @@ void forward_rows(const AttentionProblem& p, Tiles& tiles, const Head& head, std
   pack_panels(positions_of(p.q, head, q0), rows, p.size, TileSide::Left, space.queries, 0);
   const KeyRange all = visible_of_block(p, head.b, q0, q0 + rows, kPanelLines);
   if (all.begin >= all.end) std::fill(space.sum, space.sum + rows * stride, 0.0f);
+  RowsAhead next{q0 + rows, std::min(q0 + rows + kPanelLines, p.queries)}, written{q0, q0 + rows};
   for (std::size_t k0 = all.begin; k0 < all.end; k0 += kKeyBlock) {
+    next.ask(kPanelLines / 4, p, head, p.q);
+    written.ask(kPanelLines / 4, p, head, out);
     const std::size_t keys = std::min(kKeyBlock, all.end - k0), first = k0 / kPieceDepth;
     for (std::size_t j = 0; j < panels_of(keys); ++j) {
       multiply_tiles(tiles, packed_panel(space.queries), packed + (first + j) * panel, count.features,

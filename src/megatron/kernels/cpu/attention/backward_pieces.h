@@ -46,10 +46,24 @@ struct BackwardPieces {
   }
 };
 
+/// The most keys that a query sees; all of them where it takes no look at each query to know.
+inline std::size_t most_keys_seen(const AttentionProblem& p) {
+  if (p.first_key == nullptr) return p.keys;
+  std::size_t most = 0;
+  for (std::size_t b = 0; b < p.batch; ++b)
+    for (std::size_t query = 0; query < p.queries; ++query) {
+      const KeyRange seen = visible(p, b, query);
+      most = std::max(most, seen.end - seen.begin);
+    }
+  return most;
+}
+
 /// At least 8 pieces where the shape allows it: more of few heads than of many, whose own gradients take memory.
-/// `part`: keys of one, unless there are to be more of them.
+/// `part`: keys of one, unless there are to be more of them. Where queries see few of the keys (a window, short
+/// documents), a lane has neighbours, in one part where that is not much longer than what a query sees: so fewer
+/// queries are seen by two parts, which both read them and leave gradients of theirs.
 inline BackwardPieces backward_pieces(const AttentionProblem& p, std::size_t part, std::size_t least_part) {
-  constexpr std::size_t kEnough = 16;
+  constexpr std::size_t kEnough = 16, kSeenInPart = 4;
   const auto more = [](std::size_t pieces, std::size_t most) {
     return std::clamp(kEnough / pieces, std::size_t{1}, std::max(most, std::size_t{1}));
   };
@@ -57,17 +71,25 @@ inline BackwardPieces backward_pieces(const AttentionProblem& p, std::size_t par
   pieces.subsets = more(p.batch * p.groups, p.sharing);
   if (p.bias == nullptr)  // a head's gradient of its biases is one sum
     pieces.lanes = more(p.batch * p.groups * pieces.subsets, (p.keys + least_part - 1) / least_part);
-  if (pieces.lanes > 1) {
-    const std::size_t each = (p.keys + 2 * pieces.lanes - 1) / (2 * pieces.lanes);
-    pieces.part = std::min(part, (each + least_part - 1) / least_part * least_part);
-  }
+  const auto at_most = [&](std::size_t most, std::size_t parts) {
+    const std::size_t each = (p.keys + parts - 1) / parts;
+    pieces.part = std::min(most, (each + least_part - 1) / least_part * least_part);
+  };
+  const std::size_t seen = most_keys_seen(p);
+  if (2 * seen <= p.keys)
+    at_most(std::max(part, (kSeenInPart * seen + least_part - 1) / least_part * least_part), pieces.lanes);
+  else if (pieces.lanes > 1)
+    at_most(part, 2 * pieces.lanes);
   return pieces;
 }
 
 /// Where pieces leave the gradients of the queries: float32 [members][queries][stride], in blocks of `block` queries.
 struct QueryGradients {
+  /// What became of a block of queries: nothing; a sum, here; it has been written to where dq belongs, by the one piece
+  /// and part that has all keys it sees.
+  enum State : std::uint8_t { kNothing, kSummed, kWritten };
   float* sums;
-  std::uint8_t* touched;               ///< [members][blocks]: 0 where nothing has been summed
+  std::uint8_t* touched;               ///< [members][blocks], a State each
   std::size_t stride, block, queries;  ///< queries: rounded up to blocks
 
   std::size_t blocks() const { return queries / block; }
@@ -107,7 +129,8 @@ std::size_t shared_gradient_floats(const AttentionProblem& problem);
 void attention_backward(const AttentionGradient& asked, const BackwardPiece& piece, const QueryGradients& dq,
                         float* shared, float* scratch);
 
-/// dq of a block of queries of a head, the `member`-th of a piece: the sum of what its `lanes` left.
+/// dq of a block of queries of a head, the `member`-th of a piece, unless it is written: the sum of what its `lanes`
+/// left.
 void sum_query_gradients(const AttentionGradient& asked, const Head& head, std::size_t member, std::size_t block,
                          std::span<const QueryGradients> lanes);
 /// dk and dv of a group: the sum of its subsets' parts, one after another at `shared`, which are overwritten.

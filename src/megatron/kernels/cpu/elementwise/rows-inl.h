@@ -28,6 +28,11 @@ HWY_INLINE void ask_for_row(const std::byte* row, std::size_t size) {
   for (std::size_t at = 0; at < size * sizeof(T); at += kLine) hwy::Prefetch(row + at);
 }
 constexpr std::size_t kRowsAhead = 16;
+/// The same for the second cache, by bytes: of a row that is read or written after the products that come first.
+HWY_INLINE void ask_for_later(const std::byte* row, std::size_t bytes) {
+  constexpr std::size_t kLine = 64;
+  for (std::size_t at = 0; at < bytes; at += kLine) __builtin_prefetch(row + at, 0, 2);
+}
 
 template <class T>
 void read_rows_of(const std::byte* from, std::ptrdiff_t position, std::size_t rows, std::size_t size, float* to,
@@ -58,6 +63,7 @@ void write_rows_of(const float* from, std::size_t stride, std::size_t rows, std:
                    std::ptrdiff_t position) {
   for (std::size_t r = 0; r < rows; ++r, from += stride, to += position) {
     T* row = reinterpret_cast<T*>(to);
+    if (r + kRowsAhead < rows) ask_for_row<T>(to + static_cast<std::ptrdiff_t>(kRowsAhead) * position, size);
     for_vectors(size, [=](std::size_t c, std::size_t lanes) HWY_ATTR { store(load(from + c, lanes), row + c, lanes); });
   }
 }
