@@ -35,6 +35,7 @@ std::vector<plan::ResolvedRun> resolve_all(const BenchPipelineOptions& options,
         if (name == info.name && info.min_chunks == info.max_chunks) config.parallel.vpp = info.min_chunks;
       config.log.trace = "measured.json";  // the first pipeline measures its steps; nothing is written here
       config.train.train_iters = options.warmup + options.steps;
+      config.distill = {};  // the steps that are measured have no teacher
     };
     config::RunConfig config = options.run;
     complete(config);

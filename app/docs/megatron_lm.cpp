@@ -98,6 +98,8 @@ a process supervises its rank, and starts it again as another.
   (`seq_aux_loss`; with `aux_loss` the same as theirs where a microbatch is one sequence), so that no result depends on
   the microbatch.
 - Context parallelism: `--cp-comm-type` changes no result here, and is one word for all layers.
+- `--fp8-param-gather` changes nothing: weights are gathered in `--train.dtype` and rounded to 8 bits where they are
+  used, there from the float32 master.
 - FP8: `--fp8-format` with `--fp8-recipe delayed`, `tensorwise` or `blockwise`. Delayed scales follow from the
   magnitudes of whole steps, there from those of microbatches; blocks of tokens are of one sequence, there of the
   microbatch's ([performance_guide.md](performance_guide.md#fp8)).

@@ -393,6 +393,11 @@ class Supervisor {
       facts.schedule_file = recipe::read_schedule_file(config.parallel.pp_schedule);
     } catch (const ConfigError&) {  // then no layout with a pipeline is allowed, as the job would say
     }
+    if (config.model.vocab_size < 1) return facts;  // a teacher has others
+    try {
+      facts.teacher = recipe::read_teacher(config.distill.teacher);
+    } catch (const ConfigError&) {  // then the job says what is wrong with it
+    }
     return facts;
   }
 

@@ -17,8 +17,8 @@
 namespace megatron::app {
 namespace {
 
-/// Of --layout; empty where it is given. Every rank finds the same: nothing but its words and the number of ranks
-/// decides.
+/// Of --layout; empty where it is given. Every rank finds the same where it sees the same files: words, the number of
+/// ranks, the tokenizer and the sizes of a teacher decide.
 run::ChooseLayout chooser_of(const TrainOptions& options) {
   if (options.layout == "given") {
     if (!options.hardware.empty() || !options.fit.empty())

@@ -72,6 +72,17 @@ TEST(BackwardPieces, HaveFewBordersWhereQueriesSeeFewKeys) {
   }
 }
 
+// What five arrays of a part take does not follow a wide window out of a cache.
+TEST(BackwardPieces, StayInACacheWhereAWindowDoesNot) {
+  AttentionProblem p = problem(1, 40, 1, 32768);
+  std::vector<std::int32_t> first_key(p.queries);
+  for (std::size_t query = 4096; query < p.queries; ++query) first_key[query] = static_cast<std::int32_t>(query - 4095);
+  p.first_key = first_key.data();
+  p.causal = true;
+  EXPECT_EQ(most_keys_seen(p), 4096u);
+  EXPECT_EQ(backward_pieces(p, 1024, 256).part, 1024u);
+}
+
 // Under a causal mask part i of n is seen by the share (n - i - 1/2) / n of the queries.
 TEST(BackwardPieces, GiveLanesEqualWorkUnderACausalMask) {
   const AttentionProblem p = problem(1, 1, 1, 16384);

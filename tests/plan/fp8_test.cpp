@@ -222,6 +222,11 @@ TEST(Fp8Rules, RefuseRanksWithPartsOfBlocks) {
        }},
       {"got:  640 tokens, cp 2\n  fix:  --seq-length 1024", [](RunConfig& c) { c.data.seq_length = 640; }}};
   for (const auto& [rule, change] : all) EXPECT_THAT(refusal_of(fits, change), HasSubstr(rule)) << rule;
+  const auto without_weight_gradients = [](RunConfig& c) {  // which alone sum over tokens
+    c.data.seq_length = 640;
+    c.fp8.wgrad = false;
+  };
+  EXPECT_EQ(refusal_of(fits, without_weight_gradients), "no error");
   fits.fp8.recipe = "tensorwise";
   for (const auto& [rule, change] : all) EXPECT_EQ(refusal_of(fits, change), "no error") << rule;
   fits.fp8.recipe = "blockwise";

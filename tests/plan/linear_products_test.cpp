@@ -173,6 +173,9 @@ TEST(Fp8Cost, OfBlocksIsThatOfTheirMagnitudesInEachProduct) {
   const Product few{1, 64, 128, 384};
   EXPECT_DOUBLE_EQ(linear.forward(few).products_s, few.flops() / 2e12);
   EXPECT_DOUBLE_EQ(linear.weight_gradient(few).products_s, few.flops() / 1e12) << "a part of a block of tokens is";
+  const Product halves{1, 384, 128, 384};  // 192 tokens of each of two sequences
+  EXPECT_DOUBLE_EQ(linear.forward(halves).products_s, halves.flops() / 2e12);
+  EXPECT_DOUBLE_EQ(linear.weight_gradient(halves).products_s, halves.flops() / 1e12);
 }
 
 TEST(Fp8Cost, IsLessThanThatOfBf16OnH100) {

@@ -104,6 +104,34 @@ TEST(Teacher, IsInWhatAllHoldWhoAsk) {
   }
 }
 
+// A fix that names the student's vocabulary alone would have the teacher read ids of another tokenizer.
+TEST(Teacher, OfOtherTokensIsRefusedWithAFixThatNamesItsTokenizer) {
+  config::RunConfig config = student(1, 1, 1);
+  config.model.vocab_size = 90;
+  try {
+    resolve(config, {.launched_world_size = 1, .teacher = teacher()});
+    ADD_FAILURE() << "has other tokens";
+  } catch (const ConfigError& error) {
+    EXPECT_NE(std::string(error.what()).find("fix:  the teacher's tokenizer, with --model.vocab_size 100"),
+              std::string::npos)
+        << error.what();
+  }
+}
+
+// Of 2 ranks with 2 stages each a teacher of 3 layers has none for the last.
+TEST(Teacher, HasALayerForEachStageOfAScheduleThatIsChosen) {
+  config::RunConfig config = student(1, 2, 1);
+  config.train.micro_batch_size = 1;
+  config.parallel.pp_schedule = "auto";
+  const std::size_t stages = resolve(config).parts.size();
+  TeacherNetwork few = teacher();
+  few.network.num_layers = 3;
+  few.shape.num_layers = 3;
+  few.shape.layers.resize(3);
+  EXPECT_EQ(stages, 4u);
+  EXPECT_EQ(resolve(config, {.teacher = few}).parts.size(), 2u);
+}
+
 TEST(Teacher, IsWithinTheLimitOfMemory) {
   config::RunConfig config = student(1, 1, 1);
   const std::int64_t alone = largest(resolve(config)), with = largest(taught(config));
@@ -115,7 +143,7 @@ TEST(Teacher, IsWithinTheLimitOfMemory) {
   } catch (const ConfigError& error) {
     EXPECT_NE(std::string(error.what()).find("train.memory_limit_gb must hold"), std::string::npos) << error.what();
   }
-  config.train.memory_limit_gb = static_cast<double>(with) / 1e9;
+  config.train.memory_limit_gb = static_cast<double>(with + 1) / 1e9;
   EXPECT_NO_THROW(taught(config));
   // Layers are recomputed until the teacher has room.
   config.train.recompute = "full";

@@ -22,7 +22,8 @@
 namespace megatron::parallel {
 
 /// What numbers are multiplied by before they are rounded, a power of two: two float32 scalars, `scale` on the CPU or
-/// where the numbers are, `inverse` where they are. Of blocks (fp8/blocks.h) two tensors that numbers are broadcast to.
+/// where the numbers are, `inverse` where they are. Of blocks (fp8/blocks.h) two tensors that are broadcast to
+/// the numbers.
 struct Fp8Scale {
   at::Tensor scale, inverse;
 };
@@ -48,7 +49,7 @@ class Fp8Scaling {
   Fp8Scaling(const plan::Fp8Recipe& recipe, const std::vector<std::string>& layers, at::Device device);
 
   const plan::Fp8Recipe& recipe() const { return recipe_; }
-  bool keeps_magnitudes() const { return !recipe_.in_blocks(); }  ///< else none of what follows is called
+  bool keeps_magnitudes() const { return !recipe_.in_blocks(); }  ///< else nothing is seen or updated
   std::int64_t layers() const { return std::ssize(numbers_); }
   const std::string& first_layer() const { return first_layer_; }              ///< the name of number 0; "": none
   std::int64_t number_of(const std::string& layer) const;                      ///< throws std::out_of_range naming it

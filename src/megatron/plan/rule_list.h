@@ -136,7 +136,7 @@ void check_model(const config::ModelConfig& model, Rules& rules);
 void check_tuning(const config::RunConfig& config, Rules& rules);
 /// The rules of training in 8 bits, and what that excludes.
 void check_fp8(const config::RunConfig& config, Rules& rules);
-/// Those of scales of blocks, of a model that keeps the other rules: no rank may have a part of a block.
+/// The rules of fp8.recipe blockwise, of a model that keeps the other rules: no rank may have a part of a block.
 void check_fp8_blocks(const config::RunConfig& config, const ModelShape& shape, Rules& rules);
 /// The rules of the model's experts, and of how the `shares` ranks with other tokens (dp x cp) share them.
 void check_experts(const config::ModelConfig& model, Rules& rules);

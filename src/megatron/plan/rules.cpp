@@ -534,11 +534,9 @@ ResolvedRun resolve_as_given(config::RunConfig config, const Facts& facts) {
                   .train_samples = samples.total};
   const std::int64_t unit = run.config.train.micro_batch_size * grid.sample_shares();
   run.microbatches_per_step = run.config.train.global_batch_size / unit;
+  if (!run.config.distill.teacher.empty()) run.teacher = facts.teacher;
   resolve_schedule(run, facts.schedule_file);
-  if (facts.teacher && !run.config.distill.teacher.empty()) {
-    check_teacher_network(run, *facts.teacher);
-    run.teacher = facts.teacher;
-  }
+  if (run.teacher) check_teacher_network(run, *run.teacher);
   resolve_memory_limit(run);
   return run;
 }

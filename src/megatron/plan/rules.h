@@ -31,7 +31,7 @@ struct Facts {
   std::int64_t resumed_samples = 0;  ///< that it has trained on
   /// What the file says that parallel.pp_schedule names, where that is no schedule's name (recipe/resolve.h reads it).
   std::optional<std::string> schedule_file = {};
-  /// Of distill.teacher, where it is known (recipe/resolve.h reads it).
+  /// The model of distill.teacher, where it is known (recipe/resolve.h reads it).
   std::optional<TeacherNetwork> teacher = {};
   /// Of a job that has only some of the options, or calls them otherwise: its flags by the paths of the options; a
   /// section's name and '.' stands for all of the section. The fixes of errors name no other. Empty: it has all.

@@ -75,8 +75,8 @@ RunAndTokenizer resolve_with_tokenizer(const config::RunConfig& given, plan::Fac
                  if (!facts.teacher) facts.teacher = read_teacher(config.distill.teacher);
                },
                [&] {
-                 if (tokenizer.has_value() == config.data.tokenizer.empty())
-                   facts.teacher.reset();  // of unknown tokens
+                 const bool unreadable = !config.data.tokenizer.empty() && !tokenizer;
+                 if (unreadable) facts.teacher.reset();  // with whose tokens a teacher's are compared
                  facts.schedule_file = read_schedule_file(config.parallel.pp_schedule);
                  run = plan::resolve(config, facts);
                }});

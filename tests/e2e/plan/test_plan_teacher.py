@@ -44,7 +44,7 @@ class PlanTeacher(unittest.TestCase):
         limit = ["--train.memory_limit_gb", (total - 4 * NUMBERS // 2) / 1e9]
         self.plan(*limit)
         self.assertIn("train.memory_limit_gb must hold", self.plan("--distill.teacher", self.folder, *limit, code=2))
-        self.plan("--distill.teacher", self.folder, "--train.memory_limit_gb", total / 1e9)
+        self.plan("--distill.teacher", self.folder, "--train.memory_limit_gb", (total + 1) / 1e9)
         search = ["--search", "--global-batch-size", 4, "--world-size", 1, "--hardware", "dgx-h100", "--top", 1000,
                   "--fit"]
         found = json.loads(self.plan("--json", "--distill.teacher", self.folder, *search, "80GB"))

@@ -73,6 +73,7 @@ WRONG = {
         --trace {text}
         --launches --json
         --launches --cp 2 --world-size 2
+        --launches --sp --tp 2 --world-size 2 --num-experts 2 --moe-router-topk 2 --disable-bias-linear
         --unknown
         --seq-length 5000000
         --seq-length x""",

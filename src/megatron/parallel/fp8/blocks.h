@@ -17,7 +17,8 @@ enum class Fp8Tile : std::uint8_t { Features, Tokens, Square };
 struct Fp8Blocks {
   at::Tensor numbers;  ///< ATen's float8, x's shape
   /// float32, x's shape with ceil(size / 128) in place of the sizes that are cut into blocks: powers of two, 1/scale by
-  /// plan::fp8_scale() without a margin. NaN where a number of the block is not finite, so that products are too.
+  /// plan::fp8_scale() without a margin, 2^-126 of zeros. NaN where a number of the block is not finite, so that
+  /// products are not either.
   at::Tensor inverse;
 };
 

@@ -102,7 +102,7 @@ void check_fp8(const config::RunConfig& config, Rules& rules) {
 
 namespace {
 
-/// What the tensor-parallel ranks divide of `linear`, one after the other: of a gated unit's matrix each half.
+/// The features of `linear` that the tensor-parallel ranks divide; of a gated unit's matrix those of one half.
 std::int64_t divided_features(const Linear& linear) {
   if (linear.split == Linear::Split::Inputs) return linear.inputs;
   return linear.split == Linear::Split::Halves ? linear.outputs / 2 : linear.outputs;
@@ -125,7 +125,7 @@ void check_fp8_blocks(const config::RunConfig& config, const ModelShape& shape, 
       "fp8.recipe blockwise scales blocks of 128 features: of what parallel.tp divides, each rank must have a "
       "multiple of 128.",
       cut.empty() ? "" : cut.front(), "--fp8-recipe tensorwise");
-  if (parallel.cp <= 1) return;
+  if (parallel.cp <= 1 || !recipe->weight_gradients) return;  // these alone sum over tokens
   const auto require_tokens = [&](const char* option, const char* flag, std::int64_t tokens) {
     const std::int64_t unit = 2 * parallel.cp * kFp8Block;
     rules.require(tokens % unit == 0,

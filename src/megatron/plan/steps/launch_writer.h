@@ -22,8 +22,9 @@ struct LaunchSizes {
       gradient_uses;  ///< how often one of a matrix is read or written: by a step's first microbatch once, then twice
 };
 
-/// Of the kernel of a norm's way back (kernels/phases/norms/norm_gradient.h), with which tests/train/launches_test.cpp
-/// compares them: the rows over which a block sums, and the most bytes of sums that it keeps.
+/// Sizes of the kernel that computes a norm's gradients (kernels/phases/norms/norm_gradient.h), with which
+/// tests/train/launches_test.cpp compares them: the rows over which a block sums, and the most bytes of sums that it
+/// keeps.
 inline constexpr std::int64_t kRowsOfSums = 16, kMostBytesOfSums = 78 * 1024;
 
 /// Adds launches in the host's order.
@@ -46,7 +47,7 @@ class LaunchWriter {
            std::vector<std::string> writes, double features) {
     add_bytes(call, name, std::move(reads), std::move(writes), features * size_.tokens * size_.element);
   }
-  /// Of the stream between the layers: of its tokens.
+  /// add() for the residual stream, of which a rank may have a share of the tokens.
   void add_to_stream(const std::string& call, const std::string& name, std::vector<std::string> reads,
                      std::vector<std::string> writes, double features) {
     add_bytes(call, name, std::move(reads), std::move(writes), features * size_.stream_tokens * size_.element);
@@ -72,7 +73,7 @@ class LaunchWriter {
   /// With parallel.sp all-gather of a buffer of the stream. -> the launch, and what has all tokens; -1 and the buffer
   /// itself where a rank has them.
   std::pair<int, std::string> gather(const std::string& buffer);
-  /// The same for the next launch, which waits for it.
+  /// gather(), for which the next launch waits. -> the buffer that has all tokens.
   std::string gathered(const std::string& buffer);
 
   LaunchPlan plan;

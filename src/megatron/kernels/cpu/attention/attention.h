@@ -81,12 +81,12 @@ struct AttentionProblem {
   std::size_t row_of(const Head& head) const { return (head.b * heads() + number_of(head)) * queries; }
 };
 
-/// Keys in [begin, end) are seen by at least one, those of a row by its query; positions of keys.
+/// Keys [begin, end), by position: those that a query sees, or the hull of those that several see.
 struct KeyRange {
   std::size_t begin, end;
 };
 
-/// Those that query `query` of sample `b` sees.
+/// The keys that query `query` of sample `b` sees.
 inline KeyRange visible(const AttentionProblem& p, std::size_t b, std::size_t query) {
   const std::size_t keys =
       p.key_lengths == nullptr ? p.keys : std::min(p.keys, static_cast<std::size_t>(std::max(p.key_lengths[b], 0)));

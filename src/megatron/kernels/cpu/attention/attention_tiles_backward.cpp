@@ -80,7 +80,7 @@ struct Batch {
   KeyRange seen[kBatch];
   float* dq;
   bool summed[kBatchBlocks];  // whether dq holds a sum already, of each block
-  RowsAhead next, written;    // queries of the next batch, and those whose dq is written behind this one
+  RowsAhead next, written;    // queries of the next batch; rows of dq that are written when this one is done, or none
 
   KeyRange of_rows(std::size_t first, std::size_t last, std::size_t keys) const {
     return union_of_rows(first, last, keys, [this](std::size_t i) { return seen[i]; });

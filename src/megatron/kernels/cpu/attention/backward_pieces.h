@@ -6,8 +6,8 @@
 
 #include "megatron/kernels/cpu/attention/attention.h"
 
-// The backward pass of attention as pieces of work. They follow from the problem's shape alone, so its sums are the
-// same on any number of threads.
+// The backward pass of attention as pieces of work. They follow from the problem's shape and from what its queries see,
+// of all samples together, and not from the threads: on any number of them its sums are the same.
 namespace megatron::kernels::cpu {
 
 /// Some of the heads that share a group's keys and values, and some of its keys. One thread computes what those heads
@@ -46,7 +46,7 @@ struct BackwardPieces {
   }
 };
 
-/// The most keys that a query sees; all of them where it takes no look at each query to know.
+/// The most keys that a query sees; p.keys, without looking, where no `first_key` narrows them.
 inline std::size_t most_keys_seen(const AttentionProblem& p) {
   if (p.first_key == nullptr) return p.keys;
   std::size_t most = 0;
@@ -76,7 +76,7 @@ inline BackwardPieces backward_pieces(const AttentionProblem& p, std::size_t par
     pieces.part = std::min(most, (each + least_part - 1) / least_part * least_part);
   };
   const std::size_t seen = most_keys_seen(p);
-  if (2 * seen <= p.keys)
+  if (2 * seen <= p.keys && seen <= part)  // else the part would not fit into a cache
     at_most(std::max(part, (kSeenInPart * seen + least_part - 1) / least_part * least_part), pieces.lanes);
   else if (pieces.lanes > 1)
     at_most(part, 2 * pieces.lanes);

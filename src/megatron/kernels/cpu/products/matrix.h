@@ -53,10 +53,12 @@ void product_block(const Product& product, const Epilogue& epilogue, float* scra
 /// c = or += float32 sums [rows, columns], `stride` floats from row to row, rounded to c's type.
 void write_sums(const float* sums, std::size_t stride, std::size_t rows, std::size_t columns, const MutableMatrix& c,
                 bool accumulate);
-/// The same for float32 c that is not read soon: whole vectors go around the caches, so that c is not read first where
-/// nothing is added to it.
+/// write_sums() for float32 c that is not read soon, before flush_streams(): whole vectors go around the caches, so
+/// that c is not read first where nothing is added to it.
 void stream_sums(const float* sums, std::size_t stride, std::size_t rows, std::size_t columns, const MutableMatrix& c,
                  bool accumulate);
+/// What the calling thread has written by stream_sums() is seen by other threads from now on.
+void flush_streams();
 
 /// The columns of few_rows_product() are best a multiple of it.
 inline constexpr std::size_t kFewRowsStep = 12;

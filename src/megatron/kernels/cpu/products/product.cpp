@@ -123,7 +123,6 @@ void stream(const float* sums, std::size_t stride, std::size_t rows, std::size_t
     }
     write(sums + whole, stride, 1, columns - whole, c.at(i, whole), accumulate);
   }
-  hwy::FlushStream();
 }
 
 void block(const Product& p, const Epilogue& epilogue, float* scratch) {
@@ -184,6 +183,7 @@ void stream_sums(const float* sums, std::size_t stride, std::size_t rows, std::s
                  bool accumulate) {
   HWY_DYNAMIC_DISPATCH(stream)(sums, stride, rows, columns, c, accumulate);
 }
+void flush_streams() { hwy::FlushStream(); }
 
 }  // namespace megatron::kernels::cpu
 #endif  // HWY_ONCE

@@ -107,6 +107,7 @@ class Worker {
         settle(kPanelLines);
       }
     }
+    if (streams()) flush_streams();
   }
 
  private:

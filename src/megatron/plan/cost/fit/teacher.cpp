@@ -35,10 +35,10 @@ void check_teacher_network(const ResolvedRun& student, const TeacherNetwork& kno
   const config::ModelTraits& traits = config::model_traits(network.architecture);
   need(traits.causal && !traits.encoder_decoder && network.head == "tokens",
        concat("distill.teacher must be a GPT with its output layer, not ", network.architecture, "."),
-       student.config.distill.teacher, "--distill.teacher FOLDER, a language model's");
+       student.config.distill.teacher, "a language model's folder: --distill.teacher FOLDER");
   need(teacher.vocab == student.shape.vocab, "distill.teacher must have the student's tokens.",
        concat(teacher.vocab, " tokens, the student ", student.shape.vocab),
-       concat("--model.vocab_size ", teacher.vocab, " and the teacher's tokenizer"));
+       concat("the teacher's tokenizer, with --model.vocab_size ", teacher.vocab));
   need(teacher.max_positions == 0 || teacher.max_positions >= student.config.data.seq_length,
        "distill.teacher must have the positions of data.seq_length.", concat(teacher.max_positions),
        concat("--data.seq_length ", teacher.max_positions));

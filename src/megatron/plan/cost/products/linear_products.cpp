@@ -20,6 +20,7 @@ LinearProducts::LinearProducts(const ResolvedRun& run, const Hardware& hardware,
       dtype_(run.config.train.dtype),
       element_(static_cast<double>(element_bytes_of(run.config).value)),
       gradient_(static_cast<double>(element_bytes_of(run.config).gradient)),
+      samples_(static_cast<double>(run.config.train.micro_batch_size)),
       first_microbatches_(1 / static_cast<double>(run.microbatches_per_step)),
       fp8_(in_8_bits ? fp8_recipe(run.config.fp8) : std::nullopt),
       has_units_(fp8_ && hardware.compute.fp8_tflops > 0 && dtype_ != "fp64") {
@@ -102,7 +103,8 @@ LinearCost LinearProducts::weight_gradient(const Product& product) const {
   const auto& [count, m, n, k] = product;
   const Product own{count, n, k, m};
   if (!fp8_ || !fp8_->weight_gradients) return {.products_s = product_s(hardware_, dtype_, own)};
-  const bool units = on_units(product) && on_units(own);
+  const bool whole_blocks = !fp8_->in_blocks() || divides(static_cast<double>(kFp8Block) * samples_, m);  // of each
+  const bool units = on_units(product) && on_units(own) && whole_blocks;
   LinearCost cost = units ? multiplied(own, kWide) : LinearCost{.products_s = product_s(hardware_, dtype_, own)};
   add_rounding(cost, count * m * n, units, true);
   add_rounding(cost, count * m * k, units, true);

@@ -55,6 +55,7 @@ class LinearProducts {
   const Hardware& hardware_;
   std::string dtype_;
   double element_, gradient_;  ///< bytes of a number, and of one of a gradient
+  double samples_;             ///< of a microbatch
   double first_microbatches_;  ///< the share of a step's that write gradients; the others add to them
   std::optional<Fp8Recipe> fp8_;
   bool has_units_ = false;  ///< for fp8_
