@@ -127,7 +127,6 @@ TEST(Teacher, HasALayerForEachStageOfAScheduleThatIsChosen) {
   TeacherNetwork few = teacher();
   few.network.num_layers = 3;
   few.shape.num_layers = 3;
-  few.shape.layers.resize(3);
   EXPECT_EQ(stages, 4u);
   EXPECT_EQ(resolve(config, {.teacher = few}).parts.size(), 2u);
 }
