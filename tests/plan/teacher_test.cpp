@@ -122,6 +122,7 @@ TEST(Teacher, OfOtherTokensIsRefusedWithAFixThatNamesItsTokenizer) {
 TEST(Teacher, HasALayerForEachStageOfAScheduleThatIsChosen) {
   config::RunConfig config = student(1, 2, 1);
   config.train.micro_batch_size = 1;
+  config.train.global_batch_size = 4;
   config.parallel.pp_schedule = "auto";
   const std::size_t stages = resolve(config).parts.size();
   TeacherNetwork few = teacher();
