@@ -135,7 +135,7 @@ TEST(Teacher, HasALayerForEachStageOfAScheduleThatIsChosen) {
 TEST(Teacher, IsWithinTheLimitOfMemory) {
   config::RunConfig config = student(1, 1, 1);
   const std::int64_t alone = largest(resolve(config)), with = largest(taught(config));
-  config.train.memory_limit_gb = static_cast<double>((alone + with) / 2) / 1e9;
+  config.train.memory_limit_gb = static_cast<double>(alone + with) / 2e9;
   EXPECT_NO_THROW(resolve(config));
   try {
     taught(config);
