@@ -58,8 +58,9 @@ int dispatch(const std::string& command, const std::vector<Job>& jobs, const Arg
 /// this program, as built, or in ../lib/megatron of it, as installed. Throws std::runtime_error where it is in neither.
 [[noreturn]] int run_with_libtorch(const Args& words);
 
-/// The same for a job, whose `names` come before its words, once `check` (null: none) finds nothing wrong with `args`.
-/// On a rank of a launcher megatron-torch alone checks: what is wrong it tells the others, for which it must meet them.
+/// run_with_libtorch() for a job, whose `names` come before its words, once `check` (null: none) finds nothing wrong
+/// with `args`. On a rank of a launcher megatron-torch alone checks: what is wrong it tells the others, for which it
+/// must meet them.
 [[noreturn]] int run_with_libtorch(Args names, const Args& args, Check check);
 
 int bench(const Args& args);

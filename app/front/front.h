@@ -22,7 +22,7 @@ std::string companions_of(const std::string& folder);
 // Each throws ConfigError, which begins with `job`, where the model in flags.load is a Hugging Face folder's and cannot
 // be read, does not do what the job asks of it, or breaks a rule on the ranks that are asked for. Other folders pass.
 void check_model(const recipe::ModelFlags& flags, const char* job, recipe::Writes writes = recipe::Writes::Texts);
-/// The same where the model is known.
+/// check_model() where the model is known.
 void check_model(const recipe::ModelFlags& flags, const config::ModelConfig& model, const char* job,
                  recipe::Writes writes);
 /// Of `megatron eval`; `task`: of tasks::task_kind_of().

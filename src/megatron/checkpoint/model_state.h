@@ -22,8 +22,8 @@ std::vector<std::int64_t> true_shape(const plan::ParameterSpec& spec, const plan
 std::vector<ShardedTensor> model_tensor(const std::string& name, const plan::ParameterSpec& spec,
                                         const plan::ModelShape& shape, const at::Tensor& data);
 
-/// The same of a part of it: `flat` [n] is elements begin … begin + n of the slice in row-major order, as a distributed
-/// optimizer has them. Ranges do not follow rows: of a matrix there may be three views.
+/// model_tensor() of a part of it: `flat` [n] is elements begin … begin + n of the slice in row-major order, as a
+/// distributed optimizer has them. Ranges do not follow rows: of a matrix there may be three views.
 std::vector<ShardedTensor> model_range(const std::string& name, const plan::ParameterSpec& spec,
                                        const plan::ModelShape& shape, const at::Tensor& flat, std::int64_t begin);
 

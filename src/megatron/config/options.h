@@ -154,7 +154,7 @@ std::vector<std::string> parse_words(const Fields& fields, const std::vector<std
 /// @param name what messages call the text: its file name
 void read_toml(const Fields& fields, std::string_view text, const std::string& name);
 
-/// The same from a file of at most 1 MiB.
+/// read_toml() from a file of at most 1 MiB.
 void read_toml_file(const Fields& fields, const std::string& path);
 
 /// Sets what is right and returns what is wrong with the other keys, "" where nothing is. Throws ConfigError where the
@@ -203,7 +203,8 @@ RecipeCommand parse_recipe_command(Options& options, const std::vector<std::stri
   return parse_recipe_words(fields_of(options), fields_of(options), words, usage, check);
 }
 
-/// The same for a job with options of its own besides the recipe's: only `options.*recipe` is read from the file.
+/// parse_recipe_command() for a job with options of its own besides the recipe's: only `options.*recipe` is read from
+/// the file.
 ///   parse_recipe_command(options, &PlanOptions::run, args, usage)
 template <class Options, class Recipe>
 RecipeCommand parse_recipe_command(Options& options, Recipe Options::*recipe, const std::vector<std::string>& words,

@@ -31,7 +31,7 @@ class WordScanner {
     while (next(word)) on_word(word);
   }
 
-  /// The same step by step: start(), then next() until it returns false. `text` must stay.
+  /// scan() step by step: start(), then next() until it returns false. `text` must stay.
   void start(std::string_view text);
   bool next(Word& word);
 

@@ -94,7 +94,7 @@ void check_sentences(const SentenceSource& source, const SentenceBounds& bounds,
                        {.min_sentences = bounds.min_sentences, .num_samples = source.num_samples.value_or(1)});
 }
 
-/// The same for prefix `i` of a blend of sentences; the pair.
+/// check_sentences() of prefix `i` of a blend; the pair.
 IndexedDataset check_sentence_set(const PartSpec& spec, std::size_t i, std::optional<std::int64_t> samples) {
   const std::string& prefix = spec.blend.prefixes[i];
   IndexedDataset pair(prefix);

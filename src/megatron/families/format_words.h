@@ -85,7 +85,7 @@ inline std::string no_weights(const std::filesystem::path& path, const std::stri
   for (const FormatWords& words : kFormatWords) holders.emplace_back(words.holder);
   return rule_got_fix(concat("Weights must be in ", listed(holders), "."), place_text(path), fix);
 }
-/// The same where nothing is.
+/// no_weights() where nothing is.
 inline std::string no_weights(const std::filesystem::path& path) {
   const std::string near = nearest_beside(path);
   return no_weights(path, near.empty() ? "name a folder that is there" : near);

@@ -35,7 +35,7 @@ struct HfFamily {
   void (*write)(const FolderConfig& folder, const HasTensor& theirs, nlohmann::json& object);
   /// Our names made of theirs, of a folder whose tensors are `theirs`.
   Mapping (*table)(const plan::ModelShape& shape, const HasTensor& theirs);
-  /// The same for a folder that is to be written of weights whose tensors are `ours`.
+  /// table() for a folder that is to be written of weights whose tensors are `ours`.
   Mapping (*written_table)(const plan::ModelShape& shape, const HasTensor& ours);
   /// Tensors that folders hold besides the weights: constants, and second names of tied matrices.
   bool (*needs_no_reading)(const FolderConfig& folder, const std::string& name);
@@ -65,7 +65,7 @@ const HfFamily& hf_family(std::string_view name);
 /// The family whose folder can hold `model`. Throws ConfigError naming the options that none of them has.
 const HfFamily& family_of(const config::ModelConfig& model);
 
-/// The same; null where no family holds it.
+/// family_of(); null where no family holds it.
 const HfFamily* find_family(const config::ModelConfig& model);
 
 /// Whether `name` is the output layer's second name for the word embedding.

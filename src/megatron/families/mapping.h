@@ -24,7 +24,7 @@ struct MappedTensor {
 
 using Mapping = std::map<std::string, MappedTensor>;  ///< by the target's name
 
-/// The same table read the other way: its targets become the sources. Every source must be covered by its pieces once.
+/// The table read the other way: its targets become the sources. Every source must be covered by its pieces once.
 Mapping inverted(const Mapping& mapping);
 
 /// The shape that each source of a table must have: just large enough for its pieces.

@@ -36,7 +36,7 @@ class StagedModel {
   model::KvPool make_pool(std::int64_t blocks) const { return stage_.make_pool(blocks); }
   /// forward() of one sequence in a pool.
   at::Tensor forward(const at::Tensor& tokens_1s, model::PagedCache& cache) const;
-  /// The same, but -> logits [s, vocab], those after each of its tokens.
+  /// forward() of one sequence in a pool, but -> logits [s, vocab], those after each of its tokens.
   at::Tensor forward_all(const at::Tensor& tokens_1s, model::PagedCache& cache) const;
   /// One more token [b] int64 of each of b sequences in a pool (CachedGpt::step) -> logits [b, vocab].
   at::Tensor step(const at::Tensor& tokens_b, std::span<model::PagedCache* const> caches) const;

@@ -67,7 +67,7 @@ std::span<const WeightFormat> weight_formats();
 /// The format of what `folder` holds, judged by the files that are there; null where it is none that can be read.
 const WeightFormat* find_format(const std::filesystem::path& folder);
 
-/// The same; throws ConfigError, which lists the formats, instead of null.
+/// find_format(); throws ConfigError, which lists the formats, instead of null.
 const WeightFormat& format_of(const std::filesystem::path& folder);
 
 /// Where the run stood that saved `folder`, of any kind; nothing where it holds weights alone. `with_optimizer` false:

@@ -49,7 +49,7 @@ std::vector<std::string> differences(const config::ModelConfig& model, const std
 
 /// Throws ConfigError that lists them.
 void check_same_network(const config::ModelConfig& model, const std::filesystem::path& folder);
-/// The same where the network in `folder` is known: `theirs`.
+/// check_same_network() where the network in `folder` is known: `theirs`.
 void check_same_network(const config::ModelConfig& model, const config::ModelConfig& theirs,
                         const std::filesystem::path& folder);
 

@@ -72,8 +72,8 @@ at::Tensor linear_input_gradient(const at::Tensor& dy, const at::Tensor& w, Pack
 /// grad_w [n, k] (= or +=, by beta) dy^T x, straight into the gradient buffer, which may be float32 where dy and x are
 /// bf16 or fp16.
 void linear_weight_gradient(const at::Tensor& grad_w, const at::Tensor& dy, const at::Tensor& x, double beta);
-/// The same, and grad_bias [n] (= or +=, by bias_beta) the sum of dy's rows (normalization.h): on a GPU maybe in the
-/// product, in float32.
+/// linear_weight_gradient(), and grad_bias [n] (= or +=, by bias_beta) the sum of dy's rows (normalization.h): on a GPU
+/// maybe in the product, in float32.
 void linear_gradients(const at::Tensor& grad_w, const at::Tensor& dy, const at::Tensor& x, double beta,
                       const at::Tensor& grad_bias, double bias_beta);
 

@@ -19,7 +19,7 @@ namespace reference {
 /// random_word(key, sample, index) as int64 in [0, 2^32); `sample` and `index` int64, broadcast against each other.
 at::Tensor random_words(std::uint64_t key, const at::Tensor& sample, const at::Tensor& index);
 
-/// The same by ATen operations, some 240 of them: for devices whose memory the host cannot read.
+/// random_words() by ATen operations, some 240 of them: for devices whose memory the host cannot read.
 at::Tensor random_words_by_operators(std::uint64_t key, const at::Tensor& sample, const at::Tensor& index);
 
 }  // namespace reference

@@ -66,7 +66,7 @@ Cut cut_of(const cpu::TileProduct& p, std::size_t threads) {
   return cut;
 }
 
-/// The same where the right operand is packed while it is read: by each piece of work its columns'. First the columns
+/// cut_of() where the right operand is packed while it is read: by each piece of work its columns'. First the columns
 /// are divided, so that nothing is packed twice.
 Cut cut_of_plain(const cpu::TileProduct& p, std::size_t threads) {
   constexpr std::size_t kRows = 2048, kLeastColumns = 256;

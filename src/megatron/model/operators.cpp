@@ -81,7 +81,8 @@ at::Tensor norm_backward(const Norm& norm, const Gradients& grads, const at::Ten
   return dx;
 }
 
-/// The same where the stream is residual + dropout(x + bias): gradients of x and residual; writes the bias's too.
+/// norm_backward() where the stream is residual + dropout(x + bias): gradients of x and residual; writes the bias's
+/// too.
 Gradients add_norm_backward(const Norm& norm, const Gradients& grads, const at::Tensor& sum, const at::Tensor& mean,
                             const at::Tensor& rstd, const parallel::ParameterPtr& bias,
                             const kernels::Dropout& dropout) {

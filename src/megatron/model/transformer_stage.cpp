@@ -78,7 +78,7 @@ struct TransformerStage::Impl {
   /// The stage without its output layer: x, undefined with embedding, -> what follows the last layer, and the final
   /// norm where that is this stage's.
   at::Tensor hidden(at::Tensor x, const Batch& batch, Pass pass) const;
-  /// The same as the output layer takes it.
+  /// hidden() as the output layer takes it.
   at::Tensor hidden(at::Tensor x, const Batch& batch, bool training) const {
     const at::Tensor y = hidden(std::move(x), batch, pass_of(batch, training));
     return part.output ? modules.for_output(y) : y;
@@ -123,7 +123,7 @@ struct TransformerStage::Impl {
   /// The sum over tokens of what follows the last layer, and over samples.
   LossSum loss_of(const at::Tensor& hidden, const Batch& batch, double gradient_scale, double sentence_weight) const;
 
-  /// The same with the head of a task.
+  /// loss_of() with the head of a task.
   LossSum task_loss(const at::Tensor& hidden, const Batch& batch, bool training, double gradient_scale) const;
 
   /// Layers [first, last) of the stage.
@@ -131,8 +131,8 @@ struct TransformerStage::Impl {
   /// `states`: the encoder's, of layers with cross attention.
   Normed run_blocks(at::Tensor x_sbh, const at::Tensor& states, const plan::LayerGroup& group, const Norm* next,
                     const Pass& pass, parallel::Value value = parallel::Value::Needed) const;
-  /// The same, computed again in the backward pass where the group is; `next`, which may be null, of the stream or, of
-  /// null, the stream.
+  /// run_blocks(), computed again in the backward pass where the group is; `next`, which may be null, of the stream or,
+  /// of null, the stream.
   at::Tensor run_group(at::Tensor x_sbh, const at::Tensor& states, const plan::LayerGroup& group, const Norm* next,
                        const Pass& pass) const;
 };

@@ -23,7 +23,7 @@ at::Tensor outputs_of(const at::Tensor& y, const plan::ProjectionSlice& part) {
   return y.view(shape).narrow(-1, part.offset, part.length);
 }
 
-/// The same, one after the other: [s, b, groups * length], contiguous; maybe a view.
+/// outputs_of(), one after the other: [s, b, groups * length], contiguous; maybe a view.
 at::Tensor joined_outputs(const at::Tensor& y, const plan::ProjectionSlice& part) {
   auto shape = y.sizes().vec();
   shape.back() = part.outputs();

@@ -11,7 +11,7 @@ namespace megatron::parallel {
 /// (base/ranges.h) where a profiler listens. Once, before ranks start; later calls cost nothing. Throws ConfigError as
 /// comm::load_cuda_plugin(), and where the plugin is of another source.
 void load_cuda();
-/// The same with the library at `path`, whether or not there is a GPU.
+/// load_cuda() with the library at `path`, whether or not there is a GPU.
 void load_cuda_from(const std::string& path);
 
 /// Makes ATen's products and reductions on CUDA the same in every run, and of 16-bit matrices those that sum in

@@ -37,7 +37,7 @@ Fp8Scale fp8_scale_of(const at::Tensor& amax, plan::Fp8Type type);
 at::Tensor fp8_quantized(const at::Tensor& x, plan::Fp8Type type, const Fp8Scale& scale);
 /// Such numbers divided by the scale, in `dtype`.
 at::Tensor fp8_divided(const at::Tensor& numbers, const Fp8Scale& scale, at::ScalarType dtype);
-/// Both, in x's dtype.
+/// fp8_divided() of fp8_quantized(), in x's dtype.
 at::Tensor fp8_rounded(const at::Tensor& x, plan::Fp8Type type, const Fp8Scale& scale);
 
 /// The scales of all linear layers of a model that compute in 8 bits, on every rank, and the largest magnitudes that

@@ -21,7 +21,7 @@ class VocabParallelOutput {
     bool sequence_parallel = false;  ///< hidden is this rank's part of the sequence
   };
 
-  /// The same labels and mask on the CPU, where they are on another device.
+  /// Labels and mask on the CPU, where those of the batch are on another device.
   struct Labels {
     at::Tensor labels, mask;
   };
@@ -60,7 +60,7 @@ class VocabParallelOutput {
   /// sequence_parallel [s/t, .., h] -> [s, .., vocab], and one more all-gather.
   at::Tensor logits(const at::Tensor& hidden) const;
 
-  /// The same with gradient, for a loss of one's own: the logits are kept until backward, which writes the gradients of
+  /// logits() with gradient, for a loss of one's own: the logits are kept until backward, which writes the gradients of
   /// weight and bias and must begin with the same gradient on every rank. Backward one all-reduce of d hidden; with
   /// sequence_parallel a reduce-scatter in its place, and an all-gather of hidden.
   at::Tensor differentiable_logits(const at::Tensor& hidden) const;

@@ -30,7 +30,7 @@ schedule::Shape pipeline_shape(const ResolvedRun& run, std::int64_t num_microbat
 /// another number of microbatches.
 schedule::Program pipeline_program(const ResolvedRun& run, std::int64_t num_microbatches);
 
-/// The same without backward, for evaluation.
+/// pipeline_program() without backward, for evaluation.
 schedule::Program evaluation_program(const ResolvedRun& run, std::int64_t num_microbatches);
 
 }  // namespace megatron::plan

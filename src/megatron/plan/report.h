@@ -16,7 +16,7 @@ namespace megatron::plan {
 /// on the machine that makes it.
 nlohmann::json report(const ResolvedRun& run, std::string_view processor = {});
 
-/// The same for a reader: equal layers once, long lists by their beginning. Sums are those of the figures shown, each
+/// report() for a reader: equal layers once, long lists by their beginning. Sums are those of the figures shown, each
 /// rounded to a thousandth of the sum's unit.
 std::string report_text(const ResolvedRun& run, std::string_view processor = {});
 

@@ -95,7 +95,7 @@ std::optional<Experts> experts_of(const config::ModelConfig& model);
 
 /// The sizes of the model that resolved options describe, on `tp` tensor-parallel ranks.
 ModelShape model_shape(const config::ModelConfig& model, int tp);
-/// The same, with what of it computes in 8 bits.
+/// model_shape() of model and precision: with what of it computes in 8 bits.
 ModelShape model_shape(const config::RunConfig& config);
 
 }  // namespace megatron::plan

@@ -48,8 +48,8 @@ TrainedModel open_trained_model(const ModelFlags& flags, const char* job,
 /// weights in particular. Throws as open_trained_model().
 TrainedModel open_drawn_model(const ModelFlags& flags, const config::RunConfig& recipe, const char* job);
 
-/// The same of a BERT or GPT with the head of a task, or that lacks it: whether the weights have one the caller asks.
-/// The run is for train::Engine, which keeps nothing for an optimizer.
+/// open_trained_model() of a BERT or GPT with the head of a task, or that lacks it: whether the weights have one the
+/// caller asks. The run is for train::Engine, which keeps nothing for an optimizer.
 TrainedModel open_task_model(const ModelFlags& flags, const char* job, const recipe::TaskModelOptions& task);
 
 /// Throws ConfigError that begins with `job` where one of `ids` has no row in the model's embedding: a tokenizer may

@@ -14,7 +14,7 @@ namespace megatron::schedule {
 /// The program of a schedule. Throws ConfigError where the shape does not suit it: stages per rank, microbatches,
 /// groups of them.
 Program generate(const ScheduleInfo& info, const Shape& shape);
-/// The same by name; one rank of one stage accumulates, "auto" is choose(shape). Throws ConfigError for other names.
+/// generate() by name; one rank of one stage accumulates, "auto" is choose(shape). Throws ConfigError for other names.
 Program generate(const std::string& name, const Shape& shape);
 
 /// No pipeline: forward and backward of each microbatch in turn.

@@ -73,7 +73,7 @@ std::string figure_text(Figure figure, double value);
 /// run that the memory does not hold has what it needs in place of figures.
 std::string scaling_markdown(const std::vector<PredictedRow>& rows, bool compare);
 
-/// The same figures as columns.
+/// scaling_markdown()'s figures as columns.
 std::string scaling_svg(const std::vector<PredictedRow>& rows, const plan::Hardware& hardware, bool compare);
 
 /// Where the time of steps goes, in milliseconds: a Markdown table of named costs.

@@ -23,7 +23,7 @@ struct MemoryRun {
 /// and so has a copy of the folder. Nothing where there is none.
 std::optional<MemoryRun> memory_run(const std::filesystem::path& checkpoints);
 
-/// The same, drawn and written where there is none.
+/// memory_run(), drawn and written where there is none.
 MemoryRun make_memory_run(const std::filesystem::path& checkpoints);
 
 /// From now on none of the checkpoints that nodes keep is the run's, those of nodes that are away among them. Returns

@@ -93,7 +93,7 @@ class Tokenizer {
   /// tokenizer_config.json, without one sep_token, as Megatron-Core's HuggingFaceTokenizer has it), else
   /// "<|endoftext|>", "<|end_of_text|>", "</s>", "[EOS]" or "[SEP]". Throws ConfigError where the vocabulary has none.
   std::int32_t eod_id() const;
-  /// The same; nothing where the vocabulary has none.
+  /// eod_id(); nothing where the vocabulary has none.
   std::optional<std::int32_t> find_eod_id() const;
 
   /// "<kind>-<vocab size>-<16 hex digits>", equal for tokenizers that encode and decode equally; for cache keys.
@@ -118,7 +118,8 @@ class Encoder {
   /// Appends the ids of `text` to `out`; `out` keeps its capacity, so a reused vector costs no allocation.
   void encode_append(std::string_view text, std::vector<std::int32_t>& out, Specials specials = Specials::AsText);
 
-  /// The same ids, and where they come from. Slower: made for texts of a question and its answer, not for corpora.
+  /// The ids of encode_append(), and where they come from. Slower: made for texts of a question and its answer, not for
+  /// corpora.
   Encoding encode_with_offsets(std::string_view text, Specials specials = Specials::AsText);
 
   /// How many bytes that were no UTF-8 have been replaced by U+FFFD so far, in all texts.

@@ -33,7 +33,7 @@ constexpr std::chrono::seconds kLookUpLimit{8};
 /// kLookUpLimit, and for a name that has no address.
 std::vector<HostAddress> addresses_of(const std::string& host, int port);
 
-/// The same by `look_up`, within `limit` (tests).
+/// addresses_of() by `look_up`, within `limit` (tests).
 std::vector<HostAddress> addresses_by(const std::function<std::vector<HostAddress>()>& look_up, const std::string& host,
                                       std::chrono::milliseconds limit);
 

@@ -31,7 +31,7 @@ enum class RepeatedKeys : std::uint8_t { Refused, LastCounts };
 nlohmann::json parse_json(std::string_view text, std::size_t max_depth = kMaxJsonDepth,
                           RepeatedKeys repeated = RepeatedKeys::Refused);
 
-/// The same; nothing where that throws.
+/// parse_json(); nothing where that throws.
 std::optional<nlohmann::json> try_parse_json(std::string_view text);
 
 }  // namespace megatron

@@ -21,8 +21,8 @@ Group join_gloo(const LaunchedRank& place, std::chrono::milliseconds timeout);
 
 /// run_ranks over Gloo: threads of this process that talk through the loopback interface.
 void run_gloo_ranks(int size, const std::function<void(Group world)>& body, const LocalOptions& options);
-/// The same where each rank brings its own secret of the run: who does not know that of the others is no rank, and
-/// connecting fails with a PeerError.
+/// run_gloo_ranks() where each rank brings its own secret of the run: who does not know that of the others is no rank,
+/// and connecting fails with a PeerError.
 void run_gloo_ranks_of(const std::vector<std::string>& secrets, const std::function<void(Group world)>& body,
                        const LocalOptions& options);
 

@@ -18,7 +18,7 @@ const ModelTraits& model_traits(const std::string& architecture);
 /// All names; the first is the default.
 std::vector<std::string> model_kinds();
 std::vector<std::string> kinds_with(bool ModelTraits::*trait);
-/// The same for messages: "bert and t5".
+/// kinds_with() for messages: "bert and t5".
 std::string names_with(bool ModelTraits::*trait, const char* last = " and ");
 
 }  // namespace megatron::config

@@ -49,7 +49,7 @@ DType dtype_for_vocabulary(std::int64_t vocab_size);
 class IndexedDataset {
  public:
   explicit IndexedDataset(const std::string& prefix);
-  /// The same over bytes that the caller keeps alive; `name` stands for the prefix in messages.
+  /// A pair over bytes that the caller keeps alive; `name` stands for the prefix in messages.
   IndexedDataset(std::span<const std::byte> idx, std::span<const std::byte> bin, const std::string& name);
 
   /// Sequences ("sentences"): the unit of splits and of the sample order.

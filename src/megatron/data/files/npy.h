@@ -21,7 +21,7 @@ std::size_t npy_item_size(NpyType type);
 class NpyArray {
  public:
   explicit NpyArray(const std::string& path);
-  /// The same over bytes that the caller keeps alive.
+  /// An array over bytes that the caller keeps alive.
   NpyArray(std::span<const std::byte> bytes, const std::string& name);
 
   NpyType type() const { return type_; }

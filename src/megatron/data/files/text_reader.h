@@ -77,7 +77,7 @@ class BlockReader {
   /// Throws ConfigError when there are no inputs, one does not exist or is a folder, or pieces are asked for whose
   /// piece_bytes is not 4 to max_document_bytes.
   explicit BlockReader(TextReaderOptions options);
-  /// The same over memory, which the caller keeps alive.
+  /// A reader of memory, which the caller keeps alive.
   BlockReader(TextReaderOptions options, std::span<const std::byte> memory, const std::string& name);
 
   /// Goes on from where a block of the same inputs ended, before the first next(). Throws ConfigError where the input

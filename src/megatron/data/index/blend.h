@@ -22,7 +22,7 @@ struct Blend {
 /// numbers, where a weight is not finite and above 0, or its share of their sum is not, and for no words.
 Blend parse_blend(const std::vector<std::string>& words);
 
-/// The same from a file, words separated by white space (--data-args-path).
+/// parse_blend() of a file, words separated by white space (--data-args-path).
 Blend read_blend_file(const std::filesystem::path& path);
 
 /// A JSON file with the blends of each split (--per-split-data-args-path): {"train": [words], "valid": [words], "test":
@@ -53,7 +53,7 @@ struct BlendOrder {
 /// the first of equals. Fills all of `out`. Returns how many samples of each set it takes.
 std::vector<std::int64_t> fill_blend_order(std::span<const double> weights, const BlendOrder& out);
 
-/// The same over sets that are taken whole: `sizes` samples of each, `out` having as many as their sum.
+/// fill_blend_order() over sets that are taken whole: `sizes` samples of each, `out` having as many as their sum.
 void fill_exhaustive_order(std::span<const std::int64_t> sizes, const BlendOrder& out);
 
 }  // namespace megatron::data

@@ -29,7 +29,7 @@ class Arguments {
       refuse(name, concat("a whole number from 1 to ", most), found == nullptr ? "none" : concat(found->integer));
     return found->integer;
   }
-  /// The same, from 0 on.
+  /// size() from 0 on.
   std::int64_t count(const char* name, std::int64_t most, std::int64_t otherwise) const {
     const PickleNode* const found = find(name);
     if (found == nullptr) return otherwise;

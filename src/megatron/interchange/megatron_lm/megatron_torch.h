@@ -17,7 +17,7 @@ std::filesystem::path find_megatron(const std::filesystem::path& folder);
 
 /// The folder that its latest_checkpointed_iteration.txt names, whatever is in it; empty where there is no such file.
 std::filesystem::path named_iteration(const std::filesystem::path& folder);
-/// The same; also empty where a run of this program has saved in `folder` since.
+/// named_iteration(); also empty where a run of this program has saved in `folder` since.
 std::filesystem::path latest_megatron(const std::filesystem::path& folder);
 
 /// The weights of a GPT, BERT or T5, saved with any tensor, pipeline and virtual pipeline parallelism, under our names:

@@ -124,7 +124,7 @@ HWY_INLINE void narrow(const float* from, T* to, std::size_t count) {
 void narrow_bf16(const float* from, c10::BFloat16* to, std::size_t count) { narrow(from, to, count); }
 void narrow_fp16(const float* from, c10::Half* to, std::size_t count) { narrow(from, to, count); }
 
-/// The same around the caches, where `to` is aligned to a vector: what is only written need not be read first.
+/// narrow_bf16() around the caches, where `to` is aligned to a vector: what is only written need not be read first.
 void stream_bf16(const float* from, c10::BFloat16* to, std::size_t count) {
   const std::size_t lanes = hn::Lanes(Floats());
   if (reinterpret_cast<std::uintptr_t>(to) % (lanes * sizeof(c10::BFloat16)) != 0) return narrow(from, to, count);

@@ -42,7 +42,7 @@ void widen_run(const c10::Half* from, float* to, std::size_t count);
 /// To nearest, ties to even.
 void narrow_run(const float* from, c10::BFloat16* to, std::size_t count);
 void narrow_run(const float* from, c10::Half* to, std::size_t count);
-/// The same around the caches: for what was not read before, nor is soon.
+/// narrow_run() around the caches: for what was not read before, nor is soon.
 void stream_run(const float* from, c10::BFloat16* to, std::size_t count);
 /// Up in size where the 16 bits cut off plus the upper half of the element's word carry (optimizer.h).
 void narrow_stochastically_run(const float* from, const std::uint32_t* words, c10::BFloat16* to, std::size_t count);

@@ -104,7 +104,7 @@ struct TokenKernels {
   /// Each sequence is fed the token with the largest logit [b, v] next, of equals the first, and has a row more.
   /// chosen_b: these tokens, or -1 where logits are not all finite.
   void (*choose)(const at::Tensor& logits, const TokenState&) = nullptr;
-  /// The same with a token that is drawn, of at most kMostDrawn.
+  /// choose() with a token that is drawn, of at most kMostDrawn.
   void (*draw)(const at::Tensor& logits, const TokenDraws&, const TokenState&) = nullptr;
   /// list [b, 2 + 2 count] float64: the `count` likeliest tokens of each sequence (shortlists_of()), at most
   /// kMostShortlisted, and the sum of all (phases/likelihood.h) by `temperature`; 0: no sum.

@@ -69,7 +69,7 @@ class CachedGpt {
   /// `states`, where not null: becomes what the last norm gave [s, b, h], on the last stage.
   at::Tensor forward(const at::Tensor& in, KvCache& cache, at::Tensor* states = nullptr) const;
 
-  /// The same with the logits [s, vocab] after every token of the one sequence, on the last stage.
+  /// forward() with the logits [s, vocab] after every token of the one sequence, on the last stage.
   at::Tensor forward_all(const at::Tensor& in, KvCache& cache, at::Tensor* states = nullptr) const;
 
   /// Blocks for the keys and values of all sequences.
@@ -77,7 +77,7 @@ class CachedGpt {
 
   /// forward() of one sequence in a pool: the bits that it would get with a cache of its own.
   at::Tensor forward(const at::Tensor& in, PagedCache& cache) const;
-  /// The same with the logits [s, vocab] after every token, on the last stage.
+  /// forward() of one sequence in a pool with the logits [s, vocab] after every token, on the last stage.
   at::Tensor forward_all(const at::Tensor& in, PagedCache& cache) const;
 
   /// One more token of each of b sequences in one pool. in: on the first stage the tokens [b] int64, on the others what

@@ -27,8 +27,8 @@ bool takes_token(const StageModules& modules, const at::Tensor& x_sbh);
 Normed run_token(const StageModules& modules, const comm::Group& tp, const at::Tensor& x_1bh, const TokenPlaces& places,
                  const std::vector<at::Tensor>& keys, const std::vector<at::Tensor>& values);
 
-/// The same where sequence b has blocks of its own in one pool, to which the token is added: what each gets is, to the
-/// bit, what it would get alone. The caches' lengths stay. position_b [b] int64.
+/// run_token() where sequence b has blocks of its own in one pool, to which the token is added: what each gets is, to
+/// the bit, what it would get alone. The caches' lengths stay. position_b [b] int64.
 Normed run_token_of_each(const StageModules& modules, const comm::Group& tp, const at::Tensor& x_1bh,
                          const at::Tensor& position_b, std::span<PagedCache* const> caches);
 

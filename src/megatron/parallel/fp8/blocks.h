@@ -24,7 +24,7 @@ struct Fp8Blocks {
 
 /// Each block of x by the scale of its largest magnitude. Communication: none. Does not wait for the device.
 Fp8Blocks fp8_in_blocks(const at::Tensor& x, plan::Fp8Type type, Fp8Tile tile);
-/// The same numbers divided by their scales, in x's dtype, which has them.
+/// The numbers of fp8_in_blocks() divided by their scales, in x's dtype, which has them.
 at::Tensor fp8_rounded_in_blocks(const at::Tensor& x, plan::Fp8Type type, Fp8Tile tile);
 
 /// x [m, n], whose columns lie one after the other.

@@ -26,7 +26,8 @@ struct Counts {
 /// stages.
 std::vector<Range> counted_ranges(const ParameterSpec& spec, bool counts_whole);
 
-/// The same without the rows that pad the vocabulary, of which layouts have different numbers. `vocab`: its tokens.
+/// counted_ranges() without the rows that pad the vocabulary, of which layouts have different numbers. `vocab`: its
+/// tokens.
 std::vector<Range> counted_ranges(const ParameterSpec& spec, bool counts_whole, std::int64_t vocab);
 
 }  // namespace megatron::plan

@@ -20,7 +20,7 @@ namespace megatron::schedule {
 /// bytes that it holds, as planned, against the most that any holds.
 std::string draw_text(const Timeline& timeline, int width, bool colour, bool memory = true);
 
-/// The same as a picture: one SVG file that needs no other. With `measured`, both, one above the other on one time
+/// draw_text() as a picture: one SVG file that needs no other. With `measured`, both, one above the other on one time
 /// axis; its memory curve is then what the plan says of activations (summarize()), at the measured times: the bytes
 /// themselves are not measured. What is narrower than a pixel is drawn together, so that a file of any
 /// schedule has a few MB at most.

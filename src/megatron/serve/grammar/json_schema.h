@@ -21,8 +21,8 @@ namespace megatron::serve {
 /// 400, which names the keyword, for a schema that says more or is none.
 Grammar grammar_of_schema(const nlohmann::ordered_json& schema);
 
-/// The same as rules, one for each schema, of a grammar that has others: whose maker asks at its end whether a rule can
-/// begin with itself, or has no finite text. What is thrown is `named` of the schema's number and its error.
+/// grammar_of_schema() as rules, one for each schema, of a grammar that has others: whose maker asks at its end whether
+/// a rule can begin with itself, or has no finite text. What is thrown is `named` of the schema's number and its error.
 std::vector<std::int32_t> add_schemas(GrammarBuilder& grammar, std::span<const nlohmann::ordered_json* const> schemas,
                                       const std::function<ApiError(std::size_t, const ApiError&)>& named);
 

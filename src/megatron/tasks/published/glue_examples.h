@@ -33,7 +33,7 @@ struct PairExamples {
 /// unknown label, text that is no UTF-8, a table of which more than one line in 100 is broken.
 PairExamples read_glue(const std::filesystem::path& path, GlueTask task);
 
-/// The same of a file in memory, which messages call `name`.
+/// read_glue() of a file in memory, which messages call `name`.
 PairExamples parse_glue(std::string_view text, const std::string& name, GlueTask task);
 
 }  // namespace megatron::tasks

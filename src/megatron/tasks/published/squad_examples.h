@@ -36,7 +36,7 @@ struct SquadExamples {
 /// without answer, and where only some questions have "answers".
 SquadExamples read_squad(const std::filesystem::path& path, SquadVersion version);
 
-/// The same of a file in memory, which messages call `name`.
+/// read_squad() of a file in memory, which messages call `name`.
 SquadExamples parse_squad(std::string_view text, const std::string& name, SquadVersion version);
 
 }  // namespace megatron::tasks

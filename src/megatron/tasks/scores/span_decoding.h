@@ -38,7 +38,7 @@ struct DecodedAnswer {
 DecodedAnswer decode_spans(const SquadFeatures& features, std::size_t question, std::span<const float> start_logits,
                            std::span<const float> end_logits, const SpanDecodingOptions& options);
 
-/// The same for all questions: logits [windows, seq_length].
+/// decode_spans() of all questions: logits [windows, seq_length].
 std::vector<DecodedAnswer> decode_spans(const SquadFeatures& features, std::span<const float> start_logits,
                                         std::span<const float> end_logits, const SpanDecodingOptions& options);
 

@@ -94,7 +94,7 @@ class BertNormalizer {
     if (chinese) strip(' ');
   }
 
-  /// The same for text of plain_length() bytes.
+  /// take() of each character of text of plain_length() bytes.
   void take_plain(std::string_view text) {
     if (!marks_.empty()) flush();
     const std::size_t at = out_.size();

@@ -19,13 +19,13 @@ namespace megatron::train {
 model::Batch synthetic_batch(std::span<const std::int64_t> sample_ids, std::int64_t seq_length, std::int64_t vocab,
                              std::uint64_t seed, at::Device device);
 
-/// The same for a BERT: token types (all 0 unless there are `two_types`), lengths (a quarter of the samples is padded),
-/// masked tokens (`dtype`: of the loss mask) and swapped segments are functions of the sample too.
+/// synthetic_batch() for a BERT: token types (all 0 unless there are `two_types`), lengths (a quarter of the samples is
+/// padded), masked tokens (`dtype`: of the loss mask) and swapped segments are functions of the sample too.
 model::Batch synthetic_bert_batch(std::span<const std::int64_t> sample_ids, std::int64_t seq_length, std::int64_t vocab,
                                   std::uint64_t seed, at::ScalarType dtype, at::Device device, bool two_types = true);
 
-/// The same for a T5: tokens of both stacks and the encoder's lengths; of the decoder's tokens those that count begin
-/// each sample.
+/// synthetic_batch() for a T5: tokens of both stacks and the encoder's lengths; of the decoder's tokens those that
+/// count begin each sample.
 model::Batch synthetic_t5_batch(std::span<const std::int64_t> sample_ids, std::int64_t seq_length,
                                 std::int64_t decoder_length, std::int64_t vocab, std::uint64_t seed,
                                 at::ScalarType dtype, at::Device device);
@@ -66,7 +66,8 @@ class DatasetBatches {
 /// (plan/ranks/sequence_share.h), with their positions. Batch::first_key_bs and lengths stay whole. The order of
 /// segments counts where the first token is, on the first rank. Of one rank the batch itself.
 model::Batch sequence_part(model::Batch batch, const plan::SequenceShare& share);
-/// The same with Batch::ahead for `depths` of prediction, whose masks are of dtype `precise` where the batch has none.
+/// sequence_part() with Batch::ahead for `depths` of prediction, whose masks are of dtype `precise` where the batch has
+/// none.
 model::Batch sequence_part(const model::Batch& batch, const plan::SequenceShare& share, std::int64_t depths,
                            at::ScalarType precise);
 

@@ -33,7 +33,7 @@ struct IterationLine {
 /// local time.
 std::string iteration_line(const IterationLine& line, std::int64_t time_us);
 
-/// The same in half as many columns: what is looked at while a run is under way.
+/// iteration_line() in half as many columns: what is looked at while a run is under way.
 std::string compact_line(const IterationLine& line, std::int64_t time_us);
 
 /// Megatron-LM's line of the memory of a rank.

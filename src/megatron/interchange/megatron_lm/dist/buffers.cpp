@@ -39,7 +39,7 @@ constexpr Part kParts[] = {{"input_layernorm.", Part::With::OwnNorms},
                            {"cross_attention.linear_q."},
                            {"cross_attention.linear_kv."},
                            {"pre_mlp_layernorm."}};
-/// The same where attention is by way of latents; norms in front of attention are then never fused.
+/// The parts of a layer whose attention is by way of latents; norms in front of attention are then never fused.
 constexpr Part kLatentParts[] = {{"input_layernorm."},
                                  {"self_attention.linear_proj."},
                                  {"self_attention.linear_q_proj."},

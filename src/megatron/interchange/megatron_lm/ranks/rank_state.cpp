@@ -73,7 +73,7 @@ const PickleNode* entry_of(const Pickle& values, const PickleNode& dict, std::in
   return nullptr;
 }
 
-/// The same as a table, for looking up many.
+/// The entries of such a dictionary as a table, for looking up many.
 std::map<std::int64_t, const PickleNode*> entries_of(const Pickle& values, const PickleNode* dict) {
   std::map<std::int64_t, const PickleNode*> entries;
   if (dict == nullptr || dict->kind != Kind::Dict) return entries;

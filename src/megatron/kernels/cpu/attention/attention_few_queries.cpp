@@ -149,7 +149,7 @@ HWY_INLINE void dots(const float* queries, const T* keys, std::ptrdiff_t stride,
   }
 }
 
-/// The same for any number of rows. Three at a time: their sums with four keys fill the registers. Four are taken as
+/// dots() of any number of rows. Three at a time: their sums with four keys fill the registers. Four are taken as
 /// two and two, since a row by itself reads each key for four sums alone.
 template <class T>
 void dots(const float* queries, std::size_t rows, const T* keys, std::ptrdiff_t stride, std::size_t count,

@@ -40,7 +40,7 @@ struct RowKernels {
                             float* grad_weight, std::size_t count);
   /// to += from.
   void (*add)(float* to, const T* from, std::size_t count);
-  /// The same for rows side by side.
+  /// add() for rows side by side.
   void (*add_rows)(float* to, const T* from, std::size_t rows, std::size_t count);
   /// to = the sum of weights[r] * rows[r].
   void (*weighted_sum)(const T* const* rows, const float* weights, std::size_t num_rows, T* to, std::size_t count);

@@ -28,7 +28,7 @@ HWY_INLINE void ask_for_row(const std::byte* row, std::size_t size) {
   for (std::size_t at = 0; at < size * sizeof(T); at += kLine) hwy::Prefetch(row + at);
 }
 constexpr std::size_t kRowsAhead = 16;
-/// The same for the second cache, by bytes: of a row that is read or written after the products that come first.
+/// ask_for_row() for the second cache, by bytes: of a row that is read or written after the products that come first.
 HWY_INLINE void ask_for_later(const std::byte* row, std::size_t bytes) {
   constexpr std::size_t kLine = 64;
   for (std::size_t at = 0; at < bytes; at += kLine) __builtin_prefetch(row + at, 0, 2);

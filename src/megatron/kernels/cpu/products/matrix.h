@@ -20,7 +20,7 @@ struct Matrix {
             column};
   }
 };
-/// The same, written to; column is 1.
+/// A matrix that is written to; column is 1.
 struct MutableMatrix {
   void* data;
   ElementType type;

@@ -136,7 +136,7 @@ void multiply_tiles(Tiles& tiles, const LeftPanel& a, const std::uint16_t* b, st
   }
   store_sums(tiles, at);
 }
-/// The same by AVX512_BF16's dot products of pairs (vdpbf16ps), for a's `rows`, rounded up to 8.
+/// multiply_tiles() by AVX512_BF16's dot products of pairs (vdpbf16ps), for a's `rows`, rounded up to 8.
 void multiply_tiles(DotTiles&, const LeftPanel& a, const std::uint16_t* b, std::size_t pieces, float* sums,
                     std::size_t stride, bool accumulate);
 inline void multiply_tiles(DotTiles& dots, const LeftPanel& a, const std::uint16_t* b, std::size_t pieces, float* sums,

@@ -130,7 +130,7 @@ MEGATRON_BOTH std::uint32_t kept(const Mask& mask, std::uint64_t sample, std::ui
 
 /// Which key of a tile is its row: the two times two elements that a lane has of 16 keys are four neighbours.
 MEGATRON_BOTH int key_of_row(int row) { return (row & ~15) | (row & 6) << 1 | (row & 8) >> 2 | (row & 1); }
-/// The same for keys as rows of products, of which a lane has rows g and g + 8: two neighbours.
+/// key_of_row() for keys as rows of products, of which a lane has rows g and g + 8: two neighbours.
 MEGATRON_BOTH int key_of_product_row(int row) { return (row & ~15) | (row & 7) << 1 | (row & 8) >> 3; }
 MEGATRON_BOTH int itself(int row) { return row; }
 

@@ -29,7 +29,7 @@ class JinjaArguments {
 
   /// The argument of this place or name; nothing where it is not given.
   std::optional<JinjaValue> get(std::size_t place, const std::string& name);
-  /// The same; nothing where it is none.
+  /// get(); nothing where it is none.
   std::optional<JinjaValue> get_some(std::size_t place, const std::string& name);
   /// Throws JinjaRefusal where it is not given.
   JinjaValue must(std::size_t place, const std::string& name);
