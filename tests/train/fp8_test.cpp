@@ -245,6 +245,17 @@ TEST(Fp8Step, ChangesScalesWhereItUpdatesWeights) {
   EXPECT_FALSE(at::equal(engine.fp8->history(), history));
 }
 
+/// Step `i` with one weight infinite, which it is not before and after.
+StepResult step_with_an_infinite_weight(const plan::ResolvedRun& run, Engine& engine, std::int64_t i) {
+  const at::Tensor first =
+      engine.parameters.get("decoder.layers.1.mlp.linear_fc2.weight")->value.detach().select(0, 0).select(0, 0);
+  const at::Tensor before = first.clone();
+  first.fill_(std::numeric_limits<double>::infinity());
+  StepResult result = testing::take_step(run, engine, i);
+  first.copy_(before);
+  return result;
+}
+
 // A tensor's own scale hides an infinity too. An evaluation between steps, by weights that were updated, is no matter
 // to the next step's scales.
 TEST(Fp8Step, SkipsWhatIsNotFiniteWithScalesOfTensors) {
@@ -261,12 +272,7 @@ TEST(Fp8Step, SkipsWhatIsNotFiniteWithScalesOfTensors) {
     EXPECT_EQ(testing::take_step(run, engine, i).loss, testing::take_step(run, straight, i).loss) << i;
     evaluate(engine.pipeline, engine.context, 2, batch);
   }
-  const at::Tensor first =
-      engine.parameters.get("decoder.layers.1.mlp.linear_fc2.weight")->value.detach().select(0, 0).select(0, 0);
-  const at::Tensor before = first.clone();
-  first.fill_(std::numeric_limits<double>::infinity());
-  EXPECT_TRUE(testing::take_step(run, engine, 3).skipped);
-  first.copy_(before);
+  EXPECT_TRUE(step_with_an_infinite_weight(run, engine, 3).skipped);
   const StepResult next = testing::take_step(run, engine, 3);
   EXPECT_FALSE(next.skipped);
   EXPECT_EQ(next.loss, testing::take_step(run, straight, 3).loss);
@@ -281,12 +287,7 @@ TEST(Fp8Step, SkipsWhatIsNotFiniteWithScalesOfBlocks) {
     kernels::configure_thread(1);
     Engine engine(run, {}, at::kCPU);
     EXPECT_FALSE(testing::take_step(run, engine, 0).skipped);
-    const at::Tensor first =
-        engine.parameters.get("decoder.layers.1.mlp.linear_fc2.weight")->value.detach().select(0, 0).select(0, 0);
-    const at::Tensor before = first.clone();
-    first.fill_(std::numeric_limits<double>::infinity());
-    EXPECT_TRUE(testing::take_step(run, engine, 1).skipped);
-    first.copy_(before);
+    EXPECT_TRUE(step_with_an_infinite_weight(run, engine, 1).skipped);
     EXPECT_FALSE(testing::take_step(run, engine, 1).skipped);
   }
 }

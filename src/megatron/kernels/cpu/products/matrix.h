@@ -57,7 +57,7 @@ void write_sums(const float* sums, std::size_t stride, std::size_t rows, std::si
 /// that c is not read first where nothing is added to it.
 void stream_sums(const float* sums, std::size_t stride, std::size_t rows, std::size_t columns, const MutableMatrix& c,
                  bool accumulate);
-/// What the calling thread has written by stream_sums() is seen by other threads from now on.
+/// Ends a thread's calls of stream_sums(): their stores come before its later ones, by which others learn of them.
 void flush_streams();
 
 /// The columns of few_rows_product() are best a multiple of it.
