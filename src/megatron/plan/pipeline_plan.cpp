@@ -110,13 +110,12 @@ void check_microbatches(const ResolvedRun& run) {
 void choose_schedule(ResolvedRun& run) {
   const config::ParallelConfig& parallel = run.config.parallel;
   std::vector<std::vector<StageSpec>> cuts = {run.parts};
-  const auto teacher_has = [&](std::size_t stages) {
-    return run.teacher->shape.num_layers >= static_cast<std::int64_t>(stages);
-  };
-  // Where the options leave it open, two stages per rank as well: less bubble for more messages.
+  // Where the options leave it open, two stages per rank as well, of which the teacher must have a layer for each: less
+  // bubble for more messages.
   if (static_cast<int>(run.parts.size()) == parallel.pp && parallel.pp > 1 && parallel.layers_per_virtual_stage == 0 &&
       parallel.pipeline_split_rank == 0)
-    if (auto two = parts_in(run.config, run.shape, 2); two && (!run.teacher || teacher_has(two->size())))
+    if (auto two = parts_in(run.config, run.shape, 2);
+        two && (!run.teacher || std::ssize(*two) <= run.teacher->shape.num_layers))
       cuts.push_back(std::move(*two));
   std::vector<schedule::Candidate> candidates;
   for (const std::vector<StageSpec>& parts : cuts) {

@@ -103,8 +103,8 @@ LinearCost LinearProducts::weight_gradient(const Product& product) const {
   const auto& [count, m, n, k] = product;
   const Product own{count, n, k, m};
   if (!fp8_ || !fp8_->weight_gradients) return {.products_s = product_s(hardware_, dtype_, own)};
-  const bool whole_blocks = !fp8_->in_blocks() || divides(static_cast<double>(kFp8Block) * samples_, m);  // of each
-  const bool units = on_units(product) && on_units(own) && whole_blocks;
+  const double unit = fp8_->in_blocks() ? static_cast<double>(kFp8Block) * samples_ : 16;  // blocks of one sequence
+  const bool units = on_units(product) && on_units(own) && divides(unit, m);
   LinearCost cost = units ? multiplied(own, kWide) : LinearCost{.products_s = product_s(hardware_, dtype_, own)};
   add_rounding(cost, count * m * n, units, true);
   add_rounding(cost, count * m * k, units, true);
