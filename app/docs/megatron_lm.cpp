@@ -100,9 +100,9 @@ a process supervises its rank, and starts it again as another.
 - Context parallelism: `--cp-comm-type` changes no result here, and is one word for all layers.
 - `--fp8-param-gather` changes nothing: weights are gathered in `--train.dtype` and rounded to 8 bits where they are
   used, there from the float32 master.
-- FP8: `--fp8-format` with `--fp8-recipe delayed`, `tensorwise` or `blockwise`. Delayed scales follow from the
+- FP8: `--fp8-format` with `--fp8-recipe delayed`, `tensorwise`, `blockwise` or `mxfp8`. Delayed scales follow from the
   magnitudes of whole steps, there from those of microbatches; blocks of tokens are of one sequence, there of the
-  microbatch's ([performance_guide.md](performance_guide.md#fp8)).
+  microbatch's. Blocks on a GPU are of E4M3 alone ([performance_guide.md](performance_guide.md#fp8)).
 - Not here: context parallelism in levels, other recipes of FP8, FP4, FSDP, CUDA graphs, Mamba and hybrid models,
   multi-modal models, retrieval, reinforcement learning.
 )";

@@ -48,15 +48,14 @@ TEST(MegatronArguments, OfEightBitsAreThoseOfTheRecipe) {
   EXPECT_EQ(wide.num_layers_at_end_in_bf16, 1);
   EXPECT_EQ(translated_small("--fp8-format hybrid --fp8-recipe tensorwise", 1).fp8.recipe, "tensorwise");
   EXPECT_EQ(translated_small("--fp8-format e4m3 --fp8-recipe blockwise", 1).fp8.recipe, "blockwise");
-  for (const std::string named : {"mxfp8", "custom"}) {
-    std::string error;
-    try {
-      translated_small("--fp8-format hybrid --fp8-recipe " + named, 1);
-    } catch (const ConfigError& refused) {
-      error = refused.what();
-    }
-    EXPECT_THAT(error, testing::HasSubstr("--fp8-recipe " + named + " (FP8 scaled otherwise than by --fp8-recipe"));
+  EXPECT_EQ(translated_small("--fp8-format e4m3 --fp8-recipe mxfp8", 1).fp8.recipe, "mxfp8");
+  std::string error;
+  try {
+    translated_small("--fp8-format hybrid --fp8-recipe custom", 1);
+  } catch (const ConfigError& refused) {
+    error = refused.what();
   }
+  EXPECT_THAT(error, testing::HasSubstr("--fp8-recipe custom (FP8 scaled otherwise than by --fp8-recipe"));
 }
 
 TEST(MegatronArguments, TakeThisProgramsNamesOfTheLayout) {

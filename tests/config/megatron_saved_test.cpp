@@ -107,7 +107,8 @@ TEST(SavedArguments, KeepTheRecipeOfEightBits) {
   EXPECT_EQ(fp8.amax_history_len, 1024);
   EXPECT_EQ(fp8.amax_compute_algo, "max");
   EXPECT_FALSE(fp8.wgrad);
-  EXPECT_THAT(error_of(small({value("fp8", "hybrid"), value("fp8_recipe", "mxfp8")})), HasSubstr("--fp8-recipe"));
+  EXPECT_EQ(recipe(small({value("fp8", "e4m3"), value("fp8_recipe", "mxfp8")})).fp8.recipe, "mxfp8");
+  EXPECT_THAT(error_of(small({value("fp8", "hybrid"), value("fp8_recipe", "custom")})), HasSubstr("--fp8-recipe"));
 }
 
 TEST(SavedArguments, NameWhatIsNotHereWhereItCounts) {

@@ -71,6 +71,7 @@ TEST(UnreadNote, KnowsWhatEachOptionNeeds) {
       {{"--fp8-format", "hybrid", "--fp8-recipe", "tensorwise", "--fp8-margin", "1"}, {"--fp8-recipe", "delayed"}},
       {{"--fp8-format", "e4m3", "--fp8-recipe", "blockwise", "--fp8-amax-history-len", "4"},
        {"--fp8-recipe", "delayed"}},
+      {{"--fp8-format", "e4m3", "--fp8-recipe", "mxfp8", "--fp8-margin", "1"}, {"--fp8-recipe", "delayed"}},
       {{"--optimizer.wd_mult", "*=1", "--weight-decay", "0"}, {"--weight-decay", "0.1"}},
       {{"--overlap-param-gather"}, {"--use-distributed-optimizer"}},
       {{"--data-parallel-sharding-strategy", "optim"}, {"--use-distributed-optimizer"}},

@@ -70,6 +70,25 @@ inline std::vector<Layout> fp8_layouts() {
   add(mixed, {.tp = 2, .layers = 3, .with = "fp8.first_last_layers_bf16=true"});
   add(tokens, {.cp = 2, .layers = 2, .global_batch = 2, .llama = 2, .exchange = "p2p"});
   add(tokens, {.cp = 2, .micro_batch = 2, .layers = 2, .global_batch = 2, .llama = 4, .exchange = "a2a"});
+  // Blocks of 32: of a quarter of the features, and of an eighth of the tokens.
+  const std::string small = "fp8.recipe=mxfp8 model.hidden_size=128 model.ffn_hidden_size=128",
+                    mx = "fp8.format=e4m3 " + small, mx_mixed = "fp8.format=hybrid " + small,
+                    mx_tokens = mx + " data.seq_length=128 model.max_position_embeddings=128";
+  add(mx, {.micro_batch = 1});
+  add(mx, {.tp = 2, .dp = 2, .micro_batch = 2, .sp = true, .sharded = true, .pooled = true});
+  add(mx, {.tp = 4, .micro_batch = 4});
+  add(mx, {.tp = 2, .pp = 2, .dp = 2, .sp = true, .schedule = "zb-h1", .recompute = "full", .sharded = true});
+  add(mx, {.tp = 2, .dp = 2, .llama = 4, .with = "fp8.wgrad=false"});
+  add(mx, {.tp = 2, .dp = 2, .sp = true, .bert = true});
+  add(mx, {.tp = 2, .pp = 2, .micro_batch = 2, .gloo = true});
+  add(mx, {.tp = 2, .dp = 2, .recompute = "selective", .sharded = true, .full = true});
+  add(mx_mixed, {.pp = 2, .vpp = 2, .dp = 2, .schedule = "zb-v"});
+  add(mx_mixed, {.tp = 2, .pp = 2, .sp = true, .t5 = true, .split = 1});
+  add(mx_mixed, {.tp = 2, .pp = 2, .sp = true, .llama = 4, .with = "model.mtp_num_layers=1"});
+  add(mx_mixed, {.tp = 2, .dp = 2, .with = "fp8.first_last_layers_bf16=true"});
+  add(mx_tokens, {.cp = 2, .llama = 4, .exchange = "p2p"});
+  add(mx_tokens, {.tp = 2, .cp = 2, .micro_batch = 2, .sp = true, .llama = 4, .exchange = "p2p"});
+  add(mx_tokens, {.cp = 2, .dp = 2, .llama = 4, .exchange = "a2a"});
   return all;
 }
 

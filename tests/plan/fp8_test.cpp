@@ -98,8 +98,19 @@ TEST(Fp8Recipe, FollowsFromTheOptions) {
   EXPECT_EQ(recipe.history, 0);
   EXPECT_EQ(recipe.type(Fp8Operand::OutputGradient), Fp8Type::E4M3);
   EXPECT_FALSE(recipe.weight_gradients);
+  EXPECT_EQ(recipe.block(), 128);
+  EXPECT_TRUE(recipe.in_squares(Fp8Operand::Weight));
+  EXPECT_FALSE(recipe.in_squares(Fp8Operand::Input));
   options.format = "hybrid";  // as Transformer Engine has it
   EXPECT_EQ(fp8_recipe(options).value().type(Fp8Operand::OutputGradient), Fp8Type::E5M2);
+  options.recipe = "mxfp8";
+  recipe = fp8_recipe(options).value();
+  EXPECT_TRUE(recipe.in_blocks());
+  EXPECT_EQ(recipe.history, 0);
+  EXPECT_EQ(recipe.block(), 32);
+  EXPECT_FALSE(recipe.in_squares(Fp8Operand::Weight));
+  EXPECT_EQ(recipe.type(Fp8Operand::OutputGradient), Fp8Type::E5M2);
+  EXPECT_EQ(recipe.type(Fp8Operand::Weight), Fp8Type::E4M3);
 }
 
 TEST(Fp8Layers, AreThoseOfTransformerLayers) {
@@ -153,7 +164,7 @@ TEST(Fp8Rules, RefuseWhatScalesWouldFollowTheLayoutWith) {
   EXPECT_EQ(refusal_of(fp8_run(), [](RunConfig&) {}), "no error");
   const std::vector<std::pair<const char*, std::function<void(RunConfig&)>>> all = {
       {"fp8.format must be one of", [](RunConfig& c) { c.fp8.format = "e5m2"; }},
-      {"fp8.recipe must be one of", [](RunConfig& c) { c.fp8.recipe = "mxfp8"; }},
+      {"fp8.recipe must be one of", [](RunConfig& c) { c.fp8.recipe = "custom"; }},
       {"fp8.amax_compute_algo must be one of", [](RunConfig& c) { c.fp8.amax_compute_algo = "mean"; }},
       {"fp8.margin must be from", [](RunConfig& c) { c.fp8.margin = -1; }},
       {"fp8.amax_history_len must be from", [](RunConfig& c) { c.fp8.amax_history_len = 0; }},
@@ -236,6 +247,39 @@ TEST(Fp8Rules, RefuseRanksWithPartsOfBlocks) {
   EXPECT_EQ(refusal_of(fits, [](RunConfig&) {}), "no error");
 }
 
+TEST(Fp8Rules, RefuseRanksWithPartsOfBlocksOf32) {
+  RunConfig fits = fp8_run();
+  fits.fp8.recipe = "mxfp8";
+  fits.model.hidden_size = 128;
+  fits.model.num_attention_heads = 4;
+  fits.model.ffn_hidden_size = 64;
+  fits.model.position_embedding_type = "rope";
+  fits.model.gated_linear_unit = true;
+  fits.data.seq_length = 128;
+  fits.parallel.tp = fits.parallel.cp = 2;
+  fits.parallel.world_size = 4;
+  EXPECT_EQ(refusal_of(fits, [](RunConfig&) {}), "no error");
+  EXPECT_THAT(refusal_of(fits, [](RunConfig& c) { c.model.ffn_hidden_size = 96; }),
+              HasSubstr("fp8.recipe mxfp8 scales blocks of 32 features: of what parallel.tp divides, each rank must "
+                        "have a multiple of 32.\n  got:  96 features of decoder.layers.0.mlp.linear_fc1, tp 2\n"
+                        "  fix:  --fp8-recipe tensorwise"));
+  EXPECT_THAT(refusal_of(fits, [](RunConfig& c) { c.data.seq_length = 192; }),
+              HasSubstr("got:  192 tokens, cp 2\n  fix:  --seq-length 256"));
+}
+
+// ATen's check_mxfp8_recipe() and check_deepseek_recipe() take E4M3 alone.
+TEST(Fp8Rules, RefuseGradientsInE5M2OnGpusWithScalesOfBlocks) {
+  for (const char* recipe : {"blockwise", "mxfp8"}) {
+    RunConfig config = fp8_run("hybrid");
+    config.fp8.recipe = recipe;
+    const auto on_a_gpu = [](RunConfig& c) { c.parallel.device = "cuda"; };
+    EXPECT_EQ(refusal_of(config, [](RunConfig&) {}), "no error");
+    EXPECT_THAT(refusal_of(config, on_a_gpu), HasSubstr("fix:  --fp8-format e4m3"));
+    config.fp8.format = "e4m3";
+    EXPECT_EQ(refusal_of(config, on_a_gpu), "no error");
+  }
+}
+
 TEST(Fp8Units, AreThoseOfAdaAndLater) {
   constexpr std::int64_t kCuda13 = 13000;
   for (const auto& [major, minor] : {std::pair{7, 5}, {8, 0}, {8, 6}, {8, 7}}) {
@@ -265,11 +309,34 @@ TEST(Fp8Units, OfBlocksAreThoseOfHopper) {
   };
   EXPECT_THAT(refusal(8, 0, 13000), HasSubstr("fp8.format needs a GPU that multiplies 8-bit numbers"));
   for (const auto& [major, minor] : {std::pair{8, 9}, {10, 0}, {12, 0}}) {
-    EXPECT_THAT(refusal(major, minor, 13000), HasSubstr("fp8.recipe blockwise needs a GPU whose products cuBLAS"));
+    EXPECT_THAT(refusal(major, minor, 13000), HasSubstr("fp8.recipe blockwise needs a GPU of compute capability 9.0 "));
     EXPECT_THAT(refusal(major, minor, 13000), HasSubstr(concat("compute capability ", major, ".", minor)));
     EXPECT_THAT(refusal(major, minor, 13000), HasSubstr("fix:  --fp8-recipe tensorwise"));
   }
   EXPECT_THAT(refusal(9, 0, 12080), HasSubstr("got:  libtorch for CUDA 12.8"));
+}
+
+// As PyTorch's own tests have them (PLATFORM_SUPPORTS_MX_GEMM), by cuBLAS 12.8.
+TEST(Fp8Units, OfBlocksOf32AreThoseOfBlackwellAndLater) {
+  const Fp8Recipe blocks{.scales = Fp8Scales::Mx};
+  for (const auto& [major, minor] : {std::pair{10, 0}, {10, 3}, {12, 0}}) {
+    EXPECT_NO_THROW(require_fp8_units(blocks, major, minor, 12080));
+    EXPECT_NO_THROW(require_fp8_units(blocks, major, minor, std::nullopt));
+  }
+  const auto refusal = [&](int major, int minor, std::int64_t cuda) -> std::string {
+    try {
+      require_fp8_units(blocks, major, minor, cuda, "DGX");
+    } catch (const ConfigError& error) {
+      return error.what();
+    }
+    return "no error";
+  };
+  for (const auto& [major, minor] : {std::pair{8, 9}, {9, 0}}) {
+    EXPECT_THAT(refusal(major, minor, 13000), HasSubstr("fp8.recipe mxfp8 needs a GPU of compute capability 10.0 "));
+    EXPECT_THAT(refusal(major, minor, 13000), HasSubstr(concat("got:  DGX, compute capability ", major, ".", minor)));
+    EXPECT_THAT(refusal(major, minor, 13000), HasSubstr("fix:  --fp8-recipe tensorwise"));
+  }
+  EXPECT_THAT(refusal(10, 0, 12060), HasSubstr("got:  libtorch for CUDA 12.6"));
 }
 
 TEST(MemoryPlan, CountsTheScalesAndNoPackedCopiesOfLayersInEightBits) {
@@ -288,10 +355,12 @@ TEST(MemoryPlan, CountsTheScalesAndNoPackedCopiesOfLayersInEightBits) {
   const MemoryPlan current = memory_plan(resolve(config), 0, 0, 0, "avx512_bf16");
   EXPECT_EQ(current.optimizer_state - plain.optimizer_state, 4 * 8 * (3 + 2));
   EXPECT_EQ(current.packed_weights, 0);
-  config.fp8.recipe = "blockwise";
-  const MemoryPlan blocks = memory_plan(resolve(config), 0, 0, 0, "avx512_bf16");
-  EXPECT_EQ(blocks.optimizer_state, plain.optimizer_state);
-  EXPECT_EQ(blocks.packed_weights, 0);
+  for (const char* recipe : {"blockwise", "mxfp8"}) {
+    config.fp8.recipe = recipe;
+    const MemoryPlan blocks = memory_plan(resolve(config), 0, 0, 0, "avx512_bf16");
+    EXPECT_EQ(blocks.optimizer_state, plain.optimizer_state);
+    EXPECT_EQ(blocks.packed_weights, 0);
+  }
 }
 
 }  // namespace

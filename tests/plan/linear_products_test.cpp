@@ -178,6 +178,26 @@ TEST(Fp8Cost, OfBlocksIsThatOfTheirMagnitudesInEachProduct) {
   EXPECT_DOUBLE_EQ(linear.weight_gradient(halves).products_s, halves.flops() / 1e12);
 }
 
+// Weights are cut along the sum of each product too, and scales are padded, put in the order of units, and narrowed.
+TEST(Fp8Cost, OfBlocksOf32HasUnitsForMoreSizes) {
+  config::RunConfig config = in_8_bits();
+  config.fp8.recipe = "mxfp8";
+  const Hardware hardware = with_units();
+  const ResolvedRun run = resolve(config);
+  const LinearProducts linear(run, hardware);
+  const Product product{1, 64, 32, 96};
+  const double x = 64 * 96, w = 32 * 96, scales = 2 + 6 + 2 + 2 + 3;
+  EXPECT_DOUBLE_EQ(linear.forward(product).products_s, product.flops() / 2e12);
+  EXPECT_EQ(linear.forward(product).moved_bytes, (x + w) * (6 + 11));
+  EXPECT_EQ(linear.forward(product).launches, 2 * (scales + 3));
+  EXPECT_EQ(linear.input_gradient(product).launches, 2 * (scales + 3) + 2);
+  EXPECT_DOUBLE_EQ(linear.weight_gradient(product).products_s, product.flops() / 2e12) << "32 tokens of each sequence";
+  const Product part{1, 64, 48, 96};
+  EXPECT_DOUBLE_EQ(linear.forward(part).products_s, part.flops() / 1e12) << "a part of a block is emulated";
+  const Product halves{1, 96, 32, 96};  // 48 tokens of each of two sequences
+  EXPECT_DOUBLE_EQ(linear.weight_gradient(halves).products_s, halves.flops() / 1e12);
+}
+
 TEST(Fp8Cost, IsLessThanThatOfBf16OnH100) {
   config::RunConfig config = in_8_bits("none", "cuda");
   config.model.hidden_size = 8192;
@@ -214,10 +234,13 @@ TEST(Fp8State, IsInTheReportAndOnAGpuWithoutWhatTheHostKeeps) {
   EXPECT_EQ(report(resolve(config))["fp8"]["state_bytes"], 4 * 8 * (3 + 2));
   EXPECT_THAT(report_text(resolve(config)),
               HasSubstr("products of 8 linear layers; scales of weights and the step's magnitudes are"));
-  config.fp8.recipe = "blockwise";
-  EXPECT_EQ(report(resolve(config))["fp8"]["state_bytes"], 0);
-  EXPECT_THAT(report_text(resolve(config)),
-              HasSubstr("products of 8 linear layers; scales of blocks are found in each, none is kept"));
+  config.fp8.format = "e4m3";
+  for (const char* recipe : {"blockwise", "mxfp8"}) {
+    config.fp8.recipe = recipe;
+    EXPECT_EQ(report(resolve(config))["fp8"]["state_bytes"], 0);
+    EXPECT_THAT(report_text(resolve(config)),
+                HasSubstr("products of 8 linear layers; scales of blocks are found in each, none is kept"));
+  }
 }
 
 }  // namespace

@@ -56,21 +56,21 @@ TEST(TrainStep, InFp8OnCudaTakesNearlyTheStepsThatTheCpuTakes) {
     return true;
   };
   if (!has_units({})) GTEST_SKIP() << "no NVIDIA GPU that multiplies 8-bit numbers";
-  const bool has_blocks = has_units({.scales = plan::Fp8Scales::Block});
   for (const auto& [format, recipe] : {std::pair{"hybrid", "delayed"},
                                        {"e4m3", "delayed"},
                                        {"hybrid", "tensorwise"},
                                        {"e4m3", "tensorwise"},
-                                       {"hybrid", "blockwise"},
-                                       {"e4m3", "blockwise"}}) {
-    const bool in_blocks = recipe == std::string("blockwise");
-    if (in_blocks && !has_blocks) continue;
+                                       {"e4m3", "blockwise"},
+                                       {"e4m3", "mxfp8"}}) {
     config::RunConfig config = testing::tiny_config(1, 1, "fp32");
+    config.fp8.format = format;
+    config.fp8.recipe = recipe;
+    const plan::Fp8Recipe asked = plan::fp8_recipe(config.fp8).value();
+    if (!has_units(asked)) continue;
+    const bool in_blocks = asked.in_blocks();
     config.model.hidden_size = in_blocks ? 128 : 32;
     config.model.num_attention_heads = 4;
     config.data.seq_length = in_blocks ? 128 : 16;
-    config.fp8.format = format;
-    config.fp8.recipe = recipe;
     const plan::ResolvedRun run = plan::resolve(config);
     const auto losses_on = [&](at::Device device) {
       Engine engine(run, {}, device);

@@ -97,7 +97,7 @@ TEST_F(Fp8Resume, InPartsIsTheSameToTheBit) {
 
 // Of scales that follow from the tensors at hand there is nothing to keep.
 class Fp8ResumeOwn : public Fp8Resume, public ::testing::WithParamInterface<const char*> {};
-INSTANTIATE_TEST_SUITE_P(Recipes, Fp8ResumeOwn, ::testing::Values("tensorwise", "blockwise"));
+INSTANTIATE_TEST_SUITE_P(Recipes, Fp8ResumeOwn, ::testing::Values("tensorwise", "blockwise", "mxfp8"));
 
 TEST_P(Fp8ResumeOwn, WithoutScalesOfStepsIsTheSameToTheBit) {
   config::RunConfig straight = in_eight_bits(1, 1, "bf16");
@@ -280,9 +280,9 @@ TEST(Fp8Step, SkipsWhatIsNotFiniteWithScalesOfTensors) {
 
 // Of blocks nobody looks at magnitudes: products of what is not finite are NaN.
 TEST(Fp8Step, SkipsWhatIsNotFiniteWithScalesOfBlocks) {
-  for (const char* dtype : {"fp64", "bf16"}) {
+  for (const auto& [dtype, recipe] : {std::pair{"fp64", "blockwise"}, {"bf16", "blockwise"}, {"bf16", "mxfp8"}}) {
     config::RunConfig config = in_eight_bits(1, 1, dtype);
-    config.fp8.recipe = "blockwise";
+    config.fp8.recipe = recipe;
     const plan::ResolvedRun run = plan::resolve(config);
     kernels::configure_thread(1);
     Engine engine(run, {}, at::kCPU);
@@ -293,7 +293,7 @@ TEST(Fp8Step, SkipsWhatIsNotFiniteWithScalesOfBlocks) {
 }
 
 class Fp8Held : public ::testing::TestWithParam<const char*> {};
-INSTANTIATE_TEST_SUITE_P(Recipes, Fp8Held, ::testing::Values("delayed", "tensorwise", "blockwise"));
+INSTANTIATE_TEST_SUITE_P(Recipes, Fp8Held, ::testing::Values("delayed", "tensorwise", "blockwise", "mxfp8"));
 
 TEST_P(Fp8Held, IsWhatIsPlanned) {
   config::RunConfig config = in_eight_bits(1, 2, "bf16");
@@ -323,10 +323,10 @@ TEST(Fp8Step, LearnsAsBf16Does) {
   const auto losses = [](const std::string& format, const char* dtype, const std::string& algo) {
     config::RunConfig config = in_eight_bits(1, 1, dtype);
     config.fp8.format = format;
-    if (algo == "tensorwise" || algo == "blockwise")
-      config.fp8.recipe = algo;
-    else
+    if (algo == "max" || algo == "most_recent")
       config.fp8.amax_compute_algo = algo;
+    else
+      config.fp8.recipe = algo;
     config.fp8.amax_history_len = 4;
     config.train.train_iters = 20;
     const plan::ResolvedRun run = plan::resolve(config);
@@ -342,7 +342,9 @@ TEST(Fp8Step, LearnsAsBf16Does) {
   for (const auto& [format, dtype, algo] : {std::tuple{"hybrid", "bf16", "max"},
                                             {"e4m3", "bf16", "most_recent"},
                                             {"hybrid", "bf16", "tensorwise"},
-                                            {"e4m3", "bf16", "blockwise"}}) {
+                                            {"e4m3", "bf16", "blockwise"},
+                                            {"e4m3", "bf16", "mxfp8"},
+                                            {"hybrid", "bf16", "mxfp8"}}) {
     const std::vector<double> fp8 = losses(format, dtype, algo);
     EXPECT_NE(fp8.front(), bf16.front());
     for (std::size_t i = 0; i < fp8.size(); ++i)

@@ -137,8 +137,8 @@ struct Fp8Config {
       "fp8-format", Choices({"none", "hybrid", "e4m3"}));
     v("recipe", recipe,
       "How tensors are scaled: delayed, by the largest magnitudes of the steps before; tensorwise, each by its own; "
-      "blockwise, each 128 numbers by theirs, of weights 128 x 128.",
-      "fp8-recipe", on, Choices({"delayed", "tensorwise", "blockwise"}));
+      "blockwise, each 128 numbers by theirs, of weights 128 x 128; mxfp8, each 32 numbers by theirs.",
+      "fp8-recipe", on, Choices({"delayed", "tensorwise", "blockwise", "mxfp8"}));
     v("margin", margin, "Powers of two that delayed scales stay below the largest that fits.", "fp8-margin", on,
       delayed);
     v("amax_history_len", amax_history_len, "Steps whose largest magnitudes are kept.", "fp8-amax-history-len", on,

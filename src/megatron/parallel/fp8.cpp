@@ -19,6 +19,7 @@ namespace megatron::parallel {
 namespace {
 
 using plan::Fp8Operand;
+using Along = Fp8Tile::Along;
 
 /// What numbers are scaled in, so that only the 8-bit number is rounded, and what units write of blocks, too: fp16 has
 /// too few exponents.
@@ -36,7 +37,7 @@ std::int64_t row_count(const at::Tensor& x) { return x.numel() / x.size(-1); }
 /// Whether the matrix units of the device compute the products of x [.., k] and w [n, k]: they want multiples of 16,
 /// and of features whole blocks.
 bool has_units(const at::Tensor& x, const at::Tensor& w, const plan::Fp8Recipe& recipe) {
-  const std::int64_t unit = recipe.in_blocks() ? plan::kFp8Block : 16;
+  const std::int64_t unit = recipe.in_blocks() ? recipe.block() : 16;
   return x.is_cuda() && x.scalar_type() != at::kDouble && row_count(x) % 16 == 0 && w.size(0) % unit == 0 &&
          w.size(1) % unit == 0;
 }
@@ -229,8 +230,18 @@ Fp8Pass::Quantized Fp8Pass::quantized(const at::Tensor& x, Fp8Operand operand) {
   return {fp8_quantized(x.reshape({-1, x.size(-1)}), recipe().type(operand), scale), scale.inverse};
 }
 
-at::Tensor Fp8Pass::rounded(const at::Tensor& x, Fp8Operand operand, Fp8Tile tile) {
-  if (recipe().in_blocks()) return fp8_rounded_in_blocks(x, recipe().type(operand), tile);
+Fp8Tile Fp8Pass::tile_of(Fp8Operand operand, Along along) const {
+  return {recipe().in_squares(operand) ? Along::Both : along, recipe().block()};
+}
+
+Fp8Matrix Fp8Pass::matrix_of(const at::Tensor& x, Fp8Operand operand, Along along) const {
+  const plan::Fp8Type type = recipe().type(operand);
+  if (recipe().in_squares(operand)) return fp8_matrix_of_squares(x, type, along == Along::First);
+  return fp8_matrix_of_tiles(x, type, tile_of(operand, along));
+}
+
+at::Tensor Fp8Pass::rounded(const at::Tensor& x, Fp8Operand operand, Along along) {
+  if (recipe().in_blocks()) return fp8_rounded_in_blocks(x, recipe().type(operand), tile_of(operand, along));
   return fp8_rounded(x, recipe().type(operand), scale_of(x, operand));
 }
 
@@ -245,15 +256,15 @@ at::Tensor Fp8Pass::output(const at::Tensor& x, const at::Tensor& w, const at::T
   see(x, Fp8Operand::Input);
   see(w, Fp8Operand::Weight);
   if (!has_units(x, w, recipe())) {
-    const at::Tensor input = rounded(x, Fp8Operand::Input, Fp8Tile::Features);
-    return kernels::linear(input, rounded(w, Fp8Operand::Weight, Fp8Tile::Square), nullptr, bias);
+    const at::Tensor input = rounded(x, Fp8Operand::Input, Along::Last);
+    return kernels::linear(input, rounded(w, Fp8Operand::Weight, Along::Last), nullptr, bias);
   }
   auto shape = x.sizes().vec();
   shape.back() = w.size(0);
   at::Tensor y;
   if (recipe().in_blocks()) {
-    const Fp8Matrix input = fp8_matrix_of_features(x, recipe().type(Fp8Operand::Input)),
-                    weight = fp8_matrix_of_weight(w, recipe().type(Fp8Operand::Weight), false);
+    const Fp8Matrix input = matrix_of(x, Fp8Operand::Input, Along::Last),
+                    weight = matrix_of(w, Fp8Operand::Weight, Along::Last);
     y = fp8_product(input, weight, scaled_type(x.scalar_type())).to(x.scalar_type());
   } else {
     const Quantized input = quantized(x, Fp8Operand::Input), weight = quantized(w, Fp8Operand::Weight);
@@ -266,14 +277,14 @@ at::Tensor Fp8Pass::output(const at::Tensor& x, const at::Tensor& w, const at::T
 
 at::Tensor Fp8Pass::input_gradient(const at::Tensor& dy, const at::Tensor& w) {
   if (!has_units(dy, w, recipe())) {
-    const at::Tensor gradient = rounded(dy, Fp8Operand::OutputGradient, Fp8Tile::Features);
-    return kernels::linear_input_gradient(gradient, rounded(w, Fp8Operand::Weight, Fp8Tile::Square));
+    const at::Tensor gradient = rounded(dy, Fp8Operand::OutputGradient, Along::Last);
+    return kernels::linear_input_gradient(gradient, rounded(w, Fp8Operand::Weight, Along::First));
   }
   auto shape = dy.sizes().vec();
   shape.back() = w.size(1);
   if (recipe().in_blocks()) {
-    const Fp8Matrix gradient = fp8_matrix_of_features(dy, recipe().type(Fp8Operand::OutputGradient)),
-                    weight = fp8_matrix_of_weight(w, recipe().type(Fp8Operand::Weight), true);
+    const Fp8Matrix gradient = matrix_of(dy, Fp8Operand::OutputGradient, Along::Last),
+                    weight = matrix_of(w, Fp8Operand::Weight, Along::First);
     return fp8_product(gradient, weight, scaled_type(dy.scalar_type())).to(dy.scalar_type()).view(shape);
   }
   const Quantized gradient = quantized(dy, Fp8Operand::OutputGradient), weight = quantized(w, Fp8Operand::Weight);
@@ -285,13 +296,13 @@ at::Tensor Fp8Pass::input_gradient(const at::Tensor& dy, const at::Tensor& w) {
 void Fp8Pass::weight_gradient(const at::Tensor& grad_w, const at::Tensor& dy, const at::Tensor& x, double beta) {
   if (!recipe().weight_gradients) return kernels::linear_weight_gradient(grad_w, dy, x, beta);
   const bool in_blocks = recipe().in_blocks();
-  if (!has_units(x, grad_w, recipe()) || (in_blocks && x.size(0) % plan::kFp8Block != 0)) {
-    const at::Tensor gradient = rounded(dy, Fp8Operand::OutputGradient, Fp8Tile::Tokens);
-    return kernels::linear_weight_gradient(grad_w, gradient, rounded(x, Fp8Operand::Input, Fp8Tile::Tokens), beta);
+  if (!has_units(x, grad_w, recipe()) || (in_blocks && x.size(0) % recipe().block() != 0)) {
+    const at::Tensor gradient = rounded(dy, Fp8Operand::OutputGradient, Along::First);
+    return kernels::linear_weight_gradient(grad_w, gradient, rounded(x, Fp8Operand::Input, Along::First), beta);
   }
   if (in_blocks) {
-    const Fp8Matrix gradient = fp8_matrix_of_tokens(dy, recipe().type(Fp8Operand::OutputGradient)),
-                    input = fp8_matrix_of_tokens(x, recipe().type(Fp8Operand::Input));
+    const Fp8Matrix gradient = matrix_of(dy, Fp8Operand::OutputGradient, Along::First),
+                    input = matrix_of(x, Fp8Operand::Input, Along::First);
     return add_to_gradient(grad_w, fp8_product(gradient, input, at::kFloat), beta);
   }
   const Quantized gradient = quantized(dy, Fp8Operand::OutputGradient), input = quantized(x, Fp8Operand::Input);

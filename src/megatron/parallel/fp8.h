@@ -140,7 +140,10 @@ class Fp8Pass {
   void see(const at::Tensor& x, plan::Fp8Operand operand) const;  ///< for delayed scales
   Fp8Scale scale_of(const at::Tensor& x, plan::Fp8Operand operand);
   Quantized quantized(const at::Tensor& x, plan::Fp8Operand operand);
-  at::Tensor rounded(const at::Tensor& x, plan::Fp8Operand operand, Fp8Tile tile);
+  // Along which dimension of x the product sums: scales of blocks follow it.
+  Fp8Tile tile_of(plan::Fp8Operand operand, Fp8Tile::Along along) const;
+  Fp8Matrix matrix_of(const at::Tensor& x, plan::Fp8Operand operand, Fp8Tile::Along along) const;
+  at::Tensor rounded(const at::Tensor& x, plan::Fp8Operand operand, Fp8Tile::Along along);
 
   Fp8ProductsPtr layer_;
   std::array<Fp8Scale, plan::kFp8Operands> scales_;  ///< of the pass's input and gradient; undefined: not yet

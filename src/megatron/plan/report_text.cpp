@@ -295,7 +295,7 @@ std::string fp8_text(const json& all) {
   const std::string products = concat("fp8 ", fp8["format"].get<std::string>(), ": products of ",
                                       fp8["linear_layers"].get<std::int64_t>(), " linear layers; ");
   const std::string bytes = human_bytes(fp8["state_bytes"]) + " of each rank's optimizer_state\n";
-  if (fp8["recipe"] == "blockwise") return concat(products, "scales of blocks are found in each, none is kept\n");
+  if (fp8["state_bytes"] == 0) return concat(products, "scales of blocks are found in each, none is kept\n");
   if (fp8["recipe"] == "tensorwise") return concat(products, "scales of weights and the step's magnitudes are ", bytes);
   return concat(products, "their scales and magnitudes of ", fp8["history"].get<std::int64_t>(),
                 fp8["history"] == 1 ? " step are " : " steps are ", bytes);

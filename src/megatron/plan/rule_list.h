@@ -136,7 +136,8 @@ void check_model(const config::ModelConfig& model, Rules& rules);
 void check_tuning(const config::RunConfig& config, Rules& rules);
 /// The rules of training in 8 bits, and what that excludes.
 void check_fp8(const config::RunConfig& config, Rules& rules);
-/// The rules of fp8.recipe blockwise, of a model that keeps the other rules: no rank may have a part of a block.
+/// The rules of fp8.recipe blockwise and mxfp8, of a model that keeps the other rules: no rank may have a part of a
+/// block, and on a GPU all numbers are E4M3.
 void check_fp8_blocks(const config::RunConfig& config, const ModelShape& shape, Rules& rules);
 /// The rules of the model's experts, and of how the `shares` ranks with other tokens (dp x cp) share them.
 void check_experts(const config::ModelConfig& model, Rules& rules);

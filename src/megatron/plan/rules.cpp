@@ -515,7 +515,7 @@ ResolvedRun resolve_as_given(config::RunConfig config, const Facts& facts) {
   check_pipeline_options(config.parallel, rules);
   Pipeline pipeline = resolve_pipeline(config, facts, rules);
   const Samples samples = resolve_samples(config, grid.sample_shares(), steps, facts, rules);
-  if (rules.hold() && config.fp8.recipe == "blockwise") check_fp8_blocks(config, model_shape(config), rules);
+  if (rules.hold() && config.fp8.format != "none") check_fp8_blocks(config, model_shape(config), rules);
   rules.finish();
   ModelShape shape = model_shape(config);
   shape.lora = lora_of(config.lora);

@@ -163,10 +163,10 @@ void eight_bits(Translation& c) {
   f.num_layers_at_start_in_bf16 = c.args.integer("num-layers-at-start-in-bf16");
   f.num_layers_at_end_in_bf16 = c.args.integer("num-layers-at-end-in-bf16");
   const std::string recipe = c.args.text("fp8-recipe");
-  if (recipe == "delayed" || recipe == "tensorwise" || recipe == "blockwise")
+  if (recipe != "custom")
     f.recipe = recipe;
   else
-    c.miss("fp8-recipe", "FP8 scaled otherwise than by --fp8-recipe delayed, tensorwise or blockwise");
+    c.miss("fp8-recipe", "FP8 scaled otherwise than by --fp8-recipe delayed, tensorwise, blockwise or mxfp8");
 }
 
 void exits(Translation& c) {

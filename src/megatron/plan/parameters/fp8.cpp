@@ -14,7 +14,9 @@ std::optional<Fp8Recipe> fp8_recipe(const config::Fp8Config& fp8) {
   const Fp8Type gradients = fp8.format == "hybrid" ? Fp8Type::E5M2 : Fp8Type::E4M3;
   if (fp8.recipe != "delayed")
     return Fp8Recipe{.gradients = gradients,
-                     .scales = fp8.recipe == "tensorwise" ? Fp8Scales::Tensor : Fp8Scales::Block,
+                     .scales = fp8.recipe == "tensorwise"  ? Fp8Scales::Tensor
+                               : fp8.recipe == "blockwise" ? Fp8Scales::Block
+                                                           : Fp8Scales::Mx,
                      .history = 0,
                      .weight_gradients = fp8.wgrad};
   return Fp8Recipe{.gradients = gradients,
@@ -114,23 +116,28 @@ void check_fp8_blocks(const config::RunConfig& config, const ModelShape& shape, 
   const auto recipe = fp8_recipe(config.fp8);
   if (!recipe || !recipe->in_blocks()) return;
   const config::ParallelConfig& parallel = config.parallel;
+  const std::int64_t block = recipe->block();
+  const std::string scaled = concat("fp8.recipe ", config.fp8.recipe, " scales blocks of ", block);
+  rules.require(parallel.device != "cuda" || recipe->gradients == Fp8Type::E4M3,
+                concat("libtorch's products of blocks on a GPU read E4M3 alone: with parallel.device cuda fp8.recipe ",
+                       config.fp8.recipe, " excludes fp8.format hybrid."),
+                "fp8.format hybrid, parallel.device cuda", "--fp8-format e4m3");
   std::vector<std::string> cut;
   for_each_fp8_linear(shape, [&](const LayerSpec& layer, const Linear& linear) {
     const std::int64_t size = divided_features(linear);
-    if (parallel.tp > 1 && size % (parallel.tp * kFp8Block) != 0)
+    if (parallel.tp > 1 && size % (parallel.tp * block) != 0)
       cut.push_back(concat(size, " features of ", layer.prefix, linear.name, ", tp ", parallel.tp));
   });
   rules.require(
       cut.empty(),
-      "fp8.recipe blockwise scales blocks of 128 features: of what parallel.tp divides, each rank must have a "
-      "multiple of 128.",
+      concat(scaled, " features: of what parallel.tp divides, each rank must have a multiple of ", block, "."),
       cut.empty() ? "" : cut.front(), "--fp8-recipe tensorwise");
   if (parallel.cp <= 1 || !recipe->weight_gradients) return;  // these alone sum over tokens
   const auto require_tokens = [&](const char* option, const char* flag, std::int64_t tokens) {
-    const std::int64_t unit = 2 * parallel.cp * kFp8Block;
+    const std::int64_t unit = 2 * parallel.cp * block;
     rules.require(tokens % unit == 0,
-                  concat("fp8.recipe blockwise scales blocks of 128 tokens: ", option,
-                         " must give each of the two chunks of a rank of parallel.cp a multiple of 128."),
+                  concat(scaled, " tokens: ", option,
+                         " must give each of the two chunks of a rank of parallel.cp a multiple of ", block, "."),
                   concat(tokens, " tokens, cp ", parallel.cp), concat(flag, " ", next_multiple(tokens, unit)));
   };
   require_tokens("data.seq_length", "--seq-length", config.data.seq_length);
@@ -138,22 +145,25 @@ void check_fp8_blocks(const config::RunConfig& config, const ModelShape& shape, 
     require_tokens("data.decoder_seq_length", "--data.decoder_seq_length", config.data.decoder_seq_length);
 }
 
-void require_fp8_units(const Fp8Recipe& recipe, int major, int minor, std::int64_t cuda) {
-  constexpr const char* kOff = "--fp8-format none (the default)";
-  constexpr std::int64_t kCuda12_9 = 12090;
-  const std::string got = concat("compute capability ", major, ".", minor);
+void require_fp8_units(const Fp8Recipe& recipe, int major, int minor, std::optional<std::int64_t> cuda,
+                       const std::string& gpu) {
+  constexpr const char *kOff = "--fp8-format none (the default)", *kOther = "--fp8-recipe tensorwise";
+  constexpr std::int64_t kCuda12_8 = 12080, kCuda12_9 = 12090;
+  const std::string got = concat(gpu, gpu.empty() ? "" : ", ", "compute capability ", major, ".", minor);
   if (major < 8 || (major == 8 && minor < 9))
     throw ConfigError(rule_got_fix(
         "fp8.format needs a GPU that multiplies 8-bit numbers: of compute capability 8.9 (Ada) or more.", got, kOff));
   if (!recipe.in_blocks()) return;
-  constexpr const char* kOther = "--fp8-recipe tensorwise";
-  if (major != 9)
-    throw ConfigError(rule_got_fix(
-        "fp8.recipe blockwise needs a GPU whose products cuBLAS scales by blocks: of compute capability 9.0 (Hopper).",
-        got, kOther));
-  if (cuda < kCuda12_9)
-    throw ConfigError(rule_got_fix("fp8.recipe blockwise needs libtorch for CUDA 12.9 or later.",
-                                   concat("libtorch for CUDA ", cuda / 1000, ".", cuda % 1000 / 10), kOther));
+  const bool mx = recipe.scales == Fp8Scales::Mx;
+  const std::string needs = concat("fp8.recipe ", mx ? "mxfp8" : "blockwise", " needs ");
+  if (mx ? major < 10 : major != 9)
+    throw ConfigError(
+        rule_got_fix(concat(needs, "a GPU of compute capability ", mx ? "10.0 (Blackwell) or more" : "9.0 (Hopper)",
+                            ", whose products cuBLAS scales by such blocks."),
+                     got, kOther));
+  if (cuda && *cuda < (mx ? kCuda12_8 : kCuda12_9))
+    throw ConfigError(rule_got_fix(concat(needs, "libtorch for CUDA ", mx ? "12.8" : "12.9", " or later."),
+                                   concat("libtorch for CUDA ", *cuda / 1000, ".", *cuda % 1000 / 10), kOther));
 }
 
 }  // namespace megatron::plan

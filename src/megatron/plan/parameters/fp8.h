@@ -10,9 +10,10 @@
 // Training in 8 bits (Micikevicius et al. 2022): which numbers linear layers multiply, and by what they are scaled. An
 // operand x is multiplied as the 8-bit number nearest to scale * x. The scale follows from largest magnitudes ("amax"):
 // delayed, from those of the steps before, over all microbatches and ranks (docs/decisions/0135-scales-of-the-step-
-// before.md); from the tensor's own, over all ranks that hold parts of it (0153-a-tensor-has-its-own-scale.md); or from
-// that of 128 numbers, or of 128 x 128 of a weight (0164-blocks-have-their-own-scales.md). All are the same in every
-// layout; the second follows the microbatch.
+// before.md); from the tensor's own, over all ranks that hold parts of it (0153-a-tensor-has-its-own-scale.md); from
+// that of 128 numbers, or of 128 x 128 of a weight (0164-blocks-have-their-own-scales.md); or from that of 32 numbers
+// (0166- blocks-of-32-are-those-of-the-mx-formats.md). All are the same in every layout; the second follows the
+// microbatch.
 namespace megatron::plan {
 
 enum class Fp8Type : std::uint8_t {
@@ -33,9 +34,12 @@ enum class Fp8Scales : std::uint8_t {
   Tensor,   ///< a tensor of a microbatch, by its own
   /// Blocks of kFp8Block: of inputs and output gradients 1 x 128 numbers along the dimension over which a product sums,
   /// features or the tokens of one sequence, in which the last may be shorter; of weights 128 x 128.
-  Block
+  Block,
+  /// Blocks of kMxBlock (Open Compute Project 2023, Microscaling Formats: MXFP8): of each operand 1 x 32 numbers along
+  /// the dimension over which a product sums; else as Block.
+  Mx
 };
-inline constexpr std::int64_t kFp8Block = 128;
+inline constexpr std::int64_t kFp8Block = 128, kMxBlock = 32;
 
 struct Fp8Recipe {
   Fp8Type gradients = Fp8Type::E5M2;  ///< of output gradients; inputs and weights are E4M3
@@ -46,7 +50,11 @@ struct Fp8Recipe {
   bool weight_gradients = true;     ///< dw is a product of 8-bit numbers too
 
   bool delayed() const { return scales == Fp8Scales::Delayed; }
-  bool in_blocks() const { return scales == Fp8Scales::Block; }
+  bool in_blocks() const { return scales == Fp8Scales::Block || scales == Fp8Scales::Mx; }
+  /// How many numbers along a product's sum have a scale, in_blocks().
+  std::int64_t block() const { return scales == Fp8Scales::Mx ? kMxBlock : kFp8Block; }
+  /// Whether blocks of an operand are square.
+  bool in_squares(Fp8Operand operand) const { return scales == Fp8Scales::Block && operand == Fp8Operand::Weight; }
   Fp8Type type(Fp8Operand operand) const { return operand == Fp8Operand::OutputGradient ? gradients : Fp8Type::E4M3; }
 };
 
@@ -69,8 +77,10 @@ std::vector<std::string> fp8_layers(const ModelShape& shape);
 std::int64_t fp8_state_bytes(const Fp8Recipe& recipe, std::int64_t layers, bool on_gpu);
 
 /// Throws ConfigError where a GPU of this compute capability does not multiply what `recipe` asks for: below 8.9 no
-/// 8-bit numbers; those with scales of blocks on 9.0 alone, by libtorch for CUDA 12.9 or later. `cuda`: libtorch's,
-/// 13000 for 13.0.
-void require_fp8_units(const Fp8Recipe& recipe, int major, int minor, std::int64_t cuda);
+/// 8-bit numbers; those of Fp8Scales::Block on 9.0 alone, by libtorch for CUDA 12.9 or later; those of Fp8Scales::Mx
+/// from 10.0 on, by libtorch for CUDA 12.8 or later. `cuda`: libtorch's, 13000 for 13.0; nothing: not known, and not
+/// looked at. `gpu`: what the message calls it.
+void require_fp8_units(const Fp8Recipe& recipe, int major, int minor, std::optional<std::int64_t> cuda,
+                       const std::string& gpu = "");
 
 }  // namespace megatron::plan

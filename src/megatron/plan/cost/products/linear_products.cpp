@@ -31,7 +31,7 @@ LinearProducts::LinearProducts(const ResolvedRun& run, const Hardware& hardware,
 }
 
 bool LinearProducts::on_units(const Product& product) const {
-  const double unit = fp8_ && fp8_->in_blocks() ? static_cast<double>(kFp8Block) : 16;
+  const double unit = fp8_ && fp8_->in_blocks() ? static_cast<double>(fp8_->block()) : 16;
   return has_units_ && divides(16, product.m) && divides(unit, product.n) && divides(unit, product.k);
 }
 
@@ -49,7 +49,9 @@ void LinearProducts::add_block_scales(LinearCost& cost, double numbers, bool uni
   const bool narrow = dtype_ != "fp32", other = narrow && dtype_ != "fp16";
   cost.launches += (narrow ? 1 : 0) + (other ? 1 : 0);  // magnitudes as float32, scales as what they multiply
   if (!units && other) ++cost.launches;                 // what divides too
-  if (units) cost.launches += turned ? 2 : 1;           // scales as units read them
+  if (!units) return;
+  cost.launches += fp8_->scales == Fp8Scales::Mx ? 3 : 1;  // scales as units read them
+  if (turned) ++cost.launches;
 }
 
 void LinearProducts::add_rounding(LinearCost& cost, double numbers, bool units, bool turned) const {
@@ -103,7 +105,7 @@ LinearCost LinearProducts::weight_gradient(const Product& product) const {
   const auto& [count, m, n, k] = product;
   const Product own{count, n, k, m};
   if (!fp8_ || !fp8_->weight_gradients) return {.products_s = product_s(hardware_, dtype_, own)};
-  const double unit = fp8_->in_blocks() ? static_cast<double>(kFp8Block) * samples_ : 16;  // blocks of one sequence
+  const double unit = fp8_->in_blocks() ? static_cast<double>(fp8_->block()) * samples_ : 16;  // blocks of one sequence
   const bool units = on_units(product) && on_units(own) && divides(unit, m);
   LinearCost cost = units ? multiplied(own, kWide) : LinearCost{.products_s = product_s(hardware_, dtype_, own)};
   add_rounding(cost, count * m * n, units, true);

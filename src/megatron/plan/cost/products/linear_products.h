@@ -39,7 +39,7 @@ class LinearProducts {
 
  private:
   /// Whether matrix units multiply 8-bit numbers of these sizes, of which each must divide by 16, with scales of blocks
-  /// n and k by 128.
+  /// n and k by Fp8Recipe::block().
   bool on_units(const Product& product) const;
   /// The product alone, in 8 bits where on_units(), with so many bytes for a number of the result.
   LinearCost multiplied(const Product& product, double result_bytes) const;
