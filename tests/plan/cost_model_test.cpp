@@ -475,6 +475,7 @@ TEST(HardwareFile, IsRefusedForWhatNoMachineHas) {
       {"bf16_tflops = 100", "bf16_tflop = 100"},
       {"bf16_tflops = 100", "bf16_tflops = 100\nfp8_tflops = -1"},
       {"bf16_tflops = 100", "fp8_tflops = 100"},
+      {"bf16_tflops = 100", "bf16_tflops = 100\ncapability = 900"},
       {"bandwidth_gb_s = 1000", "bandwidth_gb_s = 0"},
       {"capacity_gb = 80\n", ""},
       {"bandwidth_gb_s = 100\n", "bandwidth_gb_s = 100\nefficiency = 1.5\n"},

@@ -198,6 +198,29 @@ TEST(Fp8Cost, OfBlocksOf32HasUnitsForMoreSizes) {
   EXPECT_DOUBLE_EQ(linear.weight_gradient(halves).products_s, halves.flops() / 1e12);
 }
 
+// What is predicted is what runs: hardware whose units do not multiply blocks is refused as a run on it would be.
+TEST(Fp8Cost, OfBlocksIsThatOfHardwareThatMultipliesThem) {
+  config::RunConfig config = in_8_bits("e4m3", "cuda");
+  const auto refusal = [&](const std::string& recipe, const std::string& file) -> std::string {
+    config.fp8.recipe = recipe;
+    const Hardware hardware = load_hardware(tests_folder() + "/../configs/hardware/" + file + ".toml");
+    try {
+      step_cost(resolve(config), hardware);
+    } catch (const ConfigError& error) {
+      return error.what();
+    }
+    return "no error";
+  };
+  for (const char* both : {"dgx-h100", "b200"})
+    for (const char* recipe : {"delayed", "tensorwise"}) EXPECT_EQ(refusal(recipe, both), "no error") << both;
+  EXPECT_EQ(refusal("blockwise", "dgx-h100"), "no error");
+  EXPECT_EQ(refusal("mxfp8", "b200"), "no error");
+  EXPECT_THAT(refusal("blockwise", "b200"), HasSubstr("got:  DGX B200, compute capability 10.0"));
+  EXPECT_THAT(refusal("mxfp8", "dgx-h100"), HasSubstr("got:  DGX H100, compute capability 9.0"));
+  config.parallel.device = "cpu";
+  EXPECT_EQ(refusal("blockwise", "b200"), "no error") << "there it is emulated";
+}
+
 TEST(Fp8Cost, IsLessThanThatOfBf16OnH100) {
   config::RunConfig config = in_8_bits("none", "cuda");
   config.model.hidden_size = 8192;

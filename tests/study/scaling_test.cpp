@@ -116,7 +116,8 @@ TEST(ScalingStudy, FitsFourConstantsAndTakesTheOthersFromWhatIsPublishedOrCounte
       {"compute.fp16_tflops", 2.1e3 / 16},  // the paper's peak of a server of 16
       {"compute.fp32_tflops", 16.4},
       {"compute.fp64_tflops", 16.4 / 2},
-      {"compute.fp8_tflops", 0},                    // a V100 has none
+      {"compute.fp8_tflops", 0},  // a V100 has none
+      {"compute.capability", 7.0},
       {"compute.bf16_tflops", 0},                   // no V100 offers it
       {"compute.attention_forward_efficiency", 0},  // not one kernel
       {"compute.attention_backward_efficiency", 0},

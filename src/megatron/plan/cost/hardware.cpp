@@ -82,6 +82,7 @@ Hardware parse_hardware(const std::string& text, const std::string& name) {
         std::pair("compute.bf16_tflops", compute.bf16_tflops), std::pair("compute.fp16_tflops", compute.fp16_tflops),
         std::pair("compute.fp8_tflops", compute.fp8_tflops)})
     if (value != 0) ranges.range(key, value, 1e-6, 1e6, "100");
+  if (compute.capability != 0) ranges.range("compute.capability", compute.capability, 1, 99, "9.0");
   if (best == 0) ranges.range("compute.bf16_tflops", 0, 1e-6, 1e6, "100");
   ranges.share("compute.product_efficiency", compute.product_efficiency);
   ranges.range("compute.product_half_size", compute.product_half_size, 0, 1e6, "300");

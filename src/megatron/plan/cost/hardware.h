@@ -10,6 +10,7 @@ namespace megatron::plan {
 /// What computes: one rank's accelerator, or its share of a processor.
 struct ComputeRates {
   double fp64_tflops = 0, fp32_tflops = 0, bf16_tflops = 0, fp16_tflops = 0, fp8_tflops = 0;
+  double capability = 0;
   double product_efficiency = 1;
   double product_half_size = 0;
   double attention_forward_efficiency = 0, attention_backward_efficiency = 0;
@@ -21,6 +22,9 @@ struct ComputeRates {
     v("fp16_tflops", fp16_tflops, "The same of float16.");
     v("fp8_tflops", fp8_tflops,
       "The same of 8-bit floats, without sparsity; 0: not offered, and what fp8.format asks for is emulated.");
+    v("capability", capability,
+      "Compute capability of an NVIDIA GPU, 9.0 of Hopper, by which fp8.recipe is refused as runs refuse it; 0: not "
+      "said, and none is.");
     v("product_efficiency", product_efficiency, "Share of the peak that a product of very large matrices reaches.");
     v("product_half_size", product_half_size,
       "Size of one of a product's three dimensions, the others being large, at which half of that is reached.");

@@ -28,6 +28,10 @@ LinearProducts::LinearProducts(const ResolvedRun& run, const Hardware& hardware,
     throw ConfigError(rule_got_fix(
         concat("the hardware ", hardware.name, " must multiply 8-bit numbers for fp8.format."),
         "fp8_tflops 0, parallel.device cuda", "--fp8-format none (the default), or fp8_tflops in its [compute]"));
+  const double capability = hardware.compute.capability;
+  if (!fp8_ || capability == 0 || run.config.parallel.device != "cuda") return;
+  const auto tenths = static_cast<int>(std::lround(10 * capability));
+  require_fp8_units(*fp8_, tenths / 10, tenths % 10, std::nullopt, hardware.name);
 }
 
 bool LinearProducts::on_units(const Product& product) const {

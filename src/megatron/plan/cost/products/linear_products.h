@@ -20,7 +20,8 @@ struct LinearCost {
 class LinearProducts {
  public:
   /// With fp8.format on hardware without fp8_tflops products of train.dtype emulate those in 8 bits; ConfigError where
-  /// parallel.device is cuda, on which such a run is refused.
+  /// parallel.device is cuda, on which such a run is refused, or the hardware's capability is one that
+  /// require_fp8_units() refuses.
   /// `in_8_bits`: false of layers that are LayerSpec::wide.
   LinearProducts(const ResolvedRun& run, const Hardware& hardware, bool in_8_bits = true);
 
