@@ -74,19 +74,24 @@ function(megatron_library folder)
   endforeach()
   if(NOT ARG_PURE)
     target_link_libraries(megatron_${folder} ${scope} torch_cpu)
-    # comm is compiled without OpenMP. In kernels g++ 12 would take the header's -ffp-contract for the file's own wherever
-    # a pragma names an instruction set: other bits.
-    if(sources AND ARG_COLD)
-      megatron_precompile(megatron_${folder} COLD_LIBRARY)
-    elseif(sources AND NOT folder MATCHES "^(comm|kernels)$")
-      megatron_precompile(megatron_${folder} LIBRARY)
+  endif()
+  # comm is compiled without OpenMP. In kernels g++ 12 would take the header's -ffp-contract for the file's own wherever
+  # a pragma names an instruction set: other bits.
+  if(sources AND NOT folder MATCHES "^(comm|kernels)$")
+    set(headers "")
+    if(ARG_COLD)
+      string(APPEND headers COLD_)
     endif()
+    if(ARG_PURE)
+      string(APPEND headers PURE_)
+    endif()
+    megatron_precompile(megatron_${folder} ${headers}LIBRARY)
   endif()
 endfunction()
 
-# megatron_precompile(TARGET [LIBRARY|COLD_LIBRARY|TORCH|PROGRAM|TORCH_PROGRAM]): what a file includes from elsewhere is
-# half of the time that it takes to compile: such headers are compiled once. LIBRARY: libtorch's, for a library; TORCH:
-# GoogleTest's beside them, for tests; PROGRAM: what the jobs of the command line include, TORCH_PROGRAM: those that
+# megatron_precompile(TARGET [[COLD_][PURE_]LIBRARY|TORCH|PROGRAM|TORCH_PROGRAM]): what a file includes from elsewhere is
+# half of the time that it takes to compile: such headers are compiled once. LIBRARY: for a library, libtorch's too
+# unless it is pure; TORCH: those and GoogleTest's, for tests; PROGRAM: what the jobs of the command line include, TORCH_PROGRAM: those that
 # compute; none: GoogleTest's alone. They have a small target of their own, but for programs: a precompiled header
 # belongs to one, and whoever uses it must be compiled with OpenMP as it is, or without as it is, both as libraries or
 # as programs, and as cold as it is: g++ optimizes by the options that the header was compiled with. Tests and programs
@@ -102,13 +107,14 @@ function(megatron_precompile target)
     set(libraries megatron_kernels)
   endif()
   if(ARGV1 MATCHES "LIBRARY")
-    set(owner library_headers)
-    if(ARGV1 STREQUAL COLD_LIBRARY)
-      set(owner cold_library_headers)
+    string(TOLOWER ${ARGV1}_headers owner)
+    set(headers <nlohmann/json.hpp> <algorithm> <array> <charconv> <filesystem> <fstream> <functional> <map> <memory>
+      <optional> <set> <span> <sstream> <string> <utility> <variant> <vector>)
+    set(libraries megatron_options nlohmann_json::nlohmann_json)
+    if(NOT ARGV1 MATCHES "PURE")
+      list(APPEND headers <ATen/core/Tensor.h> <ATen/TensorOperators.h> <ATen/ops/empty.h>)
+      list(APPEND libraries torch_cpu OpenMP::OpenMP_CXX)
     endif()
-    set(headers <ATen/core/Tensor.h> <ATen/TensorOperators.h> <ATen/ops/empty.h> <nlohmann/json.hpp> <algorithm>
-      <filesystem> <functional> <map> <memory> <optional> <span> <string> <utility> <vector>)
-    set(libraries megatron_options torch_cpu nlohmann_json::nlohmann_json OpenMP::OpenMP_CXX)
   endif()
   if(ARGV1 MATCHES "PROGRAM")
     set(owner ${target})  # the only one
@@ -123,7 +129,7 @@ function(megatron_precompile target)
   if(NOT TARGET ${owner} AND owner MATCHES "library_headers")
     add_library(${owner} STATIC EXCLUDE_FROM_ALL ${PROJECT_SOURCE_DIR}/cmake/headers.cpp)
     target_link_libraries(${owner} PRIVATE megatron_warnings ${libraries})
-    if(owner STREQUAL cold_library_headers)
+    if(owner MATCHES "^cold_")
       target_compile_options(${owner} PRIVATE ${MEGATRON_COLD})
     endif()
     target_precompile_headers(${owner} PRIVATE ${headers})

@@ -11,7 +11,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 STRING = re.compile(r'R"(\w*)\(.*?\)\1"|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])+\'|//[^\n]*|/\*.*?\*/', re.DOTALL)
 ALIAS = re.compile(r"\b(?:using|namespace)\s+(\w+)\s*=([^;]*);")
-HARMLESS = re.compile(r"\busing [\w:]+;|\bTEST\w*\(\)|\bINSTANTIATE\w*\(\)|"
+HARMLESS = re.compile(r"\busing (?:namespace )?[\w:]+;|\bTEST\w*\(\)|\bINSTANTIATE\w*\(\)|"
                       r"(?<!:):(?!:)\s*(?:public |private )?[\w:]+")
 NAME = re.compile(r"\b(?:struct|class|enum|enum class)\s+(\w+)|\b([A-Za-z_]\w*)\s*\(\)|"
                   r"\b([A-Za-z_]\w*)\s*(?:\[[^\]]*\]\s*)?(?=[=;{,])")
