@@ -20,7 +20,8 @@ std::string concat(const Args&... args) {
   return out.str();
 }
 
-/// "rule\n  got:  …\n  fix:  …": the one shape of every message to the user. An empty `fix` is left out.
+/// "rule\n  got:  …\n  fix:  …": the one shape of every message to the user. An empty `fix` is left out. Of what was
+/// got, words of more than 255 bytes keep 100 bytes of each end and their size.
 std::string rule_got_fix(const std::string& rule, const std::string& got, const std::string& fix = "");
 
 }  // namespace megatron
