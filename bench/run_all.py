@@ -51,6 +51,7 @@ def benchmarks():
     yield Benchmark("generate", ["generate_vs_peer.py"], 400, 60)
     yield Benchmark("generate-blocks", ["blocks_vs_peers.py"], 600, 90)
     yield Benchmark("serve", ["serve_load.py"], 600, 30)
+    yield Benchmark("serve-peer", ["serve_vs_peer.py"], 600, 60)
     yield Benchmark("serve-first-token", ["serve_first_token.py"], 60, 20)
     yield Benchmark("serve-storm", ["serve_storm.py"], 400, 20)
     yield Benchmark("watch", ["watch_share.py"], 300, 20)
