@@ -99,18 +99,15 @@ void print_report(nlohmann::ordered_json fields, const EvalFlags& flags, const p
   for (const auto& [name, value] : fields.items()) print("{:20} {}\n", name, value.dump());
 }
 
-void check_eval_memory(const EvalFlags& flags, const run::TrainedModel& model, std::int64_t samples,
-                       std::int64_t tokens) {
-  const plan::ResolvedRun& run = model.run;
+void check_eval_memory(const EvalFlags& flags, run::TrainedModel& model, std::int64_t samples, std::int64_t tokens) {
   tokens = std::max<std::int64_t>(1, tokens);
   samples = std::clamp<std::int64_t>(flags.batch_size, 1, std::max<std::int64_t>(1, samples));
-  run::check_memory(run, comm::place_from(comm::process_environment()), model.holding(),
-                    {.bytes = plan::forward_bytes(run, samples, tokens) + model.kept_bytes,
-                     .what = concat("a layer of ", samples, " times ", tokens, " tokens"),
-                     .fix = flags.batch_size > 1 ? "a smaller --batch-size" : "a machine with more memory"});
+  run::check_memory(model, {.bytes = plan::forward_bytes(model.run, samples, tokens),
+                            .what = concat("a layer of ", samples, " times ", tokens, " tokens"),
+                            .fix = flags.batch_size > 1 ? "a smaller --batch-size" : "a machine with more memory"});
 }
 
-int run_eval(const EvalFlags& flags, const EvalWork& work, const EvalReport& report) {
+int run_eval(const EvalFlags& flags, EvalWork& work, const EvalReport& report) {
   check_ids(work);
   check_eval_memory(flags, work.model, std::ssize(work.windows),
                     std::ranges::max(work.windows, {}, &tasks::Window::size).size - 1);

@@ -27,7 +27,7 @@ int eval_lambada(const Args& args) {
   tasks::EvalTexts texts(model.tokenizer.encoder(), longest_window(model));
   for (const auto& passage : tasks::read_lambada(flags.data, format, flags.limit))
     texts.add(passage.context, passage.last_word);
-  const EvalWork work = work_of(std::move(model), texts, "passages", true);
+  EvalWork work = work_of(std::move(model), texts, "passages", true);
   return run_eval(flags, work, [&](const std::vector<tasks::WindowScore>& scores) {
     const auto loss = tasks::loss_estimate(work.windows, scores);
     std::int64_t right = 0;
@@ -74,7 +74,7 @@ int eval_choice(const Args& args) {
       texts.add(context, answer);
       answers.push_back({.tokens = texts.windows().back().scored(), .bytes = static_cast<std::int64_t>(choice.size())});
     }
-  const EvalWork work = work_of(std::move(model), texts, "answers", false);
+  EvalWork work = work_of(std::move(model), texts, "answers", false);
   return run_eval(flags, work, [&](const std::vector<tasks::WindowScore>& scores) {
     for (std::size_t i = 0; i < answers.size(); ++i) answers[i].nll = scores[i].nll;
     const auto examples = static_cast<double>(questions.size());

@@ -29,8 +29,7 @@ inline std::int64_t longest_window(const run::TrainedModel& model) { return mode
 
 /// Throws ConfigError where this machine cannot hold the weights and a layer of flags.batch_size (at most `samples`)
 /// rows of `tokens`.
-void check_eval_memory(const EvalFlags& flags, const run::TrainedModel& model, std::int64_t samples,
-                       std::int64_t tokens);
+void check_eval_memory(const EvalFlags& flags, run::TrainedModel& model, std::int64_t samples, std::int64_t tokens);
 
 struct EvalWork {
   run::TrainedModel model;
@@ -49,6 +48,6 @@ void print_report(nlohmann::ordered_json fields, const EvalFlags& flags, const p
 
 /// Scores `work` on the ranks that its model's run has, and prints `report` with what all reports have. Throws
 /// ConfigError for an id outside the model's vocabulary before a rank starts.
-int run_eval(const EvalFlags& flags, const EvalWork& work, const EvalReport& report);
+int run_eval(const EvalFlags& flags, EvalWork& work, const EvalReport& report);
 
 }  // namespace megatron::app

@@ -135,7 +135,7 @@ void report(const TaskFlags& flags, const TaskWork& work, const finetune::TaskLo
 
 int eval_task(const std::string& job, const Args& args) {
   TaskFlags flags = eval_task_flags(job, args);
-  const TaskWork work = open_work(flags, job);
+  TaskWork work = open_work(flags, job);
   const auto place = comm::place_from(comm::process_environment());
   if (const std::string out = work.task->left_out(); !out.empty() && (!place || place->rank == 0))
     write_line(stderr, "left out: " + out);

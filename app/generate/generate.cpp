@@ -168,11 +168,9 @@ Request prepare(GenerateFlags flags) {
   const auto largest_bytes =
       flags.speculative_method == kMultiToken ? generate::largest_text_bytes : generate::largest_group_bytes;
   run::check_memory(
-      model.run, comm::place_from(comm::process_environment()), model.holding(),
-      {.bytes = largest_bytes(prompts, options, model.run.shape, element_bytes, model.run.config.parallel.tp) +
-                model.kept_bytes,
-       .what = "keys and values of what is written",
-       .fix = "fewer --max-new-tokens, or a shorter prompt"});
+      model, {.bytes = largest_bytes(prompts, options, model.run.shape, element_bytes, model.run.config.parallel.tp),
+              .what = "keys and values of what is written",
+              .fix = "fewer --max-new-tokens, or a shorter prompt"});
   return {std::move(flags), std::move(model), std::move(prompts), std::move(openings), options};
 }
 

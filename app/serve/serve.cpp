@@ -127,10 +127,9 @@ void plan_cache(Plan& plan) {
   plan.positions = plan.context;          // no other cache changes a text
   context_in(plan, plan.cache.tokens());  // throws where a text of --max-context does not fit
   const std::int64_t logits = plan.flags.max_texts * generate::logits_bytes_of(run.shape);
-  run::check_memory(run, comm::place_from(comm::process_environment()), plan.model.holding(),
-                    {.bytes = plan.cache.bytes + logits + plan.model.kept_bytes,
-                     .what = "keys and values of the texts under way",
-                     .fix = concat("--cache-tokens ", std::max<std::int64_t>(1, plan.cache.tokens() / 4))});
+  run::check_memory(plan.model, {.bytes = plan.cache.bytes + logits,
+                                 .what = "keys and values of the texts under way",
+                                 .fix = concat("--cache-tokens ", std::max<std::int64_t>(1, plan.cache.tokens() / 4))});
 }
 
 /// Has the model keep what --adapters names.

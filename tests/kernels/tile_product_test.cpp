@@ -292,6 +292,23 @@ TEST_F(TileProductTest, OfManyRowsReadsACopyThatIsThere) {
   });
 }
 
+// Where a weight stays as it is, products of many rows keep a copy, or those of few rows none: with the same bits.
+TEST_F(TileProductTest, MakesTheCopiesThatAreAskedFor) {
+  on_each([] {
+    const at::Tensor many = bf16({kRowsPackedWhileRead, 64}), few = bf16({33, 64}), w = bf16({40, 64});
+    PackedWeight plain, all, none;
+    all.keep(WeightCopies::All);
+    none.keep(WeightCopies::None);
+    const at::Tensor y = kernels::linear(many, w, &plain);
+    EXPECT_FALSE(plain.kept_for_output(w).defined());
+    EXPECT_TRUE(kernels::linear(many, w, &all).equal(y));
+    EXPECT_TRUE(all.kept_for_output(w).defined());
+    EXPECT_TRUE(kernels::linear(few, w, &none).equal(kernels::linear(few, w, &plain)));
+    EXPECT_TRUE(plain.kept_for_output(w).defined());
+    EXPECT_FALSE(none.kept_for_output(w).defined());
+  });
+}
+
 TEST_F(TileProductTest, PackedWeightsFollowWhatIsWrittenToTheWeight) {
   const at::Tensor buffer = at::randn({40 * 64 + 5}).to(at::kBFloat16), x = bf16({33, 64}), dy = bf16({33, 40});
   const at::Tensor w = buffer.narrow(0, 5, 40 * 64).view({40, 64}).detach();

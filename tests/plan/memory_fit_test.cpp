@@ -53,6 +53,28 @@ TEST(MemoryFit, IsTheSumOfThePlansOfTheRanksOfAMachine) {
   }
 }
 
+TEST(MemoryFit, OfWeightsThatStayCountsOneCopyOfEachMatrixThatIsMultiplied) {
+  for (const auto& [tp, pp, dp] : {std::tuple{1, 1, 1}, {2, 1, 2}, {2, 2, 2}, {1, 4, 1}}) {
+    ResolvedRun run = run_of(tp, pp, dp);
+    run.config.train.dtype = "bf16";
+    const LocalRanks all{.first = 0, .count = tp * pp * dp};
+    const auto with = [&](bool copies, const char* processor) {
+      return bytes_of_ranks(run, all, {.what = Holding::What::Weights, .copies = copies}, processor);
+    };
+    // Of a layer 4 h^2 of attention and 8 h^2 of the MLP; the output layer's once, whichever stages have the matrix.
+    const std::int64_t h = run.shape.hidden, copies = dp * 2 * (8 * 12 * h * h + 4096 * h);
+    EXPECT_EQ(with(true, "amx") - with(false, "amx"), copies);
+    EXPECT_EQ(with(true, "avx512_bf16") - with(false, "avx512_bf16"), copies);
+    EXPECT_EQ(with(true, "avx2"), with(false, "avx2"));
+    EXPECT_EQ(with(false, "amx"), with(false, "avx2"));
+    const MachineMemory enough{static_cast<std::uint64_t>(with(true, "amx")), ""}, less{enough.bytes - 1, ""};
+    const Holding holding{.what = Holding::What::Weights, .copies = true};
+    EXPECT_TRUE(fits_memory(run, all, holding, enough, "amx"));
+    EXPECT_FALSE(fits_memory(run, all, holding, less, "amx"));
+    EXPECT_FALSE(fits_memory(run, all, holding, enough, "amx", {.bytes = 100}));
+  }
+}
+
 TEST(MemoryFit, RefusesOneByteTooMuch) {
   const ResolvedRun run = run_of(1, 1, 2);
   const LocalRanks both{.first = 0, .count = 2}, one{.first = 1, .count = 1};

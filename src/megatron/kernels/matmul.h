@@ -17,14 +17,22 @@ namespace megatron::kernels {
 
 struct QuantizedMatrix;  // quantized/blocks.h
 
-/// Rows of a product from which on AMX's tiles and AVX512_BF16's dot products make no copy of a weight, but pack it
-/// while they read it (decision 38). A copy that is there, products of fewer rows having wanted one, is read.
+/// Rows of a product from which on AMX's tiles and AVX512_BF16's dot products make no copy of a weight that training
+/// writes to, but pack it while they read it (decision 38). A copy that is there, products of fewer rows having wanted
+/// one, is read.
 inline constexpr std::int64_t kRowsPackedWhileRead = 256;
 
-/// Copies of a weight, for products of fewer rows, in the order in which these units read it: made when a product first
-/// wants them, and again once the weight was written to. That is known by the tensor's version, which every
-/// operation of ATen raises; who writes through a pointer calls written_to(). 2 bytes per element for linear() and 2
-/// for linear_input_gradient(), twice that for float32 with precision "high". Empty where there is no such unit
+/// Which products make and keep copies of a weight.
+enum class WeightCopies : std::uint8_t {
+  OfFewerRows,  ///< those of fewer rows than kRowsPackedWhileRead: of weights that are written to, step by step
+  All,          ///< forward, all but the fewest: of weights that stay as they are, where memory has room for copies
+  None,         ///< none: where it has not
+};
+
+/// Copies of a weight in the order in which these units read it: made when a product first wants them (WeightCopies),
+/// and again once the weight was written to. That is known by the tensor's version, which every operation of ATen
+/// raises; who writes through a pointer calls written_to(). 2 bytes per element for linear() and 2 for
+/// linear_input_gradient(), twice that for float32 with precision "high". Empty where there is no such unit
 /// (cpu/products/tiles.h), and for float32 with precision "highest". One thread at a time.
 class PackedWeight {
  public:
@@ -32,6 +40,11 @@ class PackedWeight {
   const at::Tensor& for_input_gradient(const at::Tensor& w);
   /// The copy for linear() where it is there and w was not written to since; else undefined.
   at::Tensor kept_for_output(const at::Tensor& w) const;
+
+  /// From now on products make these copies. The bits of none depend on it.
+  void keep(WeightCopies copies) { kept_ = copies; }
+  /// Whether a product of `rows` rows makes a copy that is not there.
+  bool makes_copy(std::int64_t rows, bool forward) const;
 
   /// Lets go of the copies.
   void release() { output_ = input_ = Copy(); }
@@ -52,6 +65,7 @@ class PackedWeight {
   static bool holds(const Copy& copy, const at::Tensor& operand);
   static const at::Tensor& update(Copy& copy, const at::Tensor& operand);
   Copy output_, input_;
+  WeightCopies kept_ = WeightCopies::OfFewerRows;
   std::shared_ptr<const QuantizedMatrix> quantized_;
 };
 /// Raises the version of the buffer that x is a view of.

@@ -289,6 +289,10 @@ const at::Tensor& PackedWeight::update(Copy& copy, const at::Tensor& operand) {
   copy = {pack_for_tiles(operand), version_of(operand), operand.const_data_ptr(), parts_of(operand)};
   return copy.words;
 }
+bool PackedWeight::makes_copy(std::int64_t rows, bool forward) const {
+  if (kept_ == WeightCopies::OfFewerRows) return rows < kRowsPackedWhileRead;
+  return forward && kept_ == WeightCopies::All;
+}
 at::Tensor PackedWeight::kept_for_output(const at::Tensor& w) const {
   return holds(output_, w) ? output_.words : at::Tensor();
 }

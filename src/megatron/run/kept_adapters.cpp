@@ -134,8 +134,7 @@ void keep_adapters(TrainedModel& model, const std::vector<std::string>& folders,
         model.kept_bytes += element * elements_of(specs_of(*opened.matrices, shape, run, rank, part), on_cpu);
     model.kept.push_back(folder);
   }
-  check_memory(run, comm::place_from(comm::process_environment()), model.holding(),
-               {.bytes = model.kept_bytes, .what = "adapters", .fix = "fewer adapters"});
+  check_memory(model, {.what = "adapters", .fix = "fewer adapters"});
 }
 
 void keep_adapter(TrainedModel& model, const std::string& folder, const char* job) {

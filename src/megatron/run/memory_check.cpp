@@ -55,16 +55,26 @@ plan::Room gpu_where_memory_ran_out(const plan::ResolvedRun& run, int rank, cons
           .most_ranks = gpus_for_more_ranks()};
 }
 
+/// The ranks of this machine.
+plan::LocalRanks ranks_here(const plan::ResolvedRun& run, const std::optional<comm::LaunchedRank>& place) {
+  if (!place) return {.first = 0, .count = run.grid.world_size()};
+  return {.first = place->rank - place->local_rank, .count = place->local_size};
+}
+
 }  // namespace
 
 void check_memory(const plan::ResolvedRun& run, const std::optional<comm::LaunchedRank>& place, plan::Holding holding,
                   const plan::Besides& besides) {
   if (run.config.parallel.device == "cuda" || (place && place->local_rank != 0)) return;
+  if (const auto machine = machine_memory())
+    plan::check_memory(run, ranks_here(run, place), holding, *machine, kernels::instruction_set(), besides);
+}
+
+bool fits_memory(const plan::ResolvedRun& run, const std::optional<comm::LaunchedRank>& place, plan::Holding holding,
+                 const plan::Besides& besides) {
   const auto machine = machine_memory();
-  if (!machine) return;
-  const plan::LocalRanks ranks{.first = place ? place->rank : 0,
-                               .count = place ? place->local_size : run.grid.world_size()};
-  plan::check_memory(run, ranks, holding, *machine, kernels::instruction_set(), besides);
+  return run.config.parallel.device != "cuda" && machine &&
+         plan::fits_memory(run, ranks_here(run, place), holding, *machine, kernels::instruction_set(), besides);
 }
 
 void check_gpu_memory(const plan::ResolvedRun& run, const comm::Group& world, at::Device device, plan::Holding holding,

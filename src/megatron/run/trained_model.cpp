@@ -62,16 +62,23 @@ Described describe(const ModelFlags& flags, const char* job) {
 }
 
 /// What the files say of themselves is compared before memory is taken for what a configuration says of them.
-void check_weights(const ModelFlags& flags, const plan::ResolvedRun& run, bool strict, plan::Holding holding) {
+void check_weights(const ModelFlags& flags, const plan::ResolvedRun& run, bool strict) {
   const auto report = checkpoint::compare_weights(*interchange::open_weights(flags.load), run.shape, strict);
   for (const std::string& name : report.missing)
     if (name.starts_with("embedding.") || name.starts_with(run.shape.stack()))
       throw ConfigError(rule_got_fix(concat("The weights of ", flags.load, " must be those of the model."),
                                      concat("missing: ", name), "copy the whole folder again"));
-  check_memory(run, comm::place_from(comm::process_environment()), holding);
 }
 
 }  // namespace
+
+void check_memory(TrainedModel& model, plan::Besides besides) {
+  const auto place = comm::place_from(comm::process_environment());
+  besides.bytes += model.kept_bytes;
+  model.keeps_copies = true;
+  model.keeps_copies = fits_memory(model.run, place, model.holding(), besides);
+  check_memory(model.run, place, model.holding(), besides);
+}
 
 TrainedModel open_trained_model(const ModelFlags& flags, const char* job, recipe::Writes writes) {
   recipe::check_model_flags(flags, job);
@@ -82,7 +89,8 @@ TrainedModel open_trained_model(const ModelFlags& flags, const char* job, recipe
   auto run = resolve(flags, config, tokenizer, job);
   TrainedModel model{flags.load,      std::move(run),           std::move(tokenizer),
                      std::move(ends), recipe::blocks_of(flags), writes == recipe::Writes::Embeddings};
-  check_weights(flags, model.run, /*strict=*/!model.without_heads, model.holding());
+  check_weights(flags, model.run, /*strict=*/!model.without_heads);
+  check_memory(model);
   return model;
 }
 
@@ -100,7 +108,7 @@ TrainedModel open_drawn_model(const ModelFlags& flags, const config::RunConfig& 
   if (config.model.vocab_size < 2) config.model.vocab_size = 4096;  // a recipe that leaves it to its tokenizer
   auto tokenizer = text::Tokenizer::load(std::to_string(config.model.vocab_size - 1), "NullTokenizer");
   TrainedModel model{"", resolve(flags, config, tokenizer, job), std::move(tokenizer), {}};
-  check_memory(model.run, comm::place_from(comm::process_environment()), model.holding());
+  check_memory(model);
   return model;
 }
 
@@ -109,7 +117,8 @@ TrainedModel open_task_model(const ModelFlags& flags, const char* job, const rec
   auto [config, tokenizer, trained_here] = describe(flags, job);
   recipe::set_task(config, task, trained_here, flags, job);
   auto run = resolve(flags, config, tokenizer, job);
-  check_weights(flags, run, /*strict=*/false, plan::Holding::Weights);  // of another head: whoever loads them says so
+  check_weights(flags, run, /*strict=*/false);  // of another head: whoever loads them says so
+  check_memory(run, comm::place_from(comm::process_environment()), plan::Holding::Weights);
   return {flags.load, std::move(run), std::move(tokenizer), {}};
 }
 
@@ -163,6 +172,8 @@ RankModel load_rank(const TrainedModel& model, const comm::Group& world, at::Dev
     if (drawn) return;
     generate::load_weights(model.folder, parameters, run.shape, /*strict=*/!model.without_heads);
   });
+  for (const parallel::ParameterPtr& parameter : parameters.all())
+    parameter->packed.keep(model.keeps_copies ? kernels::WeightCopies::All : kernels::WeightCopies::None);
   model::TransformerOptions options = model::transformer_options(run.config, run.shape);
   options.experts = context.experts();
   if (plan::roles_of(run).split_otherwise()) options.expert_slices = context.expert_slices().size();

@@ -35,9 +35,15 @@ struct TrainedModel {
   std::vector<std::string> kept = {};      ///< folders of adapters beside the weights (kept_adapters.h)
   std::int64_t usual_adapter = 0;          ///< the one, by its number, of texts of which nothing else is said
   std::int64_t kept_bytes = 0;             ///< that they take on all ranks together
+  bool keeps_copies = false;               ///< of weights, in the processor's order (check_memory())
 
-  plan::Holding holding() const { return {plan::Holding::What::Weights, in_blocks}; }
+  plan::Holding holding() const { return {plan::Holding::What::Weights, in_blocks, keeps_copies}; }
 };
+
+/// Throws ConfigError where the weights, the adapters and `besides` do not fit into this machine's memory, as
+/// run::check_memory(). Where copies of the weights in the processor's order fit beside them, products keep these from
+/// now on; else they make none, and take longer.
+void check_memory(TrainedModel& model, plan::Besides besides = {});
 
 /// Reads what `flags` name, weights left out. Throws ConfigError that begins with `job` where nothing is named, and for
 /// whatever is wrong with the folder or the layout. `writes`: what the job needs the model for.

@@ -348,17 +348,42 @@ bool packs_weights(const config::RunConfig& config, std::string_view processor) 
                                : tiles && train.dtype == "fp32" && train.matmul_precision == "high";
 }
 
-std::int64_t packed_weight_bytes(const config::TrainConfig& train, const std::vector<ParameterSpec>& specs) {
-  constexpr std::int64_t kBlock = 32, kCopies = 2, kNumberBytes = 2;
+namespace {
+
+/// Bytes of one copy of a matrix in blocks of 32 x 32.
+std::int64_t packed_copy_bytes(const config::TrainConfig& train, const ParameterSpec& matrix) {
+  constexpr std::int64_t kBlock = 32, kNumberBytes = 2;
+  const std::vector<std::int64_t> shape = matrix.local_shape();
   const std::int64_t numbers = train.dtype == "fp32" ? 2 : 1;
-  std::int64_t elements = 0;
+  return (shape[0] + kBlock - 1) / kBlock * kBlock * ((shape[1] + kBlock - 1) / kBlock * kBlock) * numbers *
+         kNumberBytes;
+}
+
+}  // namespace
+
+std::int64_t packed_weight_bytes(const config::TrainConfig& train, const std::vector<ParameterSpec>& specs) {
+  constexpr std::int64_t kCopies = 2;
+  std::int64_t bytes = 0;
   for (const ParameterSpec& spec : specs) {
     const bool looked_up = spec.is_word_matrix() || spec.name.starts_with("embedding.");
-    if (spec.depth == 0 || looked_up || spec.shape.size() < 2) continue;
-    const std::vector<std::int64_t> shape = spec.local_shape();
-    elements += (shape[0] + kBlock - 1) / kBlock * kBlock * ((shape[1] + kBlock - 1) / kBlock * kBlock);
+    if (spec.depth > 0 && !looked_up && spec.shape.size() >= 2) bytes += kCopies * packed_copy_bytes(train, spec);
   }
-  return elements * kCopies * numbers * kNumberBytes;
+  return bytes;
+}
+
+std::int64_t forward_copy_bytes(const ResolvedRun& run, int tp_rank, int pp_rank, std::string_view processor) {
+  const config::RunConfig& config = run.config;
+  if (!packs_weights(config, processor)) return 0;
+  const std::vector<StageSpec> parts = parts_of_rank(run.parts, run.placement, pp_rank);
+  const bool has_output = std::ranges::any_of(parts, &StageSpec::output);
+  const auto [ep, etp] = expert_layout(config.parallel);
+  std::int64_t bytes = 0;
+  for (const ParameterSpec& spec : model_parameters(run.shape, config.parallel.tp, tp_rank, parts,
+                                                    {.ep = ep, .etp = etp, .etp_rank = tp_rank % etp})) {
+    const bool looked_up = spec.is_word_matrix() ? !has_output : spec.name.starts_with("embedding.");
+    if (!looked_up && spec.shape.size() >= 2) bytes += packed_copy_bytes(config.train, spec);
+  }
+  return bytes;
 }
 
 std::int64_t packed_operand_bytes(std::int64_t tokens, std::int64_t out, std::int64_t in) {

@@ -53,15 +53,19 @@ std::int64_t loss_chunk_tokens(const config::RunConfig& config);
 /// on the processors of the ranks, as kernels::instruction_set() gives it there; "" for one without either.
 bool packs_weights(const config::RunConfig& config, std::string_view processor);
 
-/// Tokens of a microbatch on one rank from which on weights are packed while products read them, and no copy is kept
-/// but of experts' (kernels::kRowsPackedWhileRead). The loss keeps none of the output layer's; what heads of a row for
-/// each sequence keep is not counted.
+/// Tokens of a microbatch on one rank from which on weights are packed while products read them, and training keeps no
+/// copy but of experts' (kernels::kRowsPackedWhileRead). The loss keeps none of the output layer's; what heads of a row
+/// for each sequence keep is not counted.
 inline constexpr std::int64_t kTokensPackedWhileRead = 256;
 
 /// Bytes of these copies: of every matrix that products have as right operand one for the output and one for the
 /// gradient of the input, each in blocks of 32 x 32; an element is one bf16 number, of float32 two.
 /// Parameters of depth 0 are not counted.
 std::int64_t packed_weight_bytes(const config::TrainConfig& train, const std::vector<ParameterSpec>& specs);
+
+/// At most so many bytes the copies of a rank take that only computes forward and keeps one of each matrix
+/// (kernels::WeightCopies::All). 0: not packs_weights().
+std::int64_t forward_copy_bytes(const ResolvedRun& run, int tp_rank, int pp_rank, std::string_view processor);
 
 /// The most bytes that a product of float32 on AMX packs an operand into; larger products are cut
 /// (kernels/tile_matmul.h, set_most_packed_words()).

@@ -88,7 +88,10 @@ std::int64_t bytes_of_ranks(const ResolvedRun& run, LocalRanks ranks, Holding ho
     } else if (is_new) {
       const MemoryPlan memory =
           memory_plan(run, tp_rank, pp_rank, activations[static_cast<std::size_t>(pp_rank)], instruction_set);
-      place->second = trains ? memory.total() : memory.parameters + memory.packed_weights;
+      std::int64_t packed = memory.packed_weights;  // of weights alone what products of float32 pack meanwhile
+      if (!trains && packs_weights(run.config, instruction_set))
+        packed = holding.copies ? forward_copy_bytes(run, tp_rank, pp_rank, instruction_set) : 0;
+      place->second = trains ? memory.total() : memory.parameters + packed;
     }
     sum += place->second;
   }
@@ -117,6 +120,13 @@ std::string fix_of(const ResolvedRun& run, const Room& room, const std::string& 
 std::int64_t bytes_of_largest_rank(const ResolvedRun& run) { return largest_memory(run).total(); }
 
 }  // namespace
+
+bool fits_memory(const ResolvedRun& run, LocalRanks ranks, Holding holding, const MachineMemory& machine,
+                 std::string_view instruction_set, const Besides& besides) {
+  const std::int64_t bytes =
+      bytes_of_ranks(run, ranks, holding, instruction_set) + share_of(ranks, besides.bytes, run.grid.world_size());
+  return static_cast<std::uint64_t>(bytes) <= machine.bytes;
+}
 
 void check_memory(const ResolvedRun& run, LocalRanks ranks, Holding holding, const MachineMemory& machine,
                   std::string_view instruction_set, const Besides& besides) {

@@ -18,6 +18,7 @@ struct Holding {
   enum class What : std::uint8_t { Training, Weights };
   What what = What::Training;
   std::optional<GgufType> blocks = {};
+  bool copies = false;  ///< of Weights: and forward_copy_bytes(), unless in blocks
 
   static const Holding Training, Weights;
 };
@@ -45,6 +46,10 @@ MemoryPlan memory_of_rank(const ResolvedRun& run, int rank, std::string_view ins
 /// Bytes that these ranks hold together. `instruction_set`: packs_weights().
 std::int64_t bytes_of_ranks(const ResolvedRun& run, LocalRanks ranks, Holding holding,
                             std::string_view instruction_set = {});
+
+/// Whether the ranks fit into what the machine has left, with `besides`.
+bool fits_memory(const ResolvedRun& run, LocalRanks ranks, Holding holding, const MachineMemory& machine,
+                 std::string_view instruction_set = {}, const Besides& besides = {});
 
 /// Throws ConfigError where they are more than the machine has left, with options that would fit (memory_options.h).
 /// What is not counted (workspaces, the program itself) is small compared with the excess of a plan that is too large

@@ -133,7 +133,7 @@ Way way_of(const at::Tensor& rows, const at::Tensor& w, bool forward, PackedWeig
   if (forward && few_rows(rows.size(0), w) && readable(rows)) return {Way::Kind::FewRows};
   if (!on_tiles(rows, w)) return {own_product(rows, w) ? Way::Kind::Own : Way::Kind::Library};
   if (packed == nullptr || !keeps_packed(w)) return {Way::Kind::Tiles};
-  if (rows.size(0) >= kRowsPackedWhileRead)
+  if (!packed->makes_copy(rows.size(0), forward))
     return {Way::Kind::Tiles, forward ? packed->kept_for_output(w) : at::Tensor()};
   return {Way::Kind::Tiles, forward ? packed->for_output(w) : packed->for_input_gradient(w)};
 }
