@@ -551,6 +551,13 @@ TEST(Resolve, AsksForDataWhereTheJobReadsIt) {
   config.data.data_path = {"prefix"};
   config.data.tokenizer = "tokenizer.json";
   EXPECT_EQ(refusal_of(config, {.needs_data = true}), "no error");
+  RunConfig drawn = valid();
+  drawn.data.mock_data = true;
+  EXPECT_EQ(refusal_of(drawn, {.needs_data = true}), "no error");
+  drawn.model.vocab_size = 2;
+  EXPECT_THAT(refusal_of(drawn, {.needs_data = true}), HasSubstr("model.vocab_size of at least 3"));
+  drawn.data.tokenizer_type = "BertWordPieceCase";
+  EXPECT_THAT(refusal_of(drawn, {.needs_data = true}), HasSubstr("data.tokenizer_type is that of data.tokenizer"));
 }
 
 // Every integer at its ends: no overflow in what is derived (run under UBSan too).

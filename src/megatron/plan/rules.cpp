@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "megatron/base/error.h"
+#include "megatron/base/text/printable.h"
 #include "megatron/config/options.h"
 #include "megatron/config/value.h"
 #include "megatron/data/index/split.h"
@@ -81,6 +82,11 @@ void check_data(const config::DataConfig& data, bool sentences, const Facts& fac
     rules.attempt([&] { data::read_blends(data); });
     rules.require(!data.tokenizer.empty() || data.mock_data,
                   "data.tokenizer must name the tokenizer that made the data.", "none", "--tokenizer FOLDER");
+    // With mock data and no type, or NullTokenizer, a tokenizer of the vocabulary's size stands in (recipe/resolve.h).
+    const bool stands_in = data.tokenizer_type.empty() || data.tokenizer_type == "NullTokenizer";
+    rules.require(!data.mock_data || !data.tokenizer.empty() || stands_in,
+                  "data.tokenizer_type is that of data.tokenizer, which must be named.", in_quotes(data.tokenizer_type),
+                  "--tokenizer FOLDER, or leave --tokenizer-type out");
   }
   rules.require(is_split(data.split), "data.split must be one to three shares >= 0, not all 0.", "'" + data.split + "'",
                 "--split 969,30,1");
@@ -273,6 +279,8 @@ void resolve_model(config::RunConfig& config, const Facts& facts, Rules& rules) 
                                             : concat("--max-position-embeddings ", config.data.seq_length));
   rules.require(model.vocab_size >= 1, "model.vocab_size must be given where no tokenizer is.", "0",
                 "--vocab-size 50257, or --tokenizer FOLDER");
+  rules.require(!facts.needs_data || !config.data.mock_data || model.vocab_size < 1 || model.vocab_size >= 3,
+                "data.mock_data needs model.vocab_size of at least 3.", concat(model.vocab_size), "--vocab-size 1024");
   rules.require(model.vocab_size >= facts.tokenizer_vocab, "model.vocab_size must hold the tokenizer's tokens.",
                 concat(model.vocab_size, ", the tokenizer has ", facts.tokenizer_vocab),
                 concat("--model.vocab-size ", facts.tokenizer_vocab));
