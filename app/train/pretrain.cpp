@@ -32,7 +32,8 @@ std::string settle_load(config::MegatronTranslation& translation) {
     saved.finetune = true;
     return concat("note: ", absent, " has no checkpoint: the run begins with the weights of ", saved.load);
   }
-  if (translation.load_must_exist || !translation.pretrained.empty()) return "";  // said where it is opened
+  if (translation.load_must_exist || !translation.pretrained.empty() || saved.ckpt_step > 0)
+    return "";  // said where it is opened
   saved.load.clear();
   saved.finetune = saved.no_load_optim = false;
   return concat("warning: --load ", absent, " has no checkpoint: the run starts from scratch");

@@ -61,13 +61,5 @@ TEST(MegatronArgs, ProposeAValueOfWhatMustBeGiven) {
   EXPECT_THAT(refusal_of_small("--kv-channels x"), HasSubstr("fix:  leave --kv-channels out"));
 }
 
-TEST(MegatronArgs, NameTheFolderOfAnIterationToLoad) {
-  EXPECT_THAT(refusal_of_small("--load runs/a --ckpt-step 4"),
-              HasSubstr("got:  --ckpt-step 4\n  fix:  --load runs/a/iter_0000004, and leave --ckpt-step out"));
-  EXPECT_THAT(refusal_of_small("--load runs/a --ckpt-step 12345678"), HasSubstr("a/iter_12345678,"));
-  EXPECT_THAT(refusal_of_small("--ckpt-step 4"), HasSubstr("(load a given iteration)"));
-  EXPECT_THAT(refusal_of_small("--load runs/a --ckpt-step"), HasSubstr("--ckpt-step takes an integer"));
-}
-
 }  // namespace
 }  // namespace megatron::config

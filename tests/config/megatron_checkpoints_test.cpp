@@ -49,5 +49,18 @@ TEST(MegatronCheckpoints, KeepCheckpointsThatTheNextReplaces) {
   EXPECT_EQ(alone.ignored.size(), 2u);
 }
 
+TEST(MegatronCheckpoints, StartFromTheIterationThatIsNamed) {
+  const std::string saved = kSaving;
+  EXPECT_EQ(checkpoints_of(saved + "--load a --ckpt-step 40").ckpt_step, 40);
+  EXPECT_EQ(checkpoints_of(saved + "--load a --ckpt-step 0").ckpt_step, 0) << "the last";
+  EXPECT_EQ(checkpoints_of(saved + "--pretrained-checkpoint b --ckpt-step 40").ckpt_step, 40);
+  EXPECT_EQ(checkpoints_of(saved + "--load a --override-ckpt-iteration 7").override_ckpt_iteration, 7);
+  EXPECT_EQ(translation_of(saved + "--override-ckpt-iteration 7").ignored.back().text, "without --load");
+  const auto alone = translation_of(saved + "--ckpt-step 40");
+  EXPECT_EQ(alone.config.checkpoint.ckpt_step, 0);
+  EXPECT_EQ(alone.ignored.back().text, "without --load");
+  EXPECT_THAT(refusal_of(saved + "--load a --ckpt-step"), HasSubstr("--ckpt-step takes an integer"));
+}
+
 }  // namespace
 }  // namespace megatron::config

@@ -127,6 +127,13 @@ TEST_F(RunStateTest, CountersThatNoRunArrivesAtTogetherAreRefused) {
   EXPECT_EQ(error_of("skipped_batches", "[9,7]"), "");
   EXPECT_EQ(error_of("recent_losses", "[2.5,3]"), "");
   const std::string huge = "4611686018427387912";
+  for (const char* ahead : {"schedule_samples", "optimizer_steps"}) {  // with checkpoint.override_ckpt_iteration
+    checkpoint::Manifest manifest{.iteration = 60, .metadata = right, .files = {}, .tensors = {}};
+    manifest.metadata[ahead] = "900";
+    EXPECT_THROW(run_state_of(manifest, folder_), ConfigError) << ahead;
+    manifest.metadata["renumbered"] = "true";
+    EXPECT_TRUE(run_state_of(manifest, folder_).renumbered) << ahead;
+  }
   for (const auto& [name, value] : std::vector<std::pair<std::string, std::string>>{{"consumed_samples", "59"},
                                                                                     {"consumed_samples", huge},
                                                                                     {"consumed_samples", "\"abc\""},

@@ -9,6 +9,8 @@ namespace megatron::config {
 
 struct CheckpointConfig {
   std::string load;
+  std::int64_t ckpt_step = 0;
+  std::int64_t override_ckpt_iteration = -1;
   bool finetune = false;
   bool no_load_optim = false;
   bool load_strict = true;
@@ -26,6 +28,13 @@ struct CheckpointConfig {
   void visit(auto& v) {
     v("load", load, "Folder to start from while the run has no checkpoint of its own; empty: from new weights.", "load",
       Common());
+    v("ckpt_step", ckpt_step,
+      "Iteration of the checkpoint in `load` to start from; 0: the last. In the run's own folder it goes back to that.",
+      "ckpt-step", OnlyInTraining());
+    v("override_ckpt_iteration", override_ckpt_iteration,
+      "Count on from this iteration, and read the training data from there, whatever the checkpoint says; the learning "
+      "rate continues. -1: as the checkpoint says.",
+      "override-ckpt-iteration", unless("checkpoint.finetune"), OnlyInTraining());
     v("finetune", finetune, "Load only the weights from `load` and start at iteration 0 with a fresh optimizer.",
       "finetune", OnlyInTraining(), Common());
     v("no_load_optim", no_load_optim, "Resume at the checkpoint's iteration, but with a fresh optimizer.",

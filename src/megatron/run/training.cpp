@@ -32,6 +32,7 @@
 #include "megatron/supervise/run_files.h"
 #include "megatron/train/inputs.h"
 #include "megatron/train/iteration.h"
+#include "megatron/train/resume/chosen_iteration.h"
 #include "megatron/train/resume/run_folders.h"
 #include "megatron/train/tuning/distillation.h"
 
@@ -195,8 +196,12 @@ TrainingJob open_training(config::RunConfig& config, const ChooseLayout& choose)
   auto place = comm::place_from(comm::process_environment());
   if (!config.lora.base.empty())  // which checkpoints of the adapters will look for from elsewhere
     config.lora.base = checkpoint_of(std::filesystem::absolute(config.lora.base).lexically_normal()).string();
+  train::name_chosen_iteration(config);
   take_tokenizer_of_weights(config);
   std::vector<std::string> notes = take_network_of_checkpoint(config);
+  if (train::own_checkpoint_to_go_back_to(config) && !config.train.skip_train)
+    notes.push_back(concat("note: the run goes back to its iteration ", config.checkpoint.ckpt_step,
+                           "; its later checkpoints stay until it saves over them"));
   for (std::string& note : take_padded_vocabulary(config)) notes.push_back(std::move(note));
   for (std::string& note : take_schedule_of_checkpoint(config)) notes.push_back(std::move(note));
   const std::optional<plan::TeacherNetwork> teacher = train::teacher_of(config);

@@ -28,9 +28,11 @@
 #include "megatron/interchange/weights.h"
 #include "megatron/plan/parameters/adapters.h"
 #include "megatron/plan/parameters/parameters.h"
+#include "megatron/plan/rule_list.h"
 #include "megatron/supervise/memory_folder.h"
 #include "megatron/train/data/batches.h"
 #include "megatron/train/data/model_samples.h"
+#include "megatron/train/resume/chosen_iteration.h"
 #include "megatron/train/resume/input_digests.h"
 #include "megatron/train/resume/memory_copies.h"
 #include "megatron/train/resume/run_state.h"
@@ -279,7 +281,7 @@ bool has_own_checkpoint(const config::RunConfig& config) {
 }
 
 std::optional<fs::path> checkpoint_to_load(const config::RunConfig& config) {
-  if (has_own_checkpoint(config)) return save_folder(config);
+  if (has_own_checkpoint(config)) return own_checkpoint_to_go_back_to(config).value_or(save_folder(config));
   const fs::path named = config.checkpoint.load;
   if (named.empty() || begins_where_it_saves(config)) return std::nullopt;
   for (const fs::path& folder : {named / "checkpoints", named})
@@ -328,7 +330,10 @@ ResumedBatch resumed_batch(const config::RunConfig& config) {
   for (const fs::path& candidate : candidates) {
     try {
       const auto state = run_state_of(checkpoint::read_manifest(candidate), candidate);
-      return {checkpoint::saved_recipe(candidate).train.global_batch_size, state.consumed_samples};
+      const std::int64_t size = checkpoint::saved_recipe(candidate).train.global_batch_size;
+      if (renumbers(config, candidate, has_own_checkpoint(config)))
+        return {size, std::min(config.checkpoint.override_ckpt_iteration, plan::kMaxSteps) * size};
+      return {size, state.consumed_samples};
     } catch (const std::exception&) {  // an older one may be whole
     }
   }

@@ -130,16 +130,6 @@ void report_absent(Translation& c) {
     const MegatronFlag& flag = *given.flag;
     if (flag.use == FlagUse::Maps || flag.use == FlagUse::Ignored || asks_for_nothing(given)) continue;
     if (!dormant(c.args, flag).empty()) continue;
-    std::int64_t step = 0;
-    if (flag.names.front() == "ckpt-step" && !c.is_saved() && c.args.has("load") && given.values.size() == 1 &&
-        read_integer(given.values.front(), step)) {
-      const std::string digits = std::to_string(step);
-      c.require(
-          step < 0, "--load must name the folder of the iteration.", given.words(),
-          concat("--load ", c.args.text("load"), "/iter_",
-                 std::string(7 - std::min<std::size_t>(7, digits.size()), '0'), digits, ", and leave --ckpt-step out"));
-      if (step >= 0) continue;
-    }
     add(given.words(), flag.use == FlagUse::Removed ? "gone from Megatron-LM; " + flag.text : flag.text);
   }
   for (const auto& [words, feature] : c.absent) add(words, feature);

@@ -504,6 +504,15 @@ void translate_checkpoints(Translation& c) {
   CheckpointConfig& saved = c.run.checkpoint;
   saved.load = c.args.text("load");
   saved.finetune = c.args.has("finetune") && !saved.load.empty();
+  const std::string pretrained = c.args.text("pretrained-checkpoint");
+  if (c.args.has("ckpt-step") && !(saved.load.empty() && pretrained.empty()))
+    saved.ckpt_step = c.args.integer("ckpt-step");
+  else
+    c.ignore("ckpt-step", "without --load");
+  if (c.args.has("override-ckpt-iteration") && !saved.load.empty())
+    saved.override_ckpt_iteration = c.args.integer("override-ckpt-iteration");
+  else
+    c.ignore("override-ckpt-iteration", "without --load");
   saved.no_load_optim = c.args.has("no-load-optim") && !saved.load.empty();
   saved.use_checkpoint_schedule = c.args.has("use-checkpoint-opt_param-scheduler") && !saved.load.empty();
   saved.use_checkpoint_args = c.args.has("use-checkpoint-args") && !saved.load.empty();
@@ -531,7 +540,7 @@ void translate_checkpoints(Translation& c) {
   saved.async_save = saves && c.args.has("async-save") && (legacy || c.args.has("use-persistent-ckpt-worker"));
   if (!saved.async_save) c.ignore("async-save", "without --use-persistent-ckpt-worker");
   non_persistent(c, saves);
-  c.result.pretrained = c.args.text("pretrained-checkpoint");
+  c.result.pretrained = pretrained;
   if (!c.result.pretrained.empty() && saved.load.empty()) {
     saved.load = c.result.pretrained;
     saved.finetune = true;

@@ -32,6 +32,17 @@ void check_saving(const config::CheckpointConfig& checkpoint, const config::LogC
                 concat("checkpoint.save_interval ", checkpoint.save_interval), "--save-interval 0");
   rules.require(!checkpoint.finetune || !checkpoint.load.empty(),
                 "checkpoint.finetune needs checkpoint.load, the folder of the weights.", "none", "--load FOLDER");
+  rules.range<std::int64_t>("checkpoint.ckpt_step", checkpoint.ckpt_step, 0, kMaxSteps);
+  rules.require(checkpoint.ckpt_step <= 0 || !checkpoint.load.empty(),
+                "checkpoint.ckpt_step needs checkpoint.load, the folder of that iteration's checkpoint.", "none",
+                "--load FOLDER");
+  rules.range<std::int64_t>("checkpoint.override_ckpt_iteration", checkpoint.override_ckpt_iteration, -1, kMaxSteps);
+  rules.require(checkpoint.override_ckpt_iteration < 0 || !checkpoint.finetune,
+                "checkpoint.override_ckpt_iteration excludes checkpoint.finetune, which begins at iteration 0.",
+                concat(checkpoint.override_ckpt_iteration), "leave --override-ckpt-iteration out");
+  rules.require(checkpoint.override_ckpt_iteration < 0 || !checkpoint.load.empty(),
+                "checkpoint.override_ckpt_iteration needs checkpoint.load, the folder of the checkpoint.", "none",
+                "--load FOLDER");
   rules.require(!checkpoint.no_load_optim || !checkpoint.load.empty(),
                 "checkpoint.no_load_optim needs checkpoint.load: a run's own checkpoint comes with its optimizer.",
                 "none", "--load FOLDER, and another --train.out");

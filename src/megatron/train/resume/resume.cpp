@@ -21,6 +21,7 @@
 #include "megatron/interchange/weights.h"
 #include "megatron/plan/parameters/adapters.h"
 #include "megatron/train/inputs.h"
+#include "megatron/train/resume/chosen_iteration.h"
 #include "megatron/train/resume/magnitudes.h"
 #include "megatron/train/resume/memory_copies.h"
 
@@ -163,7 +164,7 @@ class Attempts {
     throw_if_any(agree(attempt([&] {
       if (rank() != 0) return;
       decision = decide(run_.config);
-      if (memory_ != nullptr)
+      if (memory_ != nullptr && !own_checkpoint_to_go_back_to(run_.config))
         decision = with_memory(std::move(decision), memory_->iterations(), has_own_checkpoint(run_.config));
     })));
     return Decision::of_text(from_rank_0(decision.to_text()));
@@ -248,6 +249,7 @@ class Attempts {
         checkpoint::check_structure(opened);
         start.messages = check_checkpoint(opened, run_);
         start.state = load_run(opened, engine_, /*with_optimizer=*/true, start.messages);
+        if (renumbers(run_.config, opened, /*is_own=*/true)) renumber(start);
       }));
     memory_->close();
     const auto fetched = static_cast<double>(memory_->fetched_bytes());
@@ -278,12 +280,28 @@ class Attempts {
       const bool with_optimizer = !run_.config.checkpoint.no_load_optim;
       start.messages = check_checkpoint(training, candidate, run_);
       start.state = load_run(training, candidate, engine_, with_optimizer, start.messages);
+      if (run_.config.checkpoint.override_ckpt_iteration >= 0) renumber(start);
       return;
     }
     checkpoint::check_structure(candidate);
     start.messages = check_checkpoint(candidate, run_);
     const bool fresh = run_.config.checkpoint.no_load_optim && !is_own(candidate);
     start.state = load_run(candidate, engine_, !fresh, start.messages);
+    if (renumbers(run_.config, candidate, is_own(candidate))) renumber(start);
+  }
+
+  /// As Megatron-LM does: samples of whole batches, none of them skipped; the learning rate stays where it was.
+  void renumber(Start& start) const {
+    RunState& state = start.state;
+    const std::int64_t before = state.iteration;
+    state.iteration = run_.config.checkpoint.override_ckpt_iteration;
+    state.consumed_samples = state.iteration * run_.config.train.global_batch_size;
+    state.skipped_iterations = state.nonfinite_steps = 0;
+    state.skipped_batches = {};
+    state.renumbered = true;
+    state.validated_iteration = std::min(state.validated_iteration, state.iteration);
+    start.messages.push_back(concat("checkpoint.override_ckpt_iteration: iteration ", before, " counts as ",
+                                    state.iteration, ", and sample ", state.consumed_samples, " is the next"));
   }
 
   /// `work` on a folder that this rank sees as rank 0 does. Collective.

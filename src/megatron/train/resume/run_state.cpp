@@ -69,16 +69,17 @@ void check_counters(const RunState& state, std::int64_t optimizer_steps, const s
   };
   const std::int64_t steps = std::min(state.iteration, kMaxSamplesOfARun / kMaxSamplesOfAStep);
   need("consumed_samples", state.consumed_samples, state.iteration, steps * kMaxSamplesOfAStep);
-  need("schedule_samples", state.schedule_samples, 0, state.consumed_samples);
+  need("schedule_samples", state.schedule_samples, 0, state.renumbered ? kMaxSamplesOfARun : state.consumed_samples);
   need("skipped_iterations", state.skipped_iterations, 0, state.iteration);
   need("validated_iteration", state.validated_iteration, 0, state.iteration);
   need(checkpoint::kNonfiniteSteps, state.nonfinite_steps, 0, state.skipped_iterations);
-  need("optimizer_steps", optimizer_steps, 0, state.iteration);
+  need("optimizer_steps", optimizer_steps, 0, state.renumbered ? kMaxSamplesOfARun : state.iteration);
 }
 
 const plan::ModelShape& shape_of(const Engine& engine) { return engine.stages.front().options().shape; }
 
-constexpr const char* kOptimizer = "optimizer";  // in the metadata: whose state it is
+constexpr const char* kOptimizer = "optimizer";    // in the metadata: whose state it is
+constexpr const char* kRenumbered = "renumbered";  // there: RunState::renumbered, where it holds
 
 std::string state_prefix(const std::string& kind) { return "optimizer." + kind + "."; }
 
@@ -268,6 +269,7 @@ checkpoint::Metadata run_metadata(const RunState& state, const Engine& engine, c
   };
   if (!state.skipped_batches.empty()) metadata["skipped_batches"] = nlohmann::json(state.skipped_batches).dump();
   if (!inputs.empty()) metadata[kInputs] = inputs;
+  if (state.renumbered) metadata[kRenumbered] = "true";
   if (has_delayed_scales(engine)) metadata[kFp8FirstLayer] = engine.fp8->first_layer();
   if (state.rollbacks > 0) metadata["rollbacks"] = std::to_string(state.rollbacks);
   if (state.nonfinite_steps > 0) metadata[checkpoint::kNonfiniteSteps] = std::to_string(state.nonfinite_steps);
@@ -290,6 +292,7 @@ RunState run_state_of(const checkpoint::Manifest& manifest, const std::filesyste
   if (manifest.metadata.contains("rollbacks")) state.rollbacks = read("rollbacks");
   if (manifest.metadata.contains(checkpoint::kNonfiniteSteps))
     state.nonfinite_steps = read(checkpoint::kNonfiniteSteps);
+  state.renumbered = manifest.metadata.contains(kRenumbered);
   check_counters(state, manifest.metadata.contains("optimizer_steps") ? read("optimizer_steps") : 0, folder);
   return state;
 }

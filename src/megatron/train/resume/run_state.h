@@ -23,6 +23,7 @@ struct RunState {
   std::int64_t rollbacks = 0;
   std::vector<double> recent_losses = {};  ///< that a spike is told by (guard.on_spike), the oldest first
   std::int64_t nonfinite_steps = 0;        ///< the last ones in a row whose loss or gradient was not finite
+  bool renumbered = false;  ///< checkpoint.override_ckpt_iteration: rate and optimizer may be ahead of the iteration
 };
 
 /// What this rank saves: weights, from the masters where there are some, and optimizer state, named and shaped as in

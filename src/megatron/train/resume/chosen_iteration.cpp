@@ -1,0 +1,84 @@
+#include "megatron/train/resume/chosen_iteration.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "megatron/base/error.h"
+#include "megatron/checkpoint/files/folder.h"
+#include "megatron/checkpoint/model_state.h"
+#include "megatron/train/inputs.h"
+
+namespace megatron::train {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// Whether the folder of the run's own checkpoints is `folder`, or is in it.
+bool is_own(const config::RunConfig& config, const fs::path& folder) {
+  std::error_code absent;
+  const fs::path own = save_folder(config);
+  return fs::equivalent(folder, own, absent) || fs::equivalent(folder / "checkpoints", own, absent);
+}
+
+[[noreturn]] void fail_for_absent(const fs::path& load, std::int64_t wanted) {
+  std::vector<std::int64_t> there;
+  for (const fs::path& place : {load, load / "checkpoints"})
+    if (there.empty()) there = checkpoint::iterations_in(place);
+  std::string names, fix = "--load FOLDER, that of a run's checkpoints";
+  for (const std::int64_t iteration : there) names += concat(names.empty() ? "" : ", ", iteration);
+  if (!there.empty()) {
+    const auto after = std::ranges::upper_bound(there, wanted);
+    fix = concat("--ckpt-step ", after == there.begin() ? *after : *std::prev(after));
+  } else if (checkpoint::is_iteration_folder(load)) {
+    fix = "leave --ckpt-step out: --load names a checkpoint";
+  }
+  throw ConfigError(rule_got_fix("checkpoint.ckpt_step must be an iteration that checkpoint.load has a checkpoint of.",
+                                 concat(wanted, "; in ", load.string(), ": ", names.empty() ? "none" : names), fix));
+}
+
+}  // namespace
+
+void name_chosen_iteration(config::RunConfig& config) {
+  config::CheckpointConfig& options = config.checkpoint;
+  if (options.ckpt_step <= 0 || options.load.empty()) return;
+  const fs::path load = (fs::path(options.load) / "").parent_path();  // without a slash at its end
+  const std::string name = checkpoint::iteration_name(options.ckpt_step);
+  if (load.filename() == name) return;
+  if (has_own_checkpoint(config) && !is_own(config, load)) return;
+  for (const fs::path& place : {load, load / "checkpoints"})
+    if (fs::is_directory(place / name)) {
+      options.load = (place / name).string();
+      return;
+    }
+  fail_for_absent(load, options.ckpt_step);
+}
+
+std::optional<fs::path> own_checkpoint_to_go_back_to(const config::RunConfig& config) {
+  const config::CheckpointConfig& options = config.checkpoint;
+  if (options.ckpt_step <= 0 || options.load.empty() || options.finetune) return std::nullopt;
+  const fs::path load = (fs::path(options.load) / "").parent_path(), own = save_folder(config);
+  std::error_code absent;
+  if (load.filename() != checkpoint::iteration_name(options.ckpt_step) ||
+      !fs::equivalent(load.parent_path(), own, absent))
+    return std::nullopt;
+  if (config.train.skip_train) return load;
+  for (const fs::path& newest : checkpoint::candidates(own)) {
+    if (fs::equivalent(newest, load, absent)) return std::nullopt;
+    try {
+      if (checkpoint::saved_recipe(newest).checkpoint.ckpt_step == options.ckpt_step) return std::nullopt;
+      return load;
+    } catch (const std::exception&) {  // damaged: the run would resume from the one before
+    }
+  }
+  return std::nullopt;
+}
+
+bool renumbers(const config::RunConfig& config, const fs::path& checkpoint, bool is_own) {
+  const std::int64_t wanted = config.checkpoint.override_ckpt_iteration;
+  if (wanted < 0) return false;
+  return !is_own || checkpoint::saved_recipe(checkpoint).checkpoint.override_ckpt_iteration != wanted;
+}
+
+}  // namespace megatron::train
