@@ -85,10 +85,12 @@ TEST_P(OptimizerRules, FollowThePublishedAlgorithmOverTheFlatBuffers) {
   for (int step = 1; step <= 6; ++step) {
     set_gradients(store, step);
     const double lr = 0.01 * step;
-    optimizer.step(lr, 0.25);
+    plan::LearningRates rates(lr);
+    if (step % 2 == 0) rates.weight_decay = kDecay * step;  // a step's own
+    optimizer.step(rates, 0.25);
     for (const auto& parameter : store.all()) {
       Plain& plain = truth.at(parameter->spec.name);
-      const double decay = parameter->spec.weight_decay ? kDecay : 0;
+      const double decay = parameter->spec.weight_decay ? rates.weight_decay.value_or(kDecay) : 0;
       auto g = parameter->grad.to(at::kDouble) * 0.25;
       if (algorithm.decoupled)
         plain.w = plain.w * (1 - lr * decay);

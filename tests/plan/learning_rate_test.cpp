@@ -4,6 +4,7 @@
 
 #include "megatron/base/error.h"
 #include "megatron/plan/rules.h"
+#include "megatron/plan/steps/weight_decay.h"
 #include "tests/plan/golden.h"
 
 namespace megatron::plan {
@@ -56,7 +57,45 @@ TEST(LearningRateSchedule, TakesAShareOfTheDecayAsItIs) {
   EXPECT_DOUBLE_EQ(resolve(config).learning_rate.at(24), 3e-3);
 }
 
+// OptimizerParamScheduler.get_wd() of Megatron-LM, after so many samples.
+TEST(WeightDecaySchedule, EqualsMegatronCoresToTheLastBit) {
+  WeightDecaySchedule schedule{.start = 0.01, .end = 0.1, .samples = 96};
+  for (const auto& [samples, decay] : {std::pair{0, 0.01},
+                                       {8, 0.0175},
+                                       {48, 0.05500000000000001},
+                                       {56, 0.06250000000000001},
+                                       {88, 0.0925},
+                                       {96, 0.1},
+                                       {104, 0.1}})
+    EXPECT_EQ(schedule.at(samples), decay) << samples;
+  schedule.growth = WeightDecayGrowth::Cosine;
+  for (const auto& [samples, decay] : {std::pair{0, 0.01},
+                                       {8, 0.011533337816991932},
+                                       {48, 0.05500000000000001},
+                                       {56, 0.06664685702961345},
+                                       {88, 0.09846666218300808},
+                                       {96, 0.1},
+                                       {104, 0.1}})
+    EXPECT_EQ(schedule.at(samples), decay) << samples;
+}
+
+TEST(WeightDecaySchedule, GrowsOverTheRunUnlessToldOtherwise) {
+  config::RunConfig config;
+  config.model.vocab_size = 100;
+  config.train.train_iters = 7;
+  config.train.global_batch_size = 8;
+  EXPECT_FALSE(resolve(config).rates_at(8).weight_decay) << "the optimizer's own";
+  config.schedule.weight_decay_incr_style = "linear";
+  config.schedule.start_weight_decay = 0.1;
+  config.schedule.end_weight_decay = 0.8;
+  EXPECT_DOUBLE_EQ(*resolve(config).rates_at(8).weight_decay, 0.2);
+  config.schedule.weight_decay_incr_samples = 16;
+  EXPECT_DOUBLE_EQ(*resolve(config).rates_at(8).weight_decay, 0.45);
+  EXPECT_DOUBLE_EQ(*resolve(config).rates_at(17).weight_decay, 0.8);
+}
+
 TEST(LearningRateSchedule, RefusesStylesItDoesNotKnow) {
+  EXPECT_THROW(weight_decay_growth_of("constant"), ConfigError);
   EXPECT_THROW(lr_decay_of("cosin"), ConfigError);
   EXPECT_THROW(wsd_decay_of(""), ConfigError);
 }

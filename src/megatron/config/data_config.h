@@ -73,6 +73,8 @@ struct DataConfig {
   double mask_prob = 0.15;
   double short_seq_prob = 0.1;
   std::int64_t index_samples = 0;
+  std::string dataloader_type = "single";
+  std::int64_t cyclic_batch = 1;
   std::int64_t prefetch = 8;
 
   void visit(auto& v) {
@@ -138,6 +140,13 @@ struct DataConfig {
       "Samples that the order of the training data is made for, at least those of the run; 0: those of the run. "
       "Megatron-LM makes it for --train-samples, or for full batches of --train-iters.",
       Affects::Samples, OnlyInTraining());
+    v("dataloader_type", dataloader_type,
+      "single: samples in the order of their index; cyclic: each pass over all of them in an order of its own, that of "
+      "torch.randperm seeded with the pass's number, whatever train.seed.",
+      "dataloader-type", Affects::Samples, Choices({"single", "cyclic"}), OnlyInTraining());
+    v("cyclic_batch", cyclic_batch,
+      "cyclic: a pass leaves out the last samples that fill no batch of this size, which is Megatron-LM's micro batch.",
+      Affects::Samples, when("data.dataloader_type", {"cyclic"}), OnlyInTraining());
     v("prefetch", prefetch, "Microbatches that a thread of each rank reads ahead of the step; 0: the step reads them.",
       Affects::Nothing, RanksMayDiffer());
   }

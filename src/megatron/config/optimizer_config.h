@@ -57,14 +57,15 @@ struct OptimizerConfig {
       of_muon());
     v("muon_split_gated", muon_split_gated,
       "muon: the gate and the other half of a gated MLP are matrices of their own; false: one.", of_muon());
-    v("weight_decay", weight_decay, "Weight decay; biases and norms have none.", "weight-decay", Common());
+    const When decays = when("optimizer.weight_decay") || unless("schedule.weight_decay_incr_style", {"constant"});
+    v("weight_decay", weight_decay, "Weight decay; biases and norms have none.", "weight-decay",
+      when("schedule.weight_decay_incr_style", {"constant"}), Common());
     v("decoupled_weight_decay", decoupled_weight_decay,
       "Decay the weights themselves (AdamW); false: add the decay to the gradient (L2), but for the matrices of muon.",
-      "decoupled-weight-decay", when("optimizer.weight_decay"));
+      "decoupled-weight-decay", decays);
     v("lr_mult", lr_mult,
       "Learning rate of some parameters, PATTERN=FACTOR each: *.bias=2. The last pattern that matches a name counts.");
-    v("wd_mult", wd_mult, "Weight decay of some parameters, PATTERN=FACTOR each: embedding.*=0 or *.bias=1.",
-      when("optimizer.weight_decay"));
+    v("wd_mult", wd_mult, "Weight decay of some parameters, PATTERN=FACTOR each: embedding.*=0 or *.bias=1.", decays);
     v("clip_grad", clip_grad, "Maximum global gradient norm; 0: no clipping.", "clip-grad", Common());
     v("clip_norm", clip_norm,
       "Norm that is clipped: l2, inf (the largest magnitude), or the p of another, such as 1 or 3.",
@@ -116,6 +117,10 @@ struct ScheduleConfig {
   double lr_warmup_fraction = 0;
   std::int64_t lr_wsd_decay_samples = 0;
   std::string lr_wsd_decay_style = "exponential";
+  std::string weight_decay_incr_style = "constant";
+  double start_weight_decay = 0;
+  double end_weight_decay = 0;
+  std::int64_t weight_decay_incr_samples = 0;
   std::vector<std::int64_t> rampup_batch_size;
   std::string step_batch_size;
 
@@ -141,6 +146,16 @@ struct ScheduleConfig {
       when("schedule.lr_decay_style", {"WSD"}));
     v("lr_wsd_decay_style", lr_wsd_decay_style, "WSD: shape of the final decay.", "lr-wsd-decay-style",
       when("schedule.lr_decay_style", {"WSD"}), Choices({"linear", "cosine", "exponential", "minus_sqrt"}));
+    const When grows = unless("schedule.weight_decay_incr_style", {"constant"});
+    v("weight_decay_incr_style", weight_decay_incr_style,
+      "How weight decay goes from start_weight_decay to end_weight_decay; constant: it is optimizer.weight_decay.",
+      "weight-decay-incr-style", Choices({"constant", "linear", "cosine"}), OnlyInTraining());
+    v("start_weight_decay", start_weight_decay, "Weight decay of the first step.", "start-weight-decay", grows,
+      OnlyInTraining());
+    v("end_weight_decay", end_weight_decay, "Weight decay after the growth.", "end-weight-decay", grows,
+      OnlyInTraining());
+    v("weight_decay_incr_samples", weight_decay_incr_samples, "Samples until end_weight_decay; 0: the whole run.",
+      grows, OnlyInTraining());
     v("rampup_batch_size", rampup_batch_size,
       "start,increment,samples: grow the global batch from `start` over `samples`.", "rampup-batch-size",
       OnlyInTraining());

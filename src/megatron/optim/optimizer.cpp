@@ -113,7 +113,7 @@ UpdateRule::Views Optimizer::views_of(const UniformRange& run) const {
 kernels::Update Optimizer::update_of(const UniformRange& run, const plan::LearningRates& rates,
                                      const GradScale& grad_scale) const {
   return {.learning_rate = (run.multipliers.words ? rates.words : rates.usual) * run.multipliers.learning_rate,
-          .weight_decay = options_.weight_decay * run.multipliers.weight_decay,
+          .weight_decay = rates.weight_decay.value_or(options_.weight_decay) * run.multipliers.weight_decay,
           .eps_factor = run.multipliers.eps,
           .grad_scale = grad_scale.number,
           .factor = grad_scale.factor,

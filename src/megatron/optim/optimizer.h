@@ -20,8 +20,8 @@
 namespace megatron::optim {
 
 struct OptimizerOptions {
-  double weight_decay = 0.01;
-  bool decoupled = true;  ///< decay of the weights, not added to the gradient (L2)
+  double weight_decay = 0.01;  ///< of steps whose LearningRates name no other
+  bool decoupled = true;       ///< decay of the weights, not added to the gradient (L2)
   bool bf16_state = false;
   bool stochastic_rounding = false;  ///< of what is stored in 16 bits, else to nearest
   std::uint64_t seed = 0;            ///< of that rounding

@@ -213,6 +213,11 @@ void check_schedule(const config::ScheduleConfig& schedule, Rules& rules) {
   rules.range<std::int64_t>("schedule.lr_wsd_decay_samples", schedule.lr_wsd_decay_samples, 0, kMaxSamples);
   rules.require(schedule.lr_decay_style != "WSD" || schedule.lr_wsd_decay_samples > 0,
                 "schedule.lr_decay_style WSD needs schedule.lr_wsd_decay_samples.", "0", "");
+  const double first = schedule.start_weight_decay, last = schedule.end_weight_decay;
+  rules.option("schedule.start_weight_decay", first >= 0, "must be at least 0.", concat(first));
+  rules.require(first < 0 || last >= first, "schedule.end_weight_decay must be at least schedule.start_weight_decay.",
+                concat(last, ", schedule.start_weight_decay ", first), concat("--end-weight-decay ", first));
+  rules.range<std::int64_t>("schedule.weight_decay_incr_samples", schedule.weight_decay_incr_samples, 0, kMaxSamples);
   if (!schedule.rampup_batch_size.empty())
     rules.require(
         schedule.rampup_batch_size.size() == 3 && schedule.rampup_batch_size[2] <= kMaxSamples,
@@ -539,6 +544,7 @@ ResolvedRun resolve_as_given(config::RunConfig config, const Facts& facts) {
                   .batch_schedule = *samples.batches,
                   .learning_rate = samples.rate,
                   .words_learning_rate = samples.words_rate,
+                  .weight_decay = samples.weight_decay,
                   .train_samples = samples.total};
   const std::int64_t unit = run.config.train.micro_batch_size * grid.sample_shares();
   run.microbatches_per_step = run.config.train.global_batch_size / unit;

@@ -12,6 +12,7 @@
 #include "megatron/plan/stages.h"
 #include "megatron/plan/steps/batch_schedule.h"
 #include "megatron/plan/steps/learning_rate.h"
+#include "megatron/plan/steps/weight_decay.h"
 #include "megatron/schedule/generate.h"
 
 namespace megatron::plan {
@@ -57,6 +58,7 @@ struct ResolvedRun {
   BatchSchedule batch_schedule;
   LearningRateSchedule learning_rate;
   std::optional<LearningRateSchedule> words_learning_rate;  ///< of word embedding and output layer: decoupled_lr
+  std::optional<WeightDecaySchedule> weight_decay;          ///< nothing: optimizer.weight_decay throughout
   std::int64_t train_samples = 0;                           ///< of the whole run
   std::int64_t microbatches_per_step = 0;                   ///< of the full global batch, on each data-parallel rank
   /// Facts::teacher, which the ranks hold besides the student (cost/fit/teacher.h).
@@ -64,7 +66,9 @@ struct ResolvedRun {
 
   /// Those of a step before which `samples` advanced the schedule.
   LearningRates rates_at(std::int64_t samples) const {
-    return {learning_rate.at(samples), words_learning_rate.value_or(learning_rate).at(samples)};
+    LearningRates rates{learning_rate.at(samples), words_learning_rate.value_or(learning_rate).at(samples)};
+    if (weight_decay) rates.weight_decay = weight_decay->at(samples);
+    return rates;
   }
 };
 

@@ -37,6 +37,15 @@ void resolve_learning_rate(const config::ScheduleConfig& schedule, Samples& samp
   if (schedule.decoupled_min_lr >= 0) samples.words_rate->min = schedule.decoupled_min_lr;
 }
 
+void resolve_weight_decay(const config::ScheduleConfig& schedule, Samples& samples) {
+  if (schedule.weight_decay_incr_style == "constant") return;
+  const std::int64_t given = schedule.weight_decay_incr_samples;
+  samples.weight_decay = {.start = schedule.start_weight_decay,
+                          .end = schedule.end_weight_decay,
+                          .samples = given > 0 ? given : samples.total,
+                          .growth = weight_decay_growth_of(schedule.weight_decay_incr_style)};
+}
+
 }  // namespace
 
 std::vector<BatchStep> resolve_batch_steps(config::RunConfig& config, int dp, const Facts& facts, Rules& rules) {
@@ -111,7 +120,10 @@ Samples resolve_samples(config::RunConfig& config, int dp, const std::vector<Bat
   rules.require(index == 0 || (index >= samples.total && index <= kMaxSamples),
                 concat("data.index_samples must be 0, or from the samples of the run to ", kMaxSamples, "."),
                 concat(index, ", the run takes ", samples.total), "--data.index_samples 0");
+  rules.choices("data", config.data);
+  rules.range<std::int64_t>("data.cyclic_batch", config.data.cyclic_batch, 1, kMaxBatch);
   rules.attempt([&] { resolve_learning_rate(config.schedule, samples, rules); });
+  rules.attempt([&] { resolve_weight_decay(config.schedule, samples); });
   return samples;
 }
 

@@ -7,7 +7,7 @@
 #include "megatron/plan/rule_list.h"
 #include "megatron/plan/rules.h"
 
-// The rules over the batches of a run and the learning rate that counts their samples.
+// The rules over the batches of a run, and the learning rate and weight decay that count their samples.
 namespace megatron::plan {
 
 /// The batches of the run and what depends on their number.
@@ -15,6 +15,7 @@ struct Samples {
   std::optional<BatchSchedule> batches;
   LearningRateSchedule rate;
   std::optional<LearningRateSchedule> words_rate;
+  std::optional<WeightDecaySchedule> weight_decay;  ///< nothing: it is constant
   std::int64_t total = 0;
 };
 

@@ -139,7 +139,8 @@ std::vector<std::string> take_schedule_of_checkpoint(config::RunConfig& config) 
   if (theirs.schedule.lr_decay_samples == 0) theirs.schedule.lr_decay_samples = whole_decay_of(theirs);
   return take_options(config, theirs, "checkpoint.use_checkpoint_schedule", *folder, [](const config::Field& field) {
     return field.path.starts_with("schedule.lr") || field.path.starts_with("schedule.decoupled_") ||
-           field.path == "schedule.min_lr" || field.path == "optimizer.weight_decay";
+           field.path == "schedule.min_lr" || field.path == "optimizer.weight_decay" ||
+           field.path.ends_with("_weight_decay") || field.path.starts_with("schedule.weight_decay_");
   });
 }
 

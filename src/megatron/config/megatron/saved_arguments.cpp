@@ -16,13 +16,11 @@ namespace {
 enum class Share : std::uint8_t { None, Network, Run, Layout };
 
 /// Features whose flags change neither what a checkpoint holds nor how its run continues.
-constexpr std::array<std::string_view, 13> kOfNoRun = {"context parallelism in levels",
+constexpr std::array<std::string_view, 11> kOfNoRun = {"context parallelism in levels",
                                                        "weight sharding over tensor-parallel ranks",
                                                        "other masters with FSDP",
                                                        "other gradients with FSDP",
                                                        "object storage",
-                                                       "load a given iteration",
-                                                       "first evaluation at an iteration",
                                                        "another job (megatron checkpoint)",
                                                        "injects faults",
                                                        "no communication",
@@ -31,16 +29,12 @@ constexpr std::array<std::string_view, 13> kOfNoRun = {"context parallelism in l
                                                        "embeddings of BERT as output"};
 
 /// Features without which a run cannot continue, but its weights mean the same.
-constexpr std::array<std::string_view, 23> kOfTraining = {"more of FP8",
+constexpr std::array<std::string_view, 19> kOfTraining = {"more of FP8",
                                                           "FP4",
                                                           "QK clip",
                                                           "fp32 residual stream",
-                                                          "Xavier init",
-                                                          "embedding init std",
-                                                          "weight-decay schedule",
                                                           "frozen parameters",
                                                           "fp16 master weights",
-                                                          "cyclic or external data loader",
                                                           "phases of data",
                                                           "surplus of blends",
                                                           "loss on pad tokens",
@@ -129,7 +123,8 @@ class SavedWords {
   bool is_derived(const SavedArgument& argument) const {
     if (argument.name == "mup_width_mult") return true;
     if (argument.name == "start_weight_decay" || argument.name == "end_weight_decay") {
-      const SavedArgument* const constant = find("weight_decay");
+      const SavedArgument *const constant = find("weight_decay"), *const style = find("weight_decay_incr_style");
+      if (style != nullptr && style->values != std::vector<std::string>{"constant"}) return false;
       return constant != nullptr && constant->values == argument.values;
     }
     return argument.name.starts_with("num_") && argument.name.find("virtual") != std::string::npos &&

@@ -389,6 +389,28 @@ void translate_optimizer(Translation& c) {
             "none", "--overlap-grad-reduce");
 }
 
+namespace {
+
+/// Over `samples`, the whole run.
+void growing_weight_decay(Translation& c, std::int64_t samples) {
+  ScheduleConfig& s = c.run.schedule;
+  s.weight_decay_incr_style = c.args.text("weight-decay-incr-style");
+  const bool grows = s.weight_decay_incr_style != "constant";
+  for (const char* name : {"start-weight-decay", "end-weight-decay"})
+    c.require(c.is_saved() || c.args.has(name) == grows,
+              concat("--", name, grows ? " must be given with" : " needs a growth, not", " --weight-decay-incr-style ",
+                     s.weight_decay_incr_style, "."),
+              grows ? "none" : c.args.text(name),
+              grows ? concat("--", name, " 0.1")
+                    : concat("--weight-decay-incr-style linear, or --weight-decay ", c.args.text(name)));
+  if (!grows) return;
+  if (c.args.has("start-weight-decay")) s.start_weight_decay = c.args.number("start-weight-decay");
+  if (c.args.has("end-weight-decay")) s.end_weight_decay = c.args.number("end-weight-decay");
+  s.weight_decay_incr_samples = samples;
+}
+
+}  // namespace
+
 void translate_schedule(Translation& c) {
   ScheduleConfig& s = c.run.schedule;
   c.require(c.args.has("lr"), "--lr must be given.", "none", concat("--lr ", needed_example("lr")));
@@ -422,6 +444,7 @@ void translate_schedule(Translation& c) {
   s.lr_decay_samples = in_samples("lr-decay-iters", "lr-decay-samples", whole);
   s.lr_wsd_decay_samples = in_samples("lr-wsd-decay-iters", "lr-wsd-decay-samples", 0);
   s.lr_warmup_samples = in_samples("lr-warmup-iters", "lr-warmup-samples", 0);
+  growing_weight_decay(c, whole);
   if (s.lr_decay_style != "constant" && s.lr_warmup_samples > 0 && s.lr_warmup_samples >= s.lr_decay_samples &&
       !c.is_saved()) {
     const std::int64_t unit = samples ? 1 : std::max<std::int64_t>(1, batch);

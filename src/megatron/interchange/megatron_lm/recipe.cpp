@@ -116,6 +116,8 @@ config::RunConfig recipe_of_arguments(const Pickle& values, const PickleNode& no
   };
   count("lr_decay_steps", recipe.schedule.lr_decay_samples);
   count("lr_warmup_steps", recipe.schedule.lr_warmup_samples);
+  if (recipe.schedule.weight_decay_incr_style != "constant")
+    count("wd_incr_steps", recipe.schedule.weight_decay_incr_samples);
   if (recipe.schedule.lr_warmup_samples > 0) recipe.schedule.lr_warmup_fraction = 0;
   return recipe;
 }

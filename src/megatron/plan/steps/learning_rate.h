@@ -1,5 +1,6 @@
 #pragma once
 #include <cstdint>
+#include <optional>
 #include <string>
 
 namespace megatron::plan {
@@ -27,11 +28,13 @@ struct LearningRateSchedule {
 };
 
 /// The learning rates of a step: of most parameters, and of the word embedding and the output layer's matrix, which may
-/// have one of their own (schedule.decoupled_lr).
+/// have one of their own (schedule.decoupled_lr); and its weight decay.
 struct LearningRates {
   LearningRates(double all) : usual(all), words(all) {}
   LearningRates(double rate, double of_words) : usual(rate), words(of_words) {}
   double usual, words;
+  /// Where it grows over the run (schedule.weight_decay_incr_style); nothing: the optimizer's.
+  std::optional<double> weight_decay = {};
 };
 
 }  // namespace megatron::plan

@@ -37,6 +37,7 @@ constexpr std::string_view kOwnFields[] = {"iteration",
                                            "memory_bytes",
                                            "peak_memory_bytes",
                                            "decoupled_learning_rate",
+                                           "weight_decay",
                                            "lm_loss",
                                            "sop_loss",
                                            "num_zeros",
@@ -179,6 +180,7 @@ void MetricsFile::write(const IterationMetrics& metrics) {
                  {"memory_bytes", metrics.memory_bytes},
                  {"peak_memory_bytes", metrics.peak_memory_bytes}};
   if (metrics.decoupled_learning_rate) object["decoupled_learning_rate"] = *metrics.decoupled_learning_rate;
+  if (metrics.weight_decay) object["weight_decay"] = *metrics.weight_decay;
   if (metrics.sentence_loss) {
     object["lm_loss"] = metrics.loss - *metrics.sentence_loss;
     object["sop_loss"] = *metrics.sentence_loss;

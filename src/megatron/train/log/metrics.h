@@ -39,6 +39,7 @@ struct IterationMetrics {
   std::vector<LossFigure> figures = {};                ///< of a loss of one's own: fields of their names
   double learning_rate = 0;                            ///< that the iteration used
   std::optional<double> decoupled_learning_rate = {};  ///< of word embedding and output layer, where it is their own
+  std::optional<double> weight_decay = {};             ///< that the iteration used, where it grows over the run
   double loss_scale = 1;
   std::int64_t batch_size = 0;  ///< samples
   std::int64_t world_size = 1;  ///< ranks

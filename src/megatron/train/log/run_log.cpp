@@ -167,6 +167,7 @@ void RunLog::iteration(const RunState& state, const Iteration& done) {
                                  .figures = has_means ? result.figures : std::vector<LossFigure>(),
                                  .learning_rate = done.rates.usual,
                                  .decoupled_learning_rate = decoupled(done.rates),
+                                 .weight_decay = done.rates.weight_decay,
                                  .loss_scale = result.loss_scale,
                                  .batch_size = samples,
                                  .world_size = run_.grid.world_size(),

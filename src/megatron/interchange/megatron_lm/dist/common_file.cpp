@@ -182,10 +182,14 @@ struct Schedule {
               .samples_of(recipe.train.train_iters);
     decay = schedule.lr_decay_samples > 0 ? schedule.lr_decay_samples : run;
     if (schedule.lr_warmup_samples == 0) fraction = schedule.lr_warmup_fraction;
+    const bool grows = schedule.weight_decay_incr_style != "constant";
+    first_decay = grows ? schedule.start_weight_decay : recipe.optimizer.weight_decay;
+    last_decay = grows ? schedule.end_weight_decay : recipe.optimizer.weight_decay;
   }
   const config::RunConfig& recipe;
   std::int64_t batch, run, decay;
-  double fraction = 0;  ///< of the decay, which is warm-up
+  double fraction = 0;                     ///< of the decay, which is warm-up
+  double first_decay = 0, last_decay = 0;  ///< of weights
 };
 
 void write_muon(PickleWriter& pickle, const config::OptimizerConfig& optimizer) {
@@ -220,6 +224,9 @@ void write_run(PickleWriter& pickle, const TrainingState& training) {
   pickle.entry("sgd_momentum", optimizer.sgd_momentum);
   if (optimizer.name == "muon") write_muon(pickle, optimizer);
   pickle.entry("weight_decay", optimizer.weight_decay);
+  pickle.entry("weight_decay_incr_style", rates.weight_decay_incr_style);
+  pickle.entry("start_weight_decay", schedule.first_decay);
+  pickle.entry("end_weight_decay", schedule.last_decay);
   pickle.entry("decoupled_weight_decay", optimizer.decoupled_weight_decay);
   pickle.entry("clip_grad", optimizer.clip_grad);
   pickle.entry("accumulate_allreduce_grads_in_fp32", optimizer.grad_dtype == "fp32");
@@ -270,8 +277,9 @@ void write_group(PickleWriter& pickle, const TrainingState& training, bool decay
   pickle.entry("lr_mult", 1.0);
   pickle.entry("max_lr", recipe.schedule.lr);
   pickle.entry("min_lr", recipe.schedule.min_lr);
-  pickle.entry("lr", recipe.schedule.lr);  // the schedule sets it before the next step
-  pickle.entry("weight_decay", decays ? recipe.optimizer.weight_decay : 0.0);
+  // The schedule sets both before the next step.
+  pickle.entry("lr", recipe.schedule.lr);
+  pickle.entry("weight_decay", decays ? Schedule(training).last_decay : 0.0);
   pickle.entry("step", training.optimizer_steps);
   if (training.optimizer == "sgd") {
     pickle.entry("momentum", recipe.optimizer.sgd_momentum);
@@ -336,7 +344,6 @@ void write_optimizers(PickleWriter& pickle, const TrainingState& training) {
 
 void write_scheduler(PickleWriter& pickle, const TrainingState& training) {
   const Schedule schedule(training);
-  const double decay = training.recipe.optimizer.weight_decay;
   pickle.text("opt_param_scheduler");
   pickle.begin_dict();
   pickle.entry("max_lr", training.recipe.schedule.lr);
@@ -348,10 +355,11 @@ void write_scheduler(PickleWriter& pickle, const TrainingState& training) {
   pickle.entry("lr_decay_style", training.recipe.schedule.lr_decay_style);
   pickle.entry("lr_decay_steps", schedule.decay);
   pickle.entry("min_lr", training.recipe.schedule.min_lr);
-  pickle.entry("start_wd", decay);
-  pickle.entry("end_wd", decay);
-  pickle.entry("wd_incr_style", "constant");
-  pickle.entry("wd_incr_steps", schedule.run);
+  pickle.entry("start_wd", schedule.first_decay);
+  pickle.entry("end_wd", schedule.last_decay);
+  pickle.entry("wd_incr_style", training.recipe.schedule.weight_decay_incr_style);
+  const std::int64_t growth = training.recipe.schedule.weight_decay_incr_samples;
+  pickle.entry("wd_incr_steps", growth > 0 ? growth : schedule.run);
   pickle.end_dict();
 }
 
