@@ -11,7 +11,6 @@ constexpr MegatronAdvice kAdvice[] = {
     {"batch-p2p-communication", "--pp-communication batched"},
     {"checkpoint-activations", "--train.recompute full"},
     {"dataloader-inter-document-masking", "--reset-attention-mask"},
-    {"dataloader-type", "leave it out; samples are drawn in Megatron's single order"},
     {"disable-fp8-wgrad", "--no-fp8-wgrad"},
     {"distributed-timeout-minutes", "--parallel.timeout_s, minutes x 60"},
     {"encoder-num-layers", "--num-layers"},

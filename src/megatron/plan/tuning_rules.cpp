@@ -80,6 +80,8 @@ void check_dpo(const config::RunConfig& config, Rules& rules) {
                                    {"data.eod_mask_loss", data.eod_mask_loss}})
     rules.require(!on, "dpo.beta reads preferences: one text a sample, whose answer alone counts.", option,
                   concat("--", option, " false"));
+  rules.require(data.dataloader_type != "cyclic", "dpo.beta reads the pairs of a pass in data.dataloader_type single.",
+                data.dataloader_type, "--dataloader-type single (the default)");
   rules.require(config.train.micro_batch_size % 2 == 0,
                 "With dpo.beta train.micro_batch_size counts both texts of a pair: it must be even.",
                 concat(config.train.micro_batch_size),

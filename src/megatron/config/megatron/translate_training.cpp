@@ -289,6 +289,9 @@ void translate_data(Translation& c) {
       c.ignore(name, "of pretrain_gpt");
   d.mask_prob = c.args.number("mask-prob");
   d.short_seq_prob = c.args.number("short-seq-prob");
+  if (c.args.has("dataloader-type")) d.dataloader_type = c.args.text("dataloader-type");
+  if (d.dataloader_type == "external") c.miss("dataloader-type", "external data loader");
+  if (d.dataloader_type == "cyclic") d.cyclic_batch = c.run.train.micro_batch_size;
   d.prefetch = product(2, c.args.integer("num-workers"));  // two batches per worker
   fill_in_middle(c);
 }

@@ -139,7 +139,7 @@ model::Batch DatasetBatches::get(std::span<const std::int64_t> sample_ids) const
   const auto swapped = fields.pairs ? at::empty({samples}, at::kLong) : at::Tensor();
   for (std::int64_t b = 0; b < samples; ++b) {
     const std::int64_t id = sample_ids[static_cast<std::size_t>(b)];
-    const std::int64_t sample = id == kNoSample ? 0 : id % dataset_->size();
+    const std::int64_t sample = id == kNoSample ? 0 : sample_of(id);
     data::PairInfo pair;
     dataset_->get(sample, {.tokens = row<std::int64_t>(tokens, b),
                            .labels = row<std::int64_t>(labels, b),
@@ -173,7 +173,7 @@ model::Batch DatasetBatches::get(std::span<const std::int64_t> sample_ids) const
     for (std::int64_t b = 0; b < samples; ++b)
       if (const std::int64_t id = sample_ids[static_cast<std::size_t>(b)]; id != kNoSample)
         batch.reference_b.mutable_data_ptr<double>()[b] =
-            references_->at(static_cast<std::size_t>(dataset_->document_of(id % dataset_->size())));
+            references_->at(static_cast<std::size_t>(dataset_->document_of(sample_of(id))));
   }
   return batch;
 }

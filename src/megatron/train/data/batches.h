@@ -11,6 +11,7 @@
 #include "megatron/data/dataset.h"
 #include "megatron/model/transformer_stage.h"
 #include "megatron/plan/ranks/sequence_share.h"
+#include "megatron/train/data/cyclic_order.h"
 
 namespace megatron::train {
 
@@ -49,14 +50,19 @@ class DatasetBatches {
   /// from several threads.
   void refer_to(std::shared_ptr<const std::vector<double>> references) { references_ = std::move(references); }
 
+  /// From now on sample numbers are places in a CyclicOrder, whose passes are over batches of `batch`. Before get().
+  void take_cyclically(std::int64_t batch) { order_ = std::make_unique<CyclicOrder>(dataset_->size(), batch); }
+
   /// A microbatch in the host's memory. Throws ConfigError naming the data and the sample for a token outside the
   /// vocabulary, besides what data::Dataset::get throws.
   model::Batch get(std::span<const std::int64_t> sample_ids) const;
 
  private:
+  std::int64_t sample_of(std::int64_t id) const { return order_ ? order_->at(id) : id % dataset_->size(); }
   void check_tokens(std::int64_t sample, std::span<const std::int64_t> tokens) const;
 
   std::unique_ptr<const data::Dataset> dataset_;
+  std::unique_ptr<const CyclicOrder> order_;  // null: the dataset's
   std::shared_ptr<const std::vector<double>> references_;
   std::int64_t vocab_;
   at::ScalarType dtype_;

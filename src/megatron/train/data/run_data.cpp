@@ -17,6 +17,9 @@ std::vector<NamedData> open_parts(const plan::ResolvedRun& run, data::SplitPart 
   for (const data::PartSpec& spec : specs) {
     const std::string name = specs.size() == 1 ? "" : std::filesystem::path(spec.blend.prefixes[0]).filename().string();
     sets.push_back({name, {data::open_part(spec, say), run.shape.vocab, loss_type(run.config)}});
+    const config::DataConfig& options = run.config.data;
+    if (options.dataloader_type == "cyclic" && !(part == data::SplitPart::Valid && options.full_validation))
+      sets.back().batches.take_cyclically(options.cyclic_batch);
   }
   return sets;
 }

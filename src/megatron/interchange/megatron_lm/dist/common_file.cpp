@@ -214,7 +214,8 @@ void write_run(PickleWriter& pickle, const TrainingState& training) {
   pickle.entry("mask_prob", data.mask_prob);
   pickle.entry("short_seq_prob", data.short_seq_prob);
   pickle.entry("vocab_extra_ids", data.vocab_extra_ids);
-  pickle.entry("micro_batch_size", train.micro_batch_size);
+  pickle.entry("dataloader_type", data.dataloader_type);
+  pickle.entry("micro_batch_size", data.dataloader_type == "cyclic" ? data.cyclic_batch : train.micro_batch_size);
   pickle.entry("eval_iters", train.eval_iters);
   pickle.entry("check_for_nan_in_loss_and_grad", train.exit_on_nan);
   pickle.entry("optimizer", optimizer.name);
