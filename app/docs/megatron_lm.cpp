@@ -87,8 +87,16 @@ a process supervises its rank, and starts it again as another.
 ## What stays, what differs
 
 - Data: `.bin/.idx` pairs are Megatron's, byte for byte, and so is the order of samples for the same seed.
+- `--dataloader-type cyclic` draws each pass over the samples in the order of `torch.randperm`, seeded with the pass's
+  number: Megatron-LM's on one data-parallel rank. There more ranks shuffle a share each, so that the order follows the
+  layout; with `--no-data-sharding` they take the samples of that one order, as here, where micro batch x ranks divides
+  the number of samples.
 - Ranks: torchrun, mpirun and Slurm work as before; without them `--parallel.world_size N` starts N ranks.
-- Checkpoints: `--load` resumes from Megatron-LM's of the formats torch_dist and torch; `docs/interchange.md`.
+- Checkpoints: `--load` resumes from Megatron-LM's of the formats torch_dist and torch; `docs/interchange.md`. With
+  `--ckpt-step N` a run begins at that iteration once: started again it resumes from what it has saved since, where
+  Megatron-LM goes back to N each time.
+- `--init-method-xavier-uniform`: the bound is that of whole matrices, there of a rank's part. In the Megatron-LM of
+  August 2026 the flag ends the program.
 - Loss: the mean over all tokens of a global batch, as with `--calculate-per-token-loss`. Without that flag Megatron-LM
   takes the mean of the microbatches' means, which differs where they have different numbers of tokens in the loss.
 - Padding: rows of the embedding beyond the tokenizer's tokens never take part in the softmax.

@@ -76,8 +76,9 @@ TEST(MegatronTable, MapsToOptionsThatExist) {
 /// A value that is not the default: another number, another choice, any word.
 std::vector<std::string> another_value(const MegatronFlag& flag) {
   const std::map<std::string, std::string> forms = {
-      {"window-size", "7,0"},  {"split", "8,1,1"},           {"step-batch-size-schedule", "0:4"},
-      {"hidden-size", "1536"}, {"recompute-modules", "mlp"}, {"rerun-mode", "report_stats"}};
+      {"window-size", "7,0"},       {"split", "8,1,1"},           {"step-batch-size-schedule", "0:4"},
+      {"hidden-size", "1536"},      {"recompute-modules", "mlp"}, {"rerun-mode", "report_stats"},
+      {"dataloader-type", "cyclic"}};
   if (const auto form = forms.find(flag.names.front()); form != forms.end()) return {form->second};
   if (flag.kind == FlagKind::Switch) return {};
   if (flag.kind == FlagKind::Int) return {flag.default_value == "2" ? "3" : "2"};
@@ -105,7 +106,7 @@ TEST(MegatronTable, NoFlagIsDroppedWithoutAWord) {
       {"pretrain_t5", "--decoder-seq-length 64"},
       {"pretrain_bert", ""},
       {"pretrain_gpt", "--pipeline-model-parallel-size 2 --num-virtual-stages-per-pipeline-rank 2"},
-      {"pretrain_gpt", "--quick-geglu"},
+      {"pretrain_gpt", "--quick-geglu --weight-decay-incr-style cosine --start-weight-decay 0 --end-weight-decay 1"},
       {"pretrain_gpt", "--train-samples 400"}};
   for (const MegatronFlag& flag : megatron_flags()) {
     // The data types of both moments must be one, else that is an error: tried together below.

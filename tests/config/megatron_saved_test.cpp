@@ -111,6 +111,16 @@ TEST(SavedArguments, KeepTheRecipeOfEightBits) {
   EXPECT_THAT(error_of(small({value("fp8", "hybrid"), value("fp8_recipe", "custom")})), HasSubstr("--fp8-recipe"));
 }
 
+TEST(SavedArguments, KeepWeightDecayThatGrows) {
+  // Both ends are there in any case; one of them may be what --weight-decay says.
+  const Saved saved = small({value("weight_decay_incr_style", "linear")});
+  EXPECT_EQ(recipe(saved).schedule.weight_decay_incr_style, "linear");
+  EXPECT_EQ(recipe(saved).schedule.start_weight_decay, 0.1);
+  EXPECT_EQ(recipe(saved).schedule.end_weight_decay, 0.1);
+  EXPECT_EQ(recipe(saved).schedule.weight_decay_incr_samples, 1600);
+  EXPECT_EQ(recipe(small({value("weight_decay_incr_style", "constant")})).optimizer.weight_decay, 0.1);
+}
+
 TEST(SavedArguments, NameWhatIsNotHereWhereItCounts) {
   const auto of_network = {value("glu_linear_offset", "1.0"), truth("attention_output_gate", true)};
   for (const SavedArgument& argument : of_network)
@@ -120,7 +130,7 @@ TEST(SavedArguments, NameWhatIsNotHereWhereItCounts) {
       EXPECT_THAT(error_of(small({argument}), share), AllOf(HasSubstr("common.pt"), HasSubstr(flag))) << argument.name;
     }
   for (const SavedArgument& argument :
-       {value("fp8_quantizer_factory", "a.b"), value("end_weight_decay", "0.3"), value("optimizer", "soap")}) {
+       {value("fp8_quantizer_factory", "a.b"), truth("fp32_residual_connection", true), value("optimizer", "soap")}) {
     EXPECT_EQ(error_of(small({argument}), SavedShare::Network), "") << argument.name;
     EXPECT_THAT(error_of(small({argument})), HasSubstr("fix:  --weights-only")) << argument.name;
   }

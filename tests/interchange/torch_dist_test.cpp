@@ -137,6 +137,32 @@ TEST(TorchDist, AShareOfWarmUpStaysOne) {
   EXPECT_EQ(back->recipe.schedule.lr_decay_samples, 56);
 }
 
+TEST(TorchDist, WeightDecayThatGrowsAndFirstWeightsStayThatWay) {
+  config::RunConfig run = small_run();
+  run.schedule.weight_decay_incr_style = "cosine";
+  run.schedule.start_weight_decay = 0.1;
+  run.schedule.end_weight_decay = 0.3;
+  run.schedule.weight_decay_incr_samples = 48;
+  run.model.init_method_xavier_uniform = true;
+  run.model.embedding_init_method_std = 0.5;
+  run.data.dataloader_type = "cyclic";
+  run.train.start_eval_at_iter = 3;
+  const TemporaryFolder folder;
+  Trained(run).write(folder.path() / "dist");
+  const auto back = training_state_of(folder.path() / "dist");
+  ASSERT_TRUE(back);
+  const config::ScheduleConfig& schedule = back->recipe.schedule;
+  EXPECT_EQ(schedule.weight_decay_incr_style, "cosine");
+  EXPECT_EQ(schedule.start_weight_decay, 0.1);
+  EXPECT_EQ(schedule.end_weight_decay, 0.3);
+  EXPECT_EQ(schedule.weight_decay_incr_samples, 48);
+  EXPECT_TRUE(back->recipe.model.init_method_xavier_uniform);
+  EXPECT_EQ(back->recipe.model.embedding_init_method_std, 0.5);
+  EXPECT_EQ(back->recipe.data.dataloader_type, "cyclic");
+  EXPECT_EQ(back->recipe.data.cyclic_batch, 1);
+  EXPECT_EQ(back->recipe.train.start_eval_at_iter, 3);
+}
+
 // Without biases there is no kernel that adds them, so gelu is the exact function there.
 TEST(TorchDist, AnActivationThatMegatronHasNotIsRefused) {
   config::RunConfig run = small_run();

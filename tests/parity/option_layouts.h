@@ -33,6 +33,9 @@ inline std::vector<Layout> option_layouts() {
        {"schedule.decoupled_lr=0.01 schedule.decoupled_min_lr=0.002", "optimizer.clip_norm=3 optimizer.clip_grad=0.02",
         "model.use_mup=true model.mup_base_hidden_size=8 model.mup_embedding_mult=3 "
         "model.mup_base_head_dim=4 optimizer.clip_grad=0.02",
+        "model.init_method_xavier_uniform=true model.embedding_init_method_std=0.5 "
+        "model.untie_embeddings_and_output_weights=true schedule.weight_decay_incr_style=cosine "
+        "schedule.start_weight_decay=0.1 schedule.end_weight_decay=2",
         // Gemma 2 and 3, OLMo 3, GPT-NeoX and SmolLM3: what their layers have.
         "model.normalization=RMSNorm model.norm_position=both model.apply_layernorm_1p=true "
         "model.scale_embeddings=true model.attn_logit_softcapping=2 model.final_logit_softcapping=1 "

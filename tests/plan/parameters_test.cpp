@@ -293,6 +293,45 @@ TEST(ModelParameters, StartSmallerWhereTheyEndAResidualBranch) {
   }
 }
 
+// As Glorot and Bengio 2010 have it, each matrix of a split model as the whole one; embeddings as they are told.
+TEST(ModelParameters, StartEvenlyWithinTheirBound) {
+  config::ModelConfig model;
+  model.init_method_xavier_uniform = true;
+  model.num_layers = 2;
+  model.hidden_size = 64;
+  model.ffn_hidden_size = 128;
+  model.vocab_size = model.max_position_embeddings = 10;
+  for (const double embeddings : {0.0, 0.02, 0.5}) {
+    model.embedding_init_method_std = embeddings;
+    for (const ParameterSpec& spec : model_parameters(model_shape(model, 2), 2, 1)) {
+      if (spec.shape.size() != 2) continue;
+      const bool told = spec.name.starts_with("embedding.") && embeddings == 0.5;  // 0.02: init_method_std
+      EXPECT_EQ(spec.init, told ? Init::Normal : Init::Uniform) << spec.name;
+      EXPECT_DOUBLE_EQ(spec.init_std, told ? 0.5 : std::sqrt(6.0 / static_cast<double>(spec.shape[0] + spec.shape[1])))
+          << spec.name;
+    }
+  }
+}
+
+TEST(ModelParameters, StartAtADeviationOfTheEmbeddingsOwn) {
+  config::ModelConfig model;
+  model.num_layers = 2;
+  model.hidden_size = model.mup_base_hidden_size = 64;
+  model.vocab_size = model.max_position_embeddings = 10;
+  model.untie_embeddings_and_output_weights = true;
+  model.embedding_init_method_std = 0.5;
+  for (const bool scaled : {false, true}) {  // then the output layer's matrix goes with them
+    model.use_mup = scaled;
+    std::map<std::string, double> deviations;
+    for (const ParameterSpec& spec : model_parameters(model_shape(model, 1), 1, 0))
+      if (spec.init == Init::Normal) deviations[spec.name] = spec.init_std;
+    EXPECT_EQ(deviations.at(kWordEmbedding), 0.5);
+    EXPECT_EQ(deviations.at("embedding.position_embeddings.weight"), 0.5);
+    EXPECT_EQ(deviations.at(kOutputMatrix), scaled ? 0.5 : 0.02);
+    EXPECT_EQ(deviations.at("decoder.layers.0.mlp.linear_fc1.weight"), 0.02);
+  }
+}
+
 // Megatron-LM's: sigma / sqrt(m) for linear layers, sigma / (sqrt(2 L) sqrt(m)) where they end a branch, sigma for
 // embeddings and an output layer of its own.
 TEST(ModelParameters, StartNarrowerWhereTheWidthIsScaled) {

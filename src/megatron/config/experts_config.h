@@ -6,7 +6,7 @@
 #include "megatron/config/tables/model_kinds.h"
 
 // The options of [model] that describe mixtures of experts, latent attention and multi-token prediction, what
-// DeepSeek's models are made of.
+// DeepSeek's models are made of; and first weights.
 namespace megatron::config {
 
 /// Options of experts that layers carry as one value (plan/layer.h).
@@ -146,6 +146,24 @@ struct MultiTokenVariant {
       "mtp-num-layers", OnlyInTraining(), when("model.architecture", kinds_with(&ModelTraits::causal)));
     v("mtp_loss_scaling_factor", mtp_loss_scaling_factor, "Multiplies the mean of the depths' losses.",
       "mtp-loss-scaling-factor", Affects::Step, OnlyInTraining(), when("model.mtp_num_layers"));
+  }
+};
+
+/// How the first weights of a model are drawn.
+struct InitialWeights {
+  double init_method_std = 0.02;
+  bool init_method_xavier_uniform = false;
+  double embedding_init_method_std = 0;
+
+  void visit_init(auto& v) {
+    v("init_method_std", init_method_std, "Standard deviation of initial weights; output layers: / sqrt(2 num_layers).",
+      "init-method-std", Affects::Step);
+    v("init_method_xavier_uniform", init_method_xavier_uniform,
+      "Draw each matrix evenly within sqrt(6 / (rows + columns)) of 0 instead (Glorot and Bengio 2010).",
+      "init-method-xavier-uniform", Affects::Step);
+    v("embedding_init_method_std", embedding_init_method_std,
+      "Standard deviation of the first embeddings; 0: drawn as other weights.", "embedding-init-method-std",
+      Affects::Step);
   }
 };
 

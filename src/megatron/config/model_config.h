@@ -11,7 +11,7 @@
 // The options of run_config.h that describe the network.
 namespace megatron::config {
 
-struct ModelConfig : AttentionVariant, LayerVariant, ExpertsVariant, LatentVariant, MultiTokenVariant {
+struct ModelConfig : AttentionVariant, LayerVariant, ExpertsVariant, LatentVariant, MultiTokenVariant, InitialWeights {
   std::string architecture = model_kinds().front();
   std::int64_t num_layers = 4;
   std::int64_t decoder_num_layers = 0;
@@ -51,7 +51,6 @@ struct ModelConfig : AttentionVariant, LayerVariant, ExpertsVariant, LatentVaria
   bool yarn_correction_range_round_to_int = true;
   std::vector<double> longrope_short_factor, longrope_long_factor;
   double longrope_attention_factor = 0;
-  double init_method_std = 0.02;
   bool use_mup = false;
   std::int64_t mup_base_hidden_size = 0;
   double mup_embedding_mult = 1;
@@ -222,8 +221,7 @@ struct ModelConfig : AttentionVariant, LayerVariant, ExpertsVariant, LatentVaria
       when("model.position_embedding_type", {"rope"}), unless("model.rope_scaling_factor", {"1"}));
     v("rope_original_positions", rope_original_positions, "rope: positions of the model before the stretch.",
       when("model.position_embedding_type", {"rope"}), unless("model.rope_scaling_factor", {"1"}));
-    v("init_method_std", init_method_std, "Standard deviation of initial weights; output layers: / sqrt(2 num_layers).",
-      "init-method-std", Affects::Step);
+    visit_init(v);
     v("use_mup", use_mup,
       "Maximal update parametrization of a GPT (Yang et al. 2021): first weights, learning rates, attention and logits "
       "scale with the width, so that what was tuned at mup_base_hidden_size holds at any.",

@@ -1,4 +1,5 @@
 #pragma once
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -14,6 +15,7 @@ struct TrainConfig {
   std::int64_t micro_batch_size = 1;
   std::int64_t global_batch_size = 0;
   std::int64_t eval_interval = 0;
+  std::int64_t start_eval_at_iter = 0;
   std::int64_t eval_iters = 10;
   std::int64_t eval_global_batch_size = 0;
   bool skip_train = false;
@@ -38,6 +40,15 @@ struct TrainConfig {
   double exit_duration_mins = 0;
   std::string exit_signal = "SIGTERM";
 
+  /// Multiples of eval_interval, which is above 0, before start_eval_at_iter.
+  std::int64_t skipped_validations() const {
+    return start_eval_at_iter > 0 ? (start_eval_at_iter - 1) / eval_interval : 0;
+  }
+  /// Validations before the one that follows step `iteration`.
+  std::int64_t validations_before(std::int64_t iteration) const {
+    return std::max<std::int64_t>(0, (iteration - 1) / eval_interval - skipped_validations());
+  }
+
   void visit(auto& v) {
     v("out", out, "The run's folder: recipe, metrics, checkpoints.", Affects::Nothing, Common());
     v("train_iters", train_iters, "Steps of the run.", "train-iters", Common());
@@ -46,6 +57,8 @@ struct TrainConfig {
       "Samples per step over all ranks; 0: micro_batch_size x dp, or the resumed run's value.", "global-batch-size",
       Common());
     v("eval_interval", eval_interval, "Steps between validations; 0: none.", "eval-interval", Common());
+    v("start_eval_at_iter", start_eval_at_iter, "No validation before this step, but for that of the run's end.",
+      "start-eval-at-iter", when("train.eval_interval"), OnlyInTraining());
     v("eval_iters", eval_iters, "Global batches per validation.", "eval-iters",
       when("train.eval_interval") || when("data.test_data_path") || when("data.per_split_data_args_path"),
       OnlyInTraining());

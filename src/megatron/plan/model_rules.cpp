@@ -298,6 +298,7 @@ void check_model(const config::ModelConfig& model, Rules& rules) {
   rules.option("model.layernorm_epsilon", model.layernorm_epsilon > 0, "must be above 0.",
                concat(model.layernorm_epsilon));
   rules.range("model.init_method_std", model.init_method_std, 0.0, 1e3);
+  rules.range("model.embedding_init_method_std", model.embedding_init_method_std, 0.0, 1e3);
   const auto probability = [&](const char* option, double p) {
     rules.option(option, p >= 0 && p < 1, "must be from 0 to below 1.", concat(p));
   };

@@ -236,6 +236,7 @@ void check_train(const config::TrainConfig& train, const config::DataConfig& dat
                 concat("train.micro_batch_size x data.seq_length must be at most ", kMaxMicrobatchTokens, "."),
                 concat(train.micro_batch_size, " x ", longest), "--micro-batch-size 1, or shorter samples");
   rules.range<std::int64_t>("train.eval_interval", train.eval_interval, 0, kMaxSteps);
+  rules.range<std::int64_t>("train.start_eval_at_iter", train.start_eval_at_iter, 0, kMaxSteps);
   rules.range<std::int64_t>("train.eval_global_batch_size", train.eval_global_batch_size, 0, kMaxBatch);
   rules.range<std::int64_t>("train.eval_iters", train.eval_iters, train.eval_interval > 0 ? 1 : 0, kMaxSteps);
   rules.range<std::int64_t>("train.exit_interval", train.exit_interval, 0, kMaxSteps);
@@ -478,9 +479,12 @@ ModelShape model_shape(const config::ModelConfig& model, int tp) {
   shape.dense_layers = shape.experts ? model.first_k_dense_replace : 0;
   add_latents(model, shape);
   shape.mtp_depths = model.mtp_num_layers;
+  shape.words_init_std = model.embedding_init_method_std;
+  shape.xavier = shape.words_xavier = model.init_method_xavier_uniform;
+  if (shape.words_init_std > 0 && shape.words_init_std != shape.init_std) shape.words_xavier = false;
   if (model.use_mup) {  // Yang et al. 2021, in the form that Megatron-LM has
     const double width = mup_width(model);
-    shape.words_init_std = shape.init_std;
+    shape.words_init_std = shape.output_matrix_init_std = shape.words_std();
     shape.init_std /= std::sqrt(width);
     shape.embedding_scale = model.mup_embedding_mult;
     if (shape.predicts_tokens()) shape.output_scale = model.mup_output_mult == 1 ? 1 / width : model.mup_output_mult;

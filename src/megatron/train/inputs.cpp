@@ -221,6 +221,17 @@ SampleTools load_tools(const config::RunConfig& config) {
   return tools;
 }
 
+namespace {
+
+/// Validations whose samples the index is made for: as many as Megatron-LM counts, at least those that there are.
+std::int64_t validations_of(const config::TrainConfig& train) {
+  const std::int64_t theirs =
+      train.train_iters / train.eval_interval + 1 - train.start_eval_at_iter / train.eval_interval;
+  return std::max(theirs, train.validations_before(train.train_iters) + 1);
+}
+
+}  // namespace
+
 std::vector<data::PartSpec> part_specs(const plan::ResolvedRun& run, data::SplitPart part, std::int64_t eod,
                                        const SampleTools& tools) {
   const config::RunConfig& config = run.config;
@@ -234,7 +245,7 @@ std::vector<data::PartSpec> part_specs(const plan::ResolvedRun& run, data::Split
   if (!blend)
     throw ConfigError(rule_got_fix("train.eval_interval needs data to validate on.", "none",
                                    "--eval-interval 0, or --valid-data-path PREFIX"));
-  const std::int64_t validations = tests || !validates ? 1 : config.train.train_iters / config.train.eval_interval + 1;
+  const std::int64_t validations = tests || !validates ? 1 : validations_of(config.train);
   constexpr std::array kWhole = {"1,0,0", "0,1,0", "0,0,1"};
   data::PartSpec spec{.blend = *blend,
                       .split = blends.of_its_own ? kWhole[static_cast<std::size_t>(part)] : config.data.split,

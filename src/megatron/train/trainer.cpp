@@ -394,7 +394,8 @@ class TrainingRun {
   // After the iteration that was done last, and not done yet.
   bool validation_is_due() const {
     return !data_.valid.empty() && state_.iteration > state_.validated_iteration &&
-           (is_done() || state_.iteration % config_.train.eval_interval == 0);
+           (is_done() || (state_.iteration % config_.train.eval_interval == 0 &&
+                          state_.iteration >= config_.train.start_eval_at_iter));
   }
 
   // Validates and tests the weights that the run begins with, and leaves checkpoints as they are. Collective over the
@@ -528,7 +529,7 @@ class TrainingRun {
       const bool all = config_.data.full_validation;
       const std::int64_t count = all ? (set.batches.size() + global_batch - 1) / global_batch * global_batch
                                      : samples_of_a_validation(config_);
-      const std::int64_t first = all ? 0 : (state_.iteration - 1) / config_.train.eval_interval * count;
+      const std::int64_t first = all ? 0 : config_.train.validations_before(state_.iteration) * count;
       const Evaluation evaluation = evaluate_on(set.batches, first, count, all);
       stop = stop || evaluation.stop;
       if (log_) log_->validation(state_, evaluation, set.name);

@@ -236,6 +236,31 @@ class Pretrain(unittest.TestCase):
         self.assertTrue((out / "metrics.jsonl").is_file())
         self.assertEqual(list(out.glob("**/iter_*")), [])
 
+    def test_a_run_begins_at_the_iteration_that_is_named_and_the_same_command_resumes(self):
+        small = """--num-layers 2 --hidden-size 32 --num-attention-heads 2 --seq-length 16 --max-position-embeddings 16
+        --micro-batch-size 2 --global-batch-size 4 --lr 1e-3 --train-iters 8 --data-path F/tokens_text_document
+        --vocab-file F/gpt2-vocab.json --merge-file F/gpt2-merges.txt --split 90,10,0 --dataloader-type cyclic
+        --weight-decay-incr-style cosine --start-weight-decay 0.01 --end-weight-decay 0.1 --save-interval 2 """
+        own = small + "--save F/chosen --load F/chosen "
+        self.pretrain("pretrain_gpt", own)
+        whole = self.losses("chosen")
+        self.assertIn("/chosen: 2, 4, 6, 8\n  fix:  --ckpt-step 6",
+                      self.pretrain("pretrain_gpt", own + "--ckpt-step 7", code=2))
+        back = self.pretrain("pretrain_gpt", own + "--ckpt-step 4 --exit-interval 6")
+        self.assertIn("note: the run goes back to its iteration 4", back)
+        self.assertEqual(list(self.losses("chosen")), [1, 2, 3, 4, 5, 6])
+        again = self.pretrain("pretrain_gpt", own + "--ckpt-step 4", "--parallel.world_size", 2)
+        self.assertIn("chosen/iter_0000006 at iteration 6", again)
+        for iteration, loss in whole.items():
+            self.assertAlmostEqual(self.losses("chosen")[iteration], loss, delta=1e-5)
+        # Of Megatron-LM's folders, too.
+        run("checkpoint", "export", "--load", self.path / "chosen/iter_0000004", "--output", self.path / "theirs",
+            "--format", "torch_dist")
+        theirs = small + "--save F/after --load F/theirs "
+        self.assertIn("/theirs: 4\n", self.pretrain("pretrain_gpt", theirs + "--ckpt-step 2", code=2))
+        self.pretrain("pretrain_gpt", theirs + "--ckpt-step 4 --override-ckpt-iteration 2")
+        self.assertEqual(list(self.losses("after")), [3, 4, 5, 6, 7, 8])
+
     def test_data_have_the_order_of_a_run_over_as_many_samples(self):
         small = """--num-layers 2 --hidden-size 32 --num-attention-heads 2 --seq-length 16 --max-position-embeddings 16
         --micro-batch-size 2 --lr 1e-3 --lr-decay-iters 9000 --data-path F/tokens_text_document --vocab-file

@@ -193,6 +193,8 @@ void translate_model(Translation& c) {
   m.apply_layernorm_1p = c.args.has("apply-layernorm-1p");
   if (m.apply_layernorm_1p && !c.traits().causal) c.miss("apply-layernorm-1p", "norms of 1 + weight, but of a GPT");
   m.init_method_std = c.args.number("init-method-std");
+  m.init_method_xavier_uniform = c.args.has("init-method-xavier-uniform");
+  if (c.args.has("embedding-init-method-std")) m.embedding_init_method_std = c.args.number("embedding-init-method-std");
   m.hidden_dropout = c.args.number("hidden-dropout");
   m.attention_dropout = c.args.number("attention-dropout");
   window(c, m);

@@ -581,6 +581,8 @@ void translate_evaluation(Translation& c) {
     t.eval_interval = c.args.integer("eval-interval");
   else
     c.ignore("eval-interval", "with --eval-iters 0");
+  if (c.args.has("start-eval-at-iter")) t.start_eval_at_iter = c.args.integer("start-eval-at-iter");
+  if (t.eval_interval == 0) c.ignore("start-eval-at-iter", "without --eval-interval");
   if (c.args.has("eval-global-batch-size")) t.eval_global_batch_size = c.args.integer("eval-global-batch-size");
   t.skip_train = c.args.has("skip-train");
 }

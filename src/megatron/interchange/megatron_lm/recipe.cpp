@@ -56,6 +56,7 @@ void check_counts(const config::RunConfig& recipe, const Arguments& args) {
         Count{"lr_decay_samples", schedule.lr_decay_samples, 0, kMaxSteps * 1024},
         Count{"lr_warmup_samples", schedule.lr_warmup_samples, 0, kMaxSteps * 1024},
         Count{"lr_wsd_decay_samples", schedule.lr_wsd_decay_samples, 0, kMaxSteps * 1024},
+        Count{"start_eval_at_iter", train.start_eval_at_iter, 0, kMaxSteps},
         Count{"hysteresis", optimizer.hysteresis, 1, kMaxSteps},
         Count{"save_interval", recipe.checkpoint.save_interval, 0, kMaxSteps}})
     if (value < least || value > most)

@@ -59,7 +59,9 @@ Pieces even_pieces(std::int64_t rows, int tp, int tp_rank) {
 /// Collects specs; `split` is the dimension split over the tensor-parallel group, -1 for none.
 class SpecBuilder {
  public:
-  SpecBuilder(int tp, int tp_rank, const ExpertShare& experts) : tp_(tp), tp_rank_(tp_rank), experts_(experts) {
+  /// `xavier`: matrix() draws so unless it is told otherwise.
+  SpecBuilder(int tp, int tp_rank, const ExpertShare& experts, bool xavier)
+      : tp_(tp), tp_rank_(tp_rank), experts_(experts), xavier_(xavier) {
     if (experts_.etp == 0) experts_ = {experts.ep, experts.rank, tp, tp_rank};
   }
 
@@ -79,6 +81,15 @@ class SpecBuilder {
     spec.sequence_partial = split < 0;
     spec.of_expert = of_expert_;
     return specs_.emplace_back(std::move(spec));
+  }
+
+  /// A matrix [rows, columns]: normal, or with `xavier` within the bound of Glorot and Bengio 2010.
+  ParameterSpec& matrix(std::string name, std::int64_t rows, std::int64_t columns, int split, double std, bool xavier) {
+    const double bound = std::sqrt(6.0 / static_cast<double>(rows + columns));
+    return add(std::move(name), {rows, columns}, split, xavier ? Init::Uniform : Init::Normal, xavier ? bound : std);
+  }
+  ParameterSpec& matrix(std::string name, std::int64_t rows, std::int64_t columns, int split, double std) {
+    return matrix(std::move(name), rows, columns, split, std, xavier_);
   }
 
   void norm(const std::string& prefix, const ModelShape& shape) {
@@ -104,18 +115,18 @@ class SpecBuilder {
   /// Split by rows: each rank computes some of the outputs.
   void column_linear(const std::string& prefix, std::int64_t out, std::int64_t in, double std, const Pieces& pieces,
                      bool bias) {
-    add(prefix + ".weight", {out, in}, 0, Init::Normal, std).pieces = pieces;
+    matrix(prefix + ".weight", out, in, 0, std).pieces = pieces;
     if (bias) add(prefix + ".bias", {out}, 0, Init::Zero).pieces = pieces;
   }
   /// Split by columns: each rank has some of the inputs, so the bias belongs to all.
   void row_linear(const std::string& prefix, std::int64_t out, std::int64_t in, double std, bool bias) {
-    add(prefix + ".weight", {out, in}, 1, Init::Normal, std);
+    matrix(prefix + ".weight", out, in, 1, std);
     if (bias) add(prefix + ".bias", {out}, -1, Init::Zero);
   }
   /// Whole on each rank. `whole_sequence`: and applied to the same values by each, whether or not the stream is split.
   void whole_linear(const std::string& prefix, std::int64_t out, std::int64_t in, double std, bool whole_sequence,
                     bool bias = true) {
-    add(prefix + ".weight", {out, in}, -1, Init::Normal, std).sequence_partial = !whole_sequence;
+    matrix(prefix + ".weight", out, in, -1, std).sequence_partial = !whole_sequence;
     if (bias) add(prefix + ".bias", {out}, -1, Init::Zero).sequence_partial = !whole_sequence;
   }
   /// Whole on each rank, which has a part of its gradient.
@@ -143,7 +154,7 @@ class SpecBuilder {
  private:
   int tp_, tp_rank_, stage_ = 0;
   ExpertShare experts_;
-  bool of_expert_ = false;
+  bool xavier_, of_expert_ = false;
   std::int64_t depth_ = 0;
   std::vector<ParameterSpec> specs_;
 };
@@ -245,15 +256,15 @@ std::int64_t layers_of_stack(const ModelShape& shape, const StageSpec& part, boo
 }
 
 ParameterSpec& add_positions(const ModelShape& shape, SpecBuilder& build) {
-  return build.add(kPositionEmbedding, {shape.position_offset + shape.max_positions, shape.hidden}, -1, Init::Normal,
-                   shape.words_std());
+  return build.matrix(kPositionEmbedding, shape.position_offset + shape.max_positions, shape.hidden, -1,
+                      shape.words_std(), shape.words_xavier);
 }
 
 void add_other_embeddings(const ModelShape& shape, SpecBuilder& build) {
   if (shape.learned_positions) add_positions(shape, build);
   if (shape.token_types > 0)
-    build.add("embedding.tokentype_embeddings.weight", {shape.token_types, shape.hidden}, -1, Init::Normal,
-              shape.words_std());
+    build.matrix("embedding.tokentype_embeddings.weight", shape.token_types, shape.hidden, -1, shape.words_std(),
+                 shape.words_xavier);
 }
 
 /// What several stages use: a rank has it once.
@@ -266,7 +277,8 @@ class Shared {
   void use_words(bool in_forward, std::int64_t uses = 1) {
     ParameterSpec* words = build_.find(kWordEmbedding);
     if (words == nullptr) {
-      words = &build_.add(kWordEmbedding, {shape_.padded_vocab, shape_.hidden}, 0, Init::Normal, shape_.words_std());
+      words = &build_.matrix(kWordEmbedding, shape_.padded_vocab, shape_.hidden, 0, shape_.words_std(),
+                             shape_.words_xavier);
       words->shared_copy = std::none_of(parts_.begin(), parts_.end(), [](const StageSpec& p) { return p.embedding; });
       words->gradient_uses = static_cast<int>(uses);
     } else {
@@ -301,8 +313,7 @@ class Shared {
         table->gradient_uses += layers;
         continue;
       }
-      ParameterSpec& table =
-          build_.add(name, {shape_.position_buckets, shape_.num_heads}, 1, Init::Normal, shape_.init_std);
+      ParameterSpec& table = build_.matrix(name, shape_.position_buckets, shape_.num_heads, 1, shape_.init_std);
       table.gradient_uses = layers;
       table.across_layers = true;
       const std::int64_t first = encoder ? 0 : shape_.encoder_layers;
@@ -457,7 +468,7 @@ std::vector<ParameterSpec> model_parameters(const ModelShape& shape, int tp, int
                                             const std::vector<StageSpec>& parts, const ExpertShare& experts) {
   for (const StageSpec& part : parts) check_layers(shape, part, tp, experts);
   check_divides("the padded vocabulary", shape.padded_vocab, tp);
-  SpecBuilder build(tp, tp_rank, experts);
+  SpecBuilder build(tp, tp_rank, experts, shape.xavier);
   Shared shared(shape, parts, build);
   for (const StageSpec& part : parts) {
     build.begin_stage(part.stage);
@@ -498,8 +509,7 @@ std::vector<ParameterSpec> model_parameters(const ModelShape& shape, int tp, int
     if (shape.mtp_depths > 0) build.at_depth(depth_of_prediction(shape, shape.mtp_depths));
     const std::int64_t predictions = 1 + shape.mtp_depths;
     if (!shape.tied_output) {
-      build.add(kOutputMatrix, {shape.padded_vocab, shape.hidden}, 0, Init::Normal, shape.words_std()).in_forward =
-          true;
+      build.matrix(kOutputMatrix, shape.padded_vocab, shape.hidden, 0, shape.output_matrix_std()).in_forward = true;
       build.last().gradient_uses = static_cast<int>(predictions);
     } else {
       shared.use_words(/*in_forward=*/true, predictions);

@@ -96,9 +96,12 @@ struct ModelShape {
   std::int64_t vocab = 0;                                                  ///< tokens of the vocabulary
   std::int64_t padded_vocab = 0;  ///< rows of the embedding; those past `vocab` never take part
   std::int64_t max_positions = 0;
-  bool tied_output = true;    ///< the output layer is the word embedding
-  double init_std = 0.02;     ///< output layers of attention and MLP: init_std / sqrt(2 num_layers)
-  double words_init_std = 0;  ///< of embeddings and an output layer of its own; 0: init_std
+  bool tied_output = true;            ///< the output layer is the word embedding
+  double init_std = 0.02;             ///< output layers of attention and MLP: init_std / sqrt(2 num_layers)
+  double words_init_std = 0;          ///< of embeddings; 0: init_std
+  double output_matrix_init_std = 0;  ///< of an output layer of its own; 0: init_std
+  bool xavier = false;                ///< matrices are drawn as model.init_method_xavier_uniform says
+  bool words_xavier = false;          ///< embeddings too
   // What the layers are; at first GPT-2's.
   std::int64_t num_groups = 0;  ///< key and value heads, each for num_heads / num_groups queries'; 0: num_heads
   std::int64_t head_size = 0;   ///< 0: hidden / num_heads
@@ -187,6 +190,7 @@ struct ModelShape {
   std::int64_t head() const { return head_size > 0 ? head_size : hidden / num_heads; }
   std::int64_t query_rows() const { return num_heads * head(); }  ///< width of the attention's output
   double words_std() const { return words_init_std > 0 ? words_init_std : init_std; }
+  double output_matrix_std() const { return output_matrix_init_std > 0 ? output_matrix_init_std : init_std; }
   std::int64_t qkv_rows() const { return query_rows() + 2 * groups() * head(); }
 };
 

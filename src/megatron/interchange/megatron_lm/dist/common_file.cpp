@@ -162,6 +162,8 @@ void write_network(PickleWriter& pickle, const config::ModelConfig& model, std::
   pickle.entry("untie_embeddings_and_output_weights", model.untie_embeddings_and_output_weights);
   pickle.entry("bert_binary_head", model.bert_binary_head);
   pickle.entry("init_method_std", model.init_method_std);
+  pickle.entry("init_method_xavier_uniform", model.init_method_xavier_uniform);
+  if (model.embedding_init_method_std > 0) pickle.entry("embedding_init_method_std", model.embedding_init_method_std);
   pickle.entry("hidden_dropout", model.hidden_dropout);
   pickle.entry("attention_dropout", model.attention_dropout);
   pickle.entry("apply_layernorm_1p", model.apply_layernorm_1p);
@@ -247,6 +249,7 @@ void write_run(PickleWriter& pickle, const TrainingState& training) {
     pickle.end_list();
   }
   pickle.entry("eval_interval", recipe.train.eval_interval);
+  if (recipe.train.start_eval_at_iter > 0) pickle.entry("start_eval_at_iter", recipe.train.start_eval_at_iter);
   pickle.entry("seed", static_cast<std::int64_t>(recipe.train.seed));
   pickle.entry("bf16", recipe.train.dtype == "bf16");
   pickle.entry("fp16", recipe.train.dtype == "fp16");
@@ -257,8 +260,10 @@ void write_run(PickleWriter& pickle, const TrainingState& training) {
   pickle.entry("consumed_train_samples", training.consumed_samples);
   pickle.entry("skipped_train_samples", 0);
   const std::int64_t interval = recipe.train.eval_interval;
+  const std::int64_t validations =
+      interval > 0 ? training.validated_iteration / interval - recipe.train.skipped_validations() : 0;
   pickle.entry("consumed_valid_samples",
-               interval > 0 ? training.validated_iteration / interval * recipe.train.eval_iters * schedule.batch : 0);
+               std::max<std::int64_t>(0, validations) * recipe.train.eval_iters * schedule.batch);
 }
 
 /// Of which parameters an optimizer is: with expert parallelism there is one of experts and one of the others.
