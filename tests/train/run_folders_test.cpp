@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <fstream>
+#include <iterator>
 #include <optional>
 
 #include "megatron/base/error.h"
@@ -70,6 +71,27 @@ TEST_F(RunFoldersTest, RefusesMetricsThatAreNoFileToAddLinesTo) {
 }
 
 TEST_F(RunFoldersTest, OneFolderMayServeForBoth) { EXPECT_EQ(error_of(config("run", "run")), "no error"); }
+
+TEST_F(RunFoldersTest, TryingThemOutLeavesNothingThatWasNotThere) {
+  try_run_folders(config("deep/run", "elsewhere/saved"));
+  EXPECT_FALSE(fs::exists(folder_));
+  const RunFolders held(config("run"));
+  EXPECT_THROW(try_run_folders(config("run")), ConfigError) << "another run holds it";
+  EXPECT_TRUE(fs::exists(folder_ / "run/.lock"));
+}
+
+TEST_F(RunFoldersTest, ARankTriesWhereTheRunSaves) {
+  const auto files_in = [](const fs::path& folder) {
+    return std::distance(fs::directory_iterator(folder), fs::directory_iterator());
+  };
+  fs::create_directories(folder_ / "there/checkpoints");
+  for (const char* out : {"there", "deep/new"}) EXPECT_NO_THROW(try_to_save(config(out), 1)) << out;
+  EXPECT_EQ(files_in(folder_), 1) << "what is missing is not made";
+  EXPECT_EQ(files_in(folder_ / "there/checkpoints"), 0);
+  std::ofstream(folder_ / "file") << "in the way";
+  EXPECT_NO_THROW(try_to_save(config("file/run"), 1)) << "what is in the way is found by who makes folders";
+  EXPECT_THROW(try_to_save(config("run", "/proc/saved"), 1), ConfigError) << "where nobody can write";
+}
 
 TEST_F(RunFoldersTest, AStartThatFailsLeavesNothingThatItHasMade) {
   const RunFolders first(config("run"));

@@ -257,8 +257,8 @@ int train(const TrainingJob& job, const TrainingOptions& options) {
   kernels::set_matmul_precision(run.config.train.matmul_precision);
   check_memory(run, place, plan::Holding::Training);
   check_memory_folder(run, place);
-  if (starts) train::RunFolders{run.config};  // tried: the first rank's process will hold them
-  std::optional<train::RunFolders> folders;   // held until the run ends
+  if (starts) train::try_run_folders(run.config);  // the first rank's process will hold them
+  std::optional<train::RunFolders> folders;        // held until the run ends
   std::atomic<train::RunFolders*> held = nullptr;
   // What one rank finds wrong ends them all, before anything is written.
   const auto prepare = [&](const comm::Group& world, at::Device device) {
@@ -273,6 +273,12 @@ int train(const TrainingJob& job, const TrainingOptions& options) {
     comm::run_together(
         world,
         [&] {
+          if (meets && world.rank() != 0) train::try_to_save(run.config, world.rank());
+        },
+        beat);
+    comm::run_together(
+        world,
+        [&] {
           if (world.rank() != 0) return;
           held = &folders.emplace(run.config);
           interchange::keep_tokenizer(
@@ -284,11 +290,13 @@ int train(const TrainingJob& job, const TrainingOptions& options) {
   };
 
   kernels::install_caching_allocator();
-  if (options.stop_on_signals && !starts) {
+  const auto listen = [&] {
     const bool ends_by_usr1 = run.config.train.exit_signal == "SIGUSR1";
     stop_on_signals(ends_by_usr1);
     if (!ends_by_usr1) save_on_signal();
-  }
+  };
+  // A rank that waits for others has nothing to save: until they have met a signal ends it.
+  if (options.stop_on_signals && !starts && !meets) listen();
   const auto stop = [&] { return stop_requested() || (options.stop_requested && options.stop_requested()); };
   const comm::Environment variables = comm::process_environment();
   const auto slurm = variables.find("SLURM_JOB_ID");
@@ -310,6 +318,7 @@ int train(const TrainingJob& job, const TrainingOptions& options) {
         .may_write = [&] { return held == nullptr || held.load()->are_held(); }});
   return run_on_ranks(run, place, [&](const comm::Group& ranks, at::Device device) {
     try {
+      if (options.stop_on_signals && meets) listen();
       RunMonitor::Watched watched(*monitor, ranks.rank());
       const comm::Group world = comm::observed(ranks, watched.activity());
       const auto outcome = with_planned_memory(run, world, device, [&] {

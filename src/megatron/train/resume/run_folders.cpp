@@ -14,6 +14,13 @@ namespace fs = std::filesystem;
 
 constexpr const char* kFix = "name another: --train.out, --checkpoint.save";
 
+fs::path whole(const fs::path& folder) { return fs::absolute(folder.empty() ? "." : folder).lexically_normal(); }
+
+bool is_missing(const fs::path& path) {
+  std::error_code error;
+  return !path.empty() && fs::symlink_status(path, error).type() == fs::file_type::not_found;
+}
+
 /// What a start makes: removed again, as far as it is empty, unless it is kept.
 class MadePlaces {
  public:
@@ -27,8 +34,7 @@ class MadePlaces {
 
   void make(const fs::path& folder, const char* fix) {
     std::vector<fs::path> missing;
-    const fs::path whole = fs::absolute(folder.empty() ? "." : folder).lexically_normal();
-    for (fs::path path = whole; is_missing(path); path = path.parent_path()) missing.push_back(path);
+    for (fs::path path = whole(folder); is_missing(path); path = path.parent_path()) missing.push_back(path);
     made_.insert(made_.end(), missing.rbegin(), missing.rend());
     make_folder(folder, fix);
   }
@@ -42,11 +48,6 @@ class MadePlaces {
   void keep() { made_.clear(); }
 
  private:
-  static bool is_missing(const fs::path& path) {
-    std::error_code error;
-    return !path.empty() && fs::symlink_status(path, error).type() == fs::file_type::not_found;
-  }
-
   std::vector<fs::path> made_;
 };
 
@@ -70,13 +71,15 @@ void check_metrics_file(const fs::path& path) {
                    "remove or rename it, or name another --train.out"));
 }
 
-RunFolders::RunFolders(const config::RunConfig& config) {
+namespace {
+
+/// The locks of a run's folders, which are made where they are missing.
+void take_folders(const config::RunConfig& config, MadePlaces& places, std::vector<checkpoint::FolderLock>& locks) {
   check_metrics_file(fs::path(config.train.out) / "metrics.jsonl");
-  MadePlaces places;
   std::vector<fs::path> folders = {config.train.out, save_folder(config)};
   for (const fs::path& named : folders) places.make(named, kFix);
   if (fs::equivalent(folders[0], folders[1])) folders.pop_back();
-  for (const fs::path& folder : folders) locks_.push_back(places.lock(folder));
+  for (const fs::path& folder : folders) locks.push_back(places.lock(folder));
   check_latest(save_folder(config));
   if (config.log.tensorboard && !config.log.tensorboard_dir.empty())
     places.make(config.log.tensorboard_dir, "name another: --tensorboard-dir");
@@ -88,6 +91,29 @@ RunFolders::RunFolders(const config::RunConfig& config) {
     if (fs::is_directory(trace))
       throw ConfigError(rule_got_fix("log.trace must name a file.", trace.string() + ", a folder", kTraceFix));
   }
+}
+
+}  // namespace
+
+void try_run_folders(const config::RunConfig& config) {
+  std::vector<checkpoint::FolderLock> locks;
+  MadePlaces places;  // removed while they are held
+  take_folders(config, places, locks);
+}
+
+void try_to_save(const config::RunConfig& config, int rank) {
+  fs::path folder = whole(save_folder(config));
+  while (is_missing(folder)) folder = folder.parent_path();
+  std::error_code error;
+  if (!fs::is_directory(folder, error)) return;  // it is in the way of rank 0, which makes the folder
+  AtomicFile file(folder / concat(".trial-rank_", rank));
+  file.write("what a disk that is full does not take");
+  file.flush();
+}
+
+RunFolders::RunFolders(const config::RunConfig& config) {
+  MadePlaces places;
+  take_folders(config, places, locks_);
   places.keep();
 }
 

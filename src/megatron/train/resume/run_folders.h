@@ -12,6 +12,15 @@ namespace megatron::train {
 /// folder, a device. Called before the run begins.
 void check_metrics_file(const std::filesystem::path& path);
 
+/// Tries out what RunFolders holds, and leaves nothing that was not there: for a process whose ranks will hold it.
+/// Throws as RunFolders does.
+void try_run_folders(const config::RunConfig& config);
+
+/// Tries out whether this rank can write where the run saves, to which each rank writes a part of its own: its host may
+/// see that disk read-only, or full. What is missing of the folder's path is not made; nothing is left. `rank`: its
+/// number in the run. Throws ConfigError, std::runtime_error for a full disk.
+void try_to_save(const config::RunConfig& config, int rank);
+
 /// A run's folders for writing, train.out and that of its checkpoints: made, tried out, and held (by a lock on the file
 /// .lock in each) until destroyed or until the process ends in any way; and that of log.trace: made and tried out. One
 /// process of a run constructs it, before ranks start. Throws ConfigError where a folder cannot be written or another
