@@ -61,7 +61,7 @@ struct BenchCheckpointOptions {
 };
 
 struct BenchGenerateOptions : recipe::ModelFlags {
-  std::string model;
+  std::string model, adapter;
   std::int64_t prompt_tokens = 16, new_tokens = 128, prefill_tokens = 1024, repeats = 3;
   bool profile = false, json = false;
 
@@ -69,6 +69,7 @@ struct BenchGenerateOptions : recipe::ModelFlags {
     recipe::ModelFlags::visit(v);
     v("model", model,
       "Instead of --load, a recipe: a path, or the name of a file in configs/ without .toml. Weights are drawn.");
+    recipe::visit_adapter(v, adapter);
     v("prompt_tokens", prompt_tokens, "Prompt length in tokens.");
     v("new_tokens", new_tokens, "Tokens to generate.");
     v("prefill_tokens", prefill_tokens, "Prompt length in tokens whose prefill is measured.");

@@ -27,6 +27,7 @@
 #include "megatron/kernels/runtime.h"
 #include "megatron/model/decoding/token_graph.h"
 #include "megatron/pipeline/marks.h"
+#include "megatron/run/kept_adapters.h"
 #include "megatron/run/ranks.h"
 #include "megatron/run/trained_model.h"
 #include "megatron/train/engine.h"
@@ -155,6 +156,7 @@ void report(const BenchGenerateOptions& options, const run::TrainedModel& traine
   fields["token_graph"] = figures.graph;
   fields["dtype"] = trained.run.config.train.dtype;
   fields["weights"] = options.weights;
+  if (!options.adapter.empty()) fields["adapter"] = options.adapter;
   fields["threads"] = options.threads_per_rank > 0 ? options.threads_per_rank
                                                    : std::max(1, usable_cores() / trained.run.grid.world_size());
   fields["instruction_set"] = kernels::instruction_set();
@@ -178,11 +180,10 @@ run::TrainedModel opened(const BenchGenerateOptions& options) {
   return run::open_drawn_model(options, recipe, "bench generate");
 }
 
-}  // namespace
-
-int bench_generate(const Args& args) {
+int run_bench_generate(const Args& args) {
   const BenchGenerateOptions options = bench_generate_options(args);
-  const run::TrainedModel trained = opened(options);
+  run::TrainedModel trained = opened(options);
+  run::keep_adapter(trained, options.adapter, "bench generate");
   const std::int64_t context = trained.run.shape.max_positions;
   if (options.prompt_tokens + options.new_tokens > context || options.prefill_tokens > context)
     throw ConfigError(rule_got_fix(concat("bench generate: texts must fit into the model's context of ", context, "."),
@@ -195,6 +196,12 @@ int bench_generate(const Args& args) {
                              if (world.rank() == 0) report(options, trained, figures);
                              return kDone;
                            });
+}
+
+}  // namespace
+
+int bench_generate(const Args& args) {
+  return run::run_job_of_ranks([&] { return run_bench_generate(args); });
 }
 
 }  // namespace megatron::app

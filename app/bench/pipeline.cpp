@@ -138,9 +138,7 @@ void print_table(const Json& json) {
     }
 }
 
-}  // namespace
-
-int bench_pipeline(const Args& args) {
+int run_bench_pipeline(const Args& args) {
   const auto place = comm::place_from(comm::process_environment());
   const auto [options, runs] = bench_pipeline_command(args);
   for (const plan::ResolvedRun& run : runs) run::check_memory(run, place, plan::Holding::Training);
@@ -169,6 +167,12 @@ int bench_pipeline(const Args& args) {
   else
     print_table(json);
   return kDone;
+}
+
+}  // namespace
+
+int bench_pipeline(const Args& args) {
+  return run::run_job_of_ranks([&] { return run_bench_pipeline(args); });
 }
 
 }  // namespace megatron::app

@@ -260,9 +260,7 @@ void take_kernels(const std::string& name) {
   }
 }
 
-}  // namespace
-
-int bench_step(const Args& args) {
+int run_bench_step(const Args& args) {
   const auto place = comm::place_from(comm::process_environment());
   const auto [options, run] = bench_step_command(args);
   const plan::Besides smaller{.fix = "a smaller --model, --micro-batch-size or --seq-length"};
@@ -302,6 +300,12 @@ int bench_step(const Args& args) {
     print_table(json);
   if (options.profile && !options.json) print_text("\n" + profile_table(rows, "step"));
   return code;
+}
+
+}  // namespace
+
+int bench_step(const Args& args) {
+  return run::run_job_of_ranks([&] { return run_bench_step(args); });
 }
 
 }  // namespace megatron::app

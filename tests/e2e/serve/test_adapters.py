@@ -166,6 +166,8 @@ class Adapters(unittest.TestCase):
         self.assertIn("twice", run("serve", self.base, "--adapters", f"base={self.place.path / 'lora'}", code=2))
         self.assertIn("none in", run("generate", "--load", self.base, "--adapter", self.place.path / "nowhere",
                                      "--prompt", "a", code=2))
+        self.assertIn("none in", run("bench", "generate", "--load", self.base, "--adapter",
+                                     self.place.path / "nowhere", code=2))
         moved = self.place.path / "moved"
         shutil.copytree(self.base, moved)  # what counts are the weights, not where they lie
         self.assertEqual(self.generate("the", "--load", moved, "--adapter", self.place.path / "lora"),
