@@ -143,7 +143,7 @@ int eval_task(const std::string& job, const Args& args) {
   check_eval_memory(flags, work.model, std::ssize(*work.task), work.model.run.config.data.seq_length);
   kernels::install_caching_allocator();
   comm::Facts facts = run::model_facts(work.model, config::fields_of(flags));
-  facts.push_back({"file " + flags.data, train::digest_of(std::filesystem::path(flags.data))});
+  facts.push_back(train::file_fact(flags.data));
   const auto score = [&](const comm::Group& world, at::Device device) {
     train::Engine engine(work.model.run, world, device);
     finetune::load_weights(flags.load, engine, work.model.run);

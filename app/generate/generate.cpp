@@ -120,8 +120,7 @@ void check_speculation(const GenerateFlags& flags, const plan::ModelShape& shape
 /// What the ranks must have in common besides the recipe.
 comm::Facts facts_of(const run::TrainedModel& model, GenerateFlags flags) {
   comm::Facts facts = run::model_facts(model, config::fields_of(flags));
-  if (!flags.prompt_file.empty())
-    facts.push_back({"file " + flags.prompt_file, train::digest_of(std::filesystem::path(flags.prompt_file))});
+  if (!flags.prompt_file.empty()) facts.push_back(train::file_fact(flags.prompt_file));
   return facts;
 }
 

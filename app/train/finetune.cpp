@@ -146,9 +146,9 @@ std::map<std::string, std::string> input_digests(const config::FinetuneRecipe& r
   std::map<std::string, std::string> digests = {{"tokenizer", tokenizer.fingerprint()}};
   std::vector<std::string> files = {task.train};
   for (const auto& sets : {task.valid, test_sets(task)}) files.insert(files.end(), sets.begin(), sets.end());
-  for (const std::string& file : files) digests.emplace("file " + file, train::digest_of(fs::path(file)));
+  for (const std::string& file : files) digests.emplace("file " + file, train::file_fact(file).value);
   if (const std::string& load = recipe.checkpoint.load; !load.empty())
-    digests.emplace("model in " + load, train::model_digest(load));
+    digests.emplace("model in " + load, train::model_fact("", load).value);
   return digests;
 }
 

@@ -175,12 +175,13 @@ TEST(LaunchedRank, GivesItsOwnRanksWhatItReads) {
   place.world_size = place.local_size = 4;
   place.local_rank = 3;
   place.port = 555;
-  place.store_is_kept = true;
+  place.store_is_kept = place.rank_0_speaks = true;
   const LaunchedRank read = *place_from(environment_of(place));
   EXPECT_EQ(read.rank, 3);
   EXPECT_EQ(read.local_size, 4);
   EXPECT_EQ(read.port, 555);
   EXPECT_TRUE(read.store_is_kept);
+  EXPECT_TRUE(read.rank_0_speaks);
 }
 
 TEST(LaunchedRank, RefusesWhatIsMissingMalformedOrOutOfRange) {

@@ -36,6 +36,8 @@ class Agreement : public testing::TestWithParam<Transport> {
             body(world);
           } catch (const AgreedError& error) {
             said[static_cast<std::size_t>(world.rank())] = error.what();
+          } catch (const AgreedFailure& error) {
+            said[static_cast<std::size_t>(world.rank())] = std::string("agreed failure: ") + error.what();
           } catch (const std::exception& error) {
             said[static_cast<std::size_t>(world.rank())] = std::string("not agreed: ") + error.what();
           }
@@ -95,14 +97,16 @@ TEST_P(Agreement, WhatAPeerSendsCannotDriveATerminal) {
               Each(AllOf(Not(HasSubstr("\x1b")), Not(HasSubstr("\r")), HasSubstr("[2J"))));
 }
 
-TEST_P(Agreement, ARankThatCannotStartEndsAllWithItsReason) {
-  const auto answers = said(3, [](const Group& world) {
-    if (world.rank() == 1) report_problem(world, "tp must be 1, 2 or 4");
-    require_agreement(world, {{"schedule.lr", "1e-3"}});
-  });
-  EXPECT_THAT(answers, Each(std::string("rank 1: tp must be 1, 2 or 4")));
-  EXPECT_THAT(said(2, [](const Group& world) { report_problem(world, "no recipe"); }), Each(std::string("no recipe")))
-      << "what all have needs no ranks";
+TEST_P(Agreement, AFactThatARankCannotReadEndsAllWithItsReason) {
+  const std::string reason = "a file must be readable.\n  got:  " + std::string(200, 'x') + ": Permission denied";
+  const auto facts_of = [&](bool is_unread) -> Facts {
+    return {{"file text.idx", is_unread ? reason : "60 bytes", is_unread}, {"train.seed", "1"}};
+  };
+  EXPECT_THAT(said(3, [&](const Group& world) { require_agreement(world, facts_of(world.rank() == 1)); }),
+              Each("rank 1: " + reason))
+      << "whole, and not as a value that differs";
+  EXPECT_THAT(said(2, [&](const Group& world) { require_agreement(world, facts_of(true)); }), Each(std::string()))
+      << "who reads the file says what all have";
 }
 
 TEST_P(Agreement, WorkThatFailsOnOneRankFailsOnAll) {
@@ -117,7 +121,7 @@ TEST_P(Agreement, WorkThatFailsOnOneRankFailsOnAll) {
       if (world.rank() == 2) throw std::runtime_error("the disk is full");
     });
   });
-  EXPECT_THAT(failed, Each(std::string("not agreed: rank 2: the disk is full")));
+  EXPECT_THAT(failed, Each(std::string("agreed failure: rank 2: the disk is full")));
   int done = 0;
   EXPECT_THAT(said(1, [&](const Group& world) { run_together(world, [&] { ++done; }); }), Each(std::string()));
   EXPECT_EQ(done, 1);

@@ -76,6 +76,17 @@ class Agreement : public ::testing::Test {
     train(run, /*eod=*/-1, world, at::kCPU, [] { return false; });
   }
 
+  /// What the ranks throw in train_whole(), each in the folder machine0 or machine1.
+  std::vector<std::string> on_machines(const config::RunConfig& config) const {
+    return said(
+        config, [](auto&) {},
+        [&](const plan::ResolvedRun& run, const comm::Group& world) {
+          ASSERT_EQ(::unshare(CLONE_FS), 0) << "a thread's own working folder";
+          ASSERT_EQ(::chdir((folder_.path() / concat("machine", world.rank())).c_str()), 0);
+          train_whole(run, world);
+        });
+  }
+
   const TemporaryFolder folder_;
 };
 
@@ -140,14 +151,7 @@ TEST_F(Agreement, OneNameForOtherFilesIsADifference) {
   }
   auto options = config();
   options.data.data_path = {"text"};
-  const auto trained = said(
-      options, [](auto&) {},
-      [&](const plan::ResolvedRun& run, const comm::Group& world) {
-        ASSERT_EQ(::unshare(CLONE_FS), 0) << "a thread's own working folder";
-        ASSERT_EQ(::chdir((folder_.path() / concat("machine", world.rank())).c_str()), 0);
-        train_whole(run, world);
-      });
-  EXPECT_THAT(trained,
+  EXPECT_THAT(on_machines(options),
               Each(AllOf(HasSubstr("file text.idx: rank 0: "), HasSubstr("file text.bin: rank 0: 1200 bytes, XXH3 "),
                          HasSubstr("; rank 1: 1260 bytes, XXH3 "))));
   EXPECT_FALSE(fs::exists(folder_.path() / "run"));
@@ -180,10 +184,20 @@ TEST_F(Agreement, OtherTokensOfOneSizeAreADifference) {
   }
 }
 
-TEST_F(Agreement, AFileThatOneRankCannotReadIsADifference) {
+TEST_F(Agreement, AFileThatOneRankCannotReadEndsAllWithItsReason) {
   comm::Facts facts = input_facts(config());
   ASSERT_FALSE(facts.empty());
+  EXPECT_TRUE(facts.back().is_unread);
   EXPECT_THAT(facts.back().value, HasSubstr("No such file or directory")) << facts.back().name;
+  for (const int rank : {0, 1}) {
+    fs::create_directory(folder_.path() / concat("machine", rank));
+    write_tokens(concat("machine", rank, "/text"), 20);
+  }
+  fs::remove(folder_.path() / "machine1/text.bin");
+  auto options = config();
+  options.data.data_path = {"text"};
+  EXPECT_THAT(on_machines(options),
+              Each(AllOf(testing::StartsWith("rank 1: "), HasSubstr("text.bin: No such file or directory\n  fix: "))));
 }
 
 TEST_F(Agreement, RankZeroSaysWhereTheRunResumes) {
@@ -193,15 +207,15 @@ TEST_F(Agreement, RankZeroSaysWhereTheRunResumes) {
                   options, [](auto&) {}, train_whole),
               Each(std::string()));
   const fs::path checkpoints = folder_.path() / "run/checkpoints";
-  EXPECT_THAT(model_digest(checkpoints), HasSubstr("iteration 6, a manifest of "));
-  EXPECT_EQ(model_digest(checkpoints), model_digest(checkpoints / "iter_0000006"));
+  EXPECT_THAT(model_fact("model", checkpoints).value, HasSubstr("iteration 6, a manifest of "));
+  EXPECT_EQ(model_fact("model", checkpoints).value, model_fact("model", checkpoints / "iter_0000006").value);
   EXPECT_EQ(model_digest(folder_.path() / "nowhere"), "no such folder");
   EXPECT_THAT(said(
                   options, [](auto&) {}, require_equal_runs),
               Each(std::string()));
-  const std::string before = model_digest(checkpoints);
+  const std::string before = model_fact("model", checkpoints).value;
   write_file(checkpoints / "iter_0000006/manifest.json", read_file(checkpoints / "iter_0000006/manifest.json") + " ");
-  EXPECT_NE(model_digest(checkpoints), before);
+  EXPECT_NE(model_fact("model", checkpoints).value, before);
 }
 
 TEST_F(Agreement, AResumedRunKeepsItsGlobalBatchAndSaysWhatChanged) {

@@ -25,9 +25,6 @@ constexpr std::size_t kMaxShown = 96, kContext = 24;         // characters of a 
 constexpr std::size_t kMaxFacts = 12, kMaxValues = 6;        // that one message shows
 constexpr const char* kNothing = "(nothing)";
 
-/// A rank that has no facts but a problem: this fact alone, which no option can be called.
-constexpr const char* kProblem = "!";
-
 /// What ranks say, and which say it: in the order of the lowest rank of each.
 using Answers = std::vector<std::pair<std::string, std::vector<int>>>;
 
@@ -74,10 +71,15 @@ std::vector<std::int64_t> gather_number(const Group& group, std::int64_t number)
   return {all.const_data_ptr<std::int64_t>(), all.const_data_ptr<std::int64_t>() + all.numel()};
 }
 
+constexpr char kUnread = '!';  // before the name of such a fact: no name begins with it
+
 // A text of pairs, each part ended by a NUL: neither options nor their values hold one.
 std::string to_text(const Facts& facts) {
   std::string text;
-  for (const Fact& fact : facts) text += std::string(fact.name.c_str()) + '\0' + fact.value.c_str() + '\0';
+  for (const Fact& fact : facts) {
+    if (fact.is_unread) text += kUnread;
+    text += std::string(fact.name.c_str()) + '\0' + fact.value.c_str() + '\0';
+  }
   return text;
 }
 
@@ -86,7 +88,10 @@ Facts facts_of(const std::string& text) {
   std::vector<std::string> parts;
   for (std::size_t begin = 0, end = 0; (end = text.find('\0', begin)) != std::string::npos; begin = end + 1)
     parts.push_back(text.substr(begin, end - begin));
-  for (std::size_t i = 0; i + 1 < parts.size(); i += 2) facts.push_back({parts[i], parts[i + 1]});
+  for (std::size_t i = 0; i + 1 < parts.size(); i += 2) {
+    const bool is_unread = parts[i].starts_with(kUnread);
+    facts.push_back({parts[i].substr(is_unread ? 1 : 0), parts[i + 1], is_unread});
+  }
   return facts;
 }
 
@@ -182,13 +187,14 @@ void part(const Group& group) {
   const std::vector<std::string> texts = gather_texts(group, to_text(own));
   part(group);
   std::vector<Facts> facts;
-  std::vector<std::string> problems;
+  std::vector<Problem> problems;
   for (const std::string& text : texts) {
     facts.push_back(facts_of(text));
-    const bool problem = facts.back().size() == 1 && facts.back()[0].name == kProblem;
-    problems.push_back(problem ? facts.back()[0].value : "");
+    Problem& problem = problems.emplace_back();
+    for (const Fact& fact : facts.back())
+      if (fact.is_unread) problem.text += (problem.text.empty() ? "" : "\n") + fact.value;
   }
-  if (const std::string text = problem_text(problems); !text.empty()) throw AgreedError(text);
+  throw_problems(problems);
   throw AgreedError(rule_got_fix(
       "All ranks must be started with the same options, and see the same program, tokenizer, data and checkpoint.",
       differences(facts), "start every rank with the same command, and give every machine the same files"));
@@ -222,11 +228,25 @@ void require_agreement(const Group& group, const Facts& facts) {
   fail_for(group, facts);
 }
 
-void report_problem(const Group& group, const std::string& problem) {
-  if (group.size() == 1) throw AgreedError(problem);
-  const Facts facts = {{kProblem, problem}};
-  gather_number(group, digest(to_text(facts)));
-  fail_for(group, facts);
+Problem problem_of(const std::exception& error) {
+  const auto* path = dynamic_cast<const std::filesystem::filesystem_error*>(&error);
+  Problem problem{.text = message_of(error),
+                  .is_config = dynamic_cast<const ConfigError*>(&error) != nullptr || (path && is_wrong_path(*path))};
+  if (problem.text.empty()) problem.text = "an error without a message";
+  return problem;
+}
+
+void throw_problems(const std::vector<Problem>& by_rank) {
+  std::vector<std::string> texts;
+  bool is_config = true;
+  for (const Problem& problem : by_rank) {
+    texts.push_back(problem.text);
+    is_config = is_config && problem.is_config;
+  }
+  const std::string text = problem_text(texts);
+  if (text.empty()) return;
+  if (is_config) throw AgreedError(text);
+  throw AgreedFailure(text);
 }
 
 void run_together(const Group& group, const std::function<void()>& work, std::chrono::milliseconds beat) {
@@ -240,33 +260,24 @@ void run_together(const Group& group, const std::function<void()>& work, std::ch
       throw;
     }
   }
-  std::string problem;
-  bool is_config = true;
-  const auto note = [&](const std::exception& error, bool config) {
-    problem = message_of(error);
-    if (problem.empty()) problem = "an error without a message";
-    is_config = config;
-  };
+  Problem own;
   run_on_every_rank(
       group,
       [&] {
         try {
           work();
-        } catch (const ConfigError& error) {
-          note(error, true);
-        } catch (const std::filesystem::filesystem_error& error) {
-          note(error, is_wrong_path(error));
         } catch (const std::exception& error) {
-          note(error, false);
+          own = problem_of(error);
         }
       },
       beat);
-  const std::string text = problem_text(gather_texts(group, problem));
-  if (text.empty()) return;
-  const bool all_config = group.all_reduce_scalars({is_config ? 0.0 : 1.0}, ReduceOp::Max)[0] == 0;
+  const std::vector<std::string> texts = gather_texts(group, own.text);
+  if (std::ranges::all_of(texts, &std::string::empty)) return;
+  const std::vector<std::int64_t> of_config = gather_number(group, own.is_config ? 1 : 0);
   part(group);
-  if (all_config) throw AgreedError(text);
-  throw std::runtime_error(text);
+  std::vector<Problem> problems;
+  for (std::size_t r = 0; r < texts.size(); ++r) problems.push_back({texts[r], of_config[r] != 0});
+  throw_problems(problems);
 }
 
 }  // namespace megatron::comm

@@ -1,6 +1,8 @@
 #pragma once
 #include <chrono>
+#include <exception>
 #include <functional>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -14,6 +16,7 @@ namespace megatron::comm {
 /// value of a file, which is too long to compare, is a digest.
 struct Fact {
   std::string name, value;
+  bool is_unread = false;  ///< `value` says why this rank cannot read what the fact is of
 };
 using Facts = std::vector<Fact>;
 
@@ -21,21 +24,36 @@ using Facts = std::vector<Fact>;
 struct AgreedError : ConfigError {
   using ConfigError::ConfigError;
 };
+/// The same of what is no ConfigError: a disk that fails, memory that runs out.
+struct AgreedFailure : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+/// What a rank has found wrong.
+struct Problem {
+  std::string text = {};  ///< "": nothing
+  bool is_config = true;  ///< of the command or the files that it names; exit code 2
+};
+
+/// A ConfigError, and what std::filesystem throws of a path that cannot be looked at, are of the command.
+Problem problem_of(const std::exception& error);
+
+/// Throws what the ranks have found wrong, of which each must know the same: AgreedError where all is of the command,
+/// else AgreedFailure. The text has each problem once, with the ranks that have it unless all do. Returns where no rank
+/// has one. `by_rank`: of each rank.
+void throw_problems(const std::vector<Problem>& by_rank);
 
 /// The text of every rank, by rank. Communicates the lengths, then the texts padded to the longest.
 std::vector<std::string> gather_texts(const Group& group, const std::string& text);
 
 /// Throws AgreedError on every rank where the facts of two ranks differ. The message names each fact that differs, its
-/// values and the ranks that have them. One number per rank is communicated where all agree.
-/// Call it before anything whose shapes depend on the facts is communicated.
+/// values and the ranks that have them; where ranks could not read some, it is what these say of that instead. One
+/// number per rank is communicated where all agree. Call it before anything whose shapes depend on the facts is
+/// communicated.
 void require_agreement(const Group& group, const Facts& facts);
 
-/// The part of one rank in require_agreement() that has found out before it met the others that it cannot start: every
-/// rank throws AgreedError with `problem`, and names the ranks that have it.
-[[noreturn]] void report_problem(const Group& group, const std::string& problem);
-
 /// Runs `work` on every rank, as run_on_every_rank() does. Where it throws on some, every rank throws what these say,
-/// with their numbers: AgreedError for ConfigErrors alone, else std::runtime_error.
+/// as throw_problems() does.
 void run_together(const Group& group, const std::function<void()>& work,
                   std::chrono::milliseconds beat = std::chrono::seconds(1));
 

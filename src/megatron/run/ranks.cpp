@@ -9,8 +9,10 @@
 #include <charconv>
 #include <cstdio>
 #include <cstdlib>
+#include <exception>
 #include <filesystem>
 #include <fstream>
+#include <future>
 #include <iterator>
 
 #include "megatron/base/error.h"
@@ -25,7 +27,9 @@
 #include "megatron/comm/cuda_plugin.h"
 #include "megatron/comm/processes/gloo_backend.h"
 #include "megatron/comm/processes/launch.h"
+#include "megatron/comm/processes/refusal.h"
 #include "megatron/comm/threads/local_backend.h"
+#include "megatron/config/options.h"
 #include "megatron/config/value.h"
 #include "megatron/kernels/runtime.h"
 #include "megatron/parallel/context.h"
@@ -36,12 +40,12 @@
 namespace megatron::run {
 namespace {
 
-// How long a rank that cannot start waits for the others, to tell them: 20 s, but at most 8 s after the timeout that
-// its command names, whatever else is wrong with it. No rank lives 10 s after its timeout.
+// How long a rank that cannot start waits for the others, to tell them: the timeout that its command names, whatever
+// else is wrong with it, else the usual one.
 std::chrono::milliseconds patience_with_peers(const std::vector<std::string>& command) {
   const std::string option = config::normalized("parallel.timeout_s"),
                     of_forward_jobs = config::normalized("timeout_s");
-  double seconds = 20;
+  double seconds = config::ParallelConfig().timeout_s;
   for (std::size_t i = 0; i < command.size(); ++i) {
     if (!command[i].starts_with("--")) continue;
     const std::size_t equals = command[i].find('=');
@@ -52,7 +56,7 @@ std::chrono::milliseconds patience_with_peers(const std::vector<std::string>& co
                                                           : "";
     double timeout = 0;
     std::from_chars(value.data(), value.data() + value.size(), timeout);  // 0 stays where it is no number
-    if (timeout > 0) seconds = std::min(seconds, timeout + 8);
+    if (timeout > 0) seconds = timeout;
   }
   return std::chrono::milliseconds(static_cast<std::int64_t>(1000 * seconds));
 }
@@ -75,10 +79,9 @@ void configure_rank(const config::ParallelConfig& parallel, int rank, int ranks)
   if (!users_say) kernels::bind_threads(threads, rank, ranks);
 }
 
-// A ConfigError of one rank, after it has met the others.
-struct RankError : ConfigError {
-  using ConfigError::ConfigError;
-};
+// Whether the ranks of the job that this process runs have met: then they learn of each other's end as they
+// communicate. A process is a rank of one job at a time.
+std::atomic<bool> have_met = false;
 
 // What the ranks of a job do, and what they must have in common besides the recipe before they do it.
 struct RankWork {
@@ -107,8 +110,10 @@ int run_body(const plan::ResolvedRun& run, const RankWork& work, const comm::Gro
     return work.body(world, device);
   } catch (const comm::AgreedError&) {  // the peers throw the same
     throw;
+  } catch (const comm::AgreedFailure&) {
+    throw;
   } catch (const ConfigError& error) {
-    throw RankError(named(error));
+    throw ConfigError(named(error));
   } catch (const std::exception& error) {
     throw std::runtime_error(named(error));
   }
@@ -148,8 +153,10 @@ int run_on_gpu(const plan::ResolvedRun& run, const std::optional<comm::LaunchedR
   const c10::DeviceGuard guard(device);
   configure_rank(parallel, place ? place->local_rank : 0, place ? place->local_size : 1);
   at::globalContext().setDeterministicCuDNN(run.config.train.deterministic_mode);
-  const bool alone = run.grid.world_size() == 1;
-  return run_body(run, work, alone ? comm::Group() : comm::join_nccl(*place, gpu, timeout_of(parallel)), device);
+  comm::Group world;
+  if (run.grid.world_size() > 1) world = comm::join_nccl(*place, gpu, timeout_of(parallel));
+  have_met = true;
+  return run_body(run, work, world, device);
 }
 
 // The words that this process was started with; the first is replaced by the program's path.
@@ -176,25 +183,64 @@ int with_wrong_paths_refused(const std::function<int()>& job) {
   }
 }
 
+// Tells the other ranks, which wait for this one, of its problem: throws what all throw, or returns where they cannot
+// be reached. Where they keep this rank waiting, which looks like a rank that hangs, the problem is printed before.
+void tell_peers(const comm::LaunchedRank& place, const comm::Problem& problem) {
+  constexpr std::chrono::seconds kUsualWait{5};
+  auto telling = std::async(std::launch::async, [&] {
+    try {
+      comm::refuse_to_meet(place, problem, patience_with_peers(own_command()));
+    } catch (const comm::AgreedError&) {
+      throw;
+    } catch (const comm::AgreedFailure&) {
+      throw;
+    } catch (const std::exception&) {  // nobody is told: the problem itself is what to print
+    }
+  });
+  if (telling.wait_for(kUsualWait) == std::future_status::timeout)
+    write_line(stderr,
+               concat("rank ", place.rank, " cannot start, and waits for the others to tell them:\n", problem.text));
+  telling.get();
+}
+
+// job(); what it throws before the ranks have met is told to the other ranks of a launcher, and thrown by all.
+int with_peers_told(const std::function<int()>& job) {
+  std::exception_ptr thrown;
+  comm::Problem problem;
+  try {
+    return job();
+  } catch (const comm::AgreedError&) {
+    throw;
+  } catch (const comm::AgreedFailure&) {
+    throw;
+  } catch (const comm::PeerError&) {  // of the meeting itself
+    throw;
+  } catch (const config::HelpRequested&) {
+    throw;
+  } catch (const std::exception& error) {
+    thrown = std::current_exception();
+    problem = comm::problem_of(error);
+  }
+  const auto place = comm::place_from(comm::process_environment());
+  if (place && place->world_size > 1 && !have_met) tell_peers(*place, problem);
+  std::rethrow_exception(thrown);
+}
+
 }  // namespace
 
 int run_job_of_ranks(const std::function<int()>& job) {
-  try {
-    return with_wrong_paths_refused(job);
-  } catch (const comm::AgreedError&) {
-    throw;
-  } catch (const RankError&) {
-    throw;
-  } catch (const ConfigError& error) {
+  have_met = false;
+  const auto is_said_by_rank_0 = [] {
     const auto place = comm::place_from(comm::process_environment());
-    const bool gpus = gpu_present();  // there ranks may meet over NCCL, which this is not for
-    if (!place || place->world_size == 1 || gpus) throw;
-    try {
-      comm::report_problem(comm::join_gloo(*place, patience_with_peers(own_command())), error.what());
-    } catch (const comm::AgreedError&) {
-      throw;
-    } catch (const std::exception&) {  // the others have not come: nobody is to be told
-    }
+    return place && place->rank_0_speaks && place->rank > 0;
+  };
+  try {
+    return with_peers_told([&] { return with_wrong_paths_refused(job); });
+  } catch (const comm::AgreedError&) {
+    if (is_said_by_rank_0()) return kWrong;
+    throw;
+  } catch (const comm::AgreedFailure&) {
+    if (is_said_by_rank_0()) return kFailed;
     throw;
   }
 }
@@ -242,8 +288,9 @@ int run_on_ranks(const plan::ResolvedRun& run, const std::optional<comm::Launche
   if (parallel.device == "cuda") return run_on_gpu(run, place, work);
   if (!place) return run_threads(run, work);
   configure_rank(parallel, place->local_rank, place->local_size);
-  const bool alone = place->world_size == 1;
-  return run_body(run, work, alone ? comm::Group() : comm::join_gloo(*place, timeout_of(parallel)), at::kCPU);
+  const comm::Group world = comm::join_gloo(*place, timeout_of(parallel));
+  have_met = true;
+  return run_body(run, work, world, at::kCPU);
 }
 
 }  // namespace megatron::run

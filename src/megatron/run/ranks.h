@@ -13,9 +13,11 @@
 // How the ranks of a job come to be: threads of this process, processes that it starts, or a launcher's.
 namespace megatron::run {
 
-/// Runs `job`, which starts ranks by run_on_ranks(), and returns its exit code. Where it throws ConfigError on a rank
-/// of a launcher before the ranks have met, the others, which would wait for it, are told and end with the same error.
-/// What std::filesystem throws of a path that cannot be looked at is a ConfigError too (base/files/path_error.h).
+/// Runs `job`, which starts ranks by run_on_ranks(), and returns its exit code. Where it throws on a rank of a launcher
+/// before the ranks have met, the others, which would wait for it, are told and end with the same error, whatever they
+/// would communicate by (comm/processes/refusal.h). Of processes that this program has started, rank 0 alone throws
+/// what all would, and the others return its exit code: one terminal shows them all. What std::filesystem throws of a
+/// path that cannot be looked at is a ConfigError too (base/files/path_error.h).
 int run_job_of_ranks(const std::function<int()>& job);
 
 /// What one rank does; its exit code.

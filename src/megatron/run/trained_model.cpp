@@ -137,8 +137,8 @@ void check_tokens(const TrainedModel& model, std::span<const std::int64_t> ids, 
 comm::Facts model_facts(const TrainedModel& model, const config::Fields& flags) {
   comm::Facts facts = train::option_facts(flags);
   facts.push_back({"tokenizer", model.tokenizer.fingerprint()});
-  facts.push_back({"model in " + model.folder, train::model_digest(model.folder)});
-  for (const std::string& folder : model.kept) facts.push_back({"adapters in " + folder, train::model_digest(folder)});
+  facts.push_back(train::model_fact("model in " + model.folder, model.folder));
+  for (const std::string& folder : model.kept) facts.push_back(train::model_fact("adapters in " + folder, folder));
   return facts;
 }
 

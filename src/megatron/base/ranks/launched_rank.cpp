@@ -68,6 +68,7 @@ void take_common(const Reader& in, LaunchedRank& place, int default_port) {
   if (const auto* interface = in.text("GLOO_SOCKET_IFNAME")) place.interface = *interface;
   if (const auto* secret = in.text("MEGATRON_RUN_SECRET")) place.secret = *secret;
   if (const auto* file = in.text("MEGATRON_RUN_SECRET_FILE")) place.secret_file = *file;
+  place.rank_0_speaks = in.text(kRank0SpeaksVariable) != nullptr;
   // Ranks of different attempts of a supervisor never meet.
   if (const auto* attempt = in.text(kAttemptVariable)) place.store_prefix += concat("/attempt ", *attempt);
 }
@@ -258,6 +259,7 @@ Environment environment_of(const LaunchedRank& place) {
                         {"TORCHELASTIC_USE_AGENT_STORE", place.store_is_kept ? "True" : "False"}};
   if (!place.secret.empty()) variables.emplace("MEGATRON_RUN_SECRET", place.secret);
   if (!place.secret_file.empty()) variables.emplace("MEGATRON_RUN_SECRET_FILE", place.secret_file);
+  if (place.rank_0_speaks) variables.emplace(kRank0SpeaksVariable, "1");
   return variables;
 }
 

@@ -15,6 +15,9 @@ inline constexpr const char* kAttemptVariable = "MEGATRON_ATTEMPT";
 /// the folder's .lock, by which the supervisor knows that the folder is its job's.
 inline constexpr const char* kSupervisorVariable = "MEGATRON_SUPERVISOR";
 
+/// LaunchedRank::rank_0_speaks, of ranks that this program has started: "1".
+inline constexpr const char* kRank0SpeaksVariable = "MEGATRON_RANK_0_SPEAKS";
+
 /// Where one rank stands among the processes of a run, and where they meet.
 struct LaunchedRank {
   int rank = 0;
@@ -29,6 +32,8 @@ struct LaunchedRank {
   std::string launcher;     ///< "torchrun", "Open MPI", "PMI", "Slurm"
   std::string secret;       ///< of the run, MEGATRON_RUN_SECRET: see run_key.h
   std::string secret_file;  ///< that holds it, MEGATRON_RUN_SECRET_FILE
+  /// One terminal shows what all ranks print: what all would say alike is said by rank 0 alone.
+  bool rank_0_speaks = false;
 };
 
 /// What a launcher has said through the variables of torchrun (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT),

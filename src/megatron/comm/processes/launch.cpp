@@ -206,7 +206,7 @@ LaunchResult launch_processes(int size, const std::vector<std::string>& command,
     place.rank = place.local_rank = r;
     place.world_size = place.local_size = size;
     place.port = store.port();
-    place.store_is_kept = true;
+    place.store_is_kept = place.rank_0_speaks = true;
     children.add(start_process({.path = command[0], .words = command, .variables = environment_of(place)}, signals));
   }
   return supervise(children, signals, options, [&] { return store.told_failure(as_read_by_rank(place)); });

@@ -12,9 +12,11 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 constexpr milliseconds kBeat{200};
+constexpr milliseconds kLateRanks{20'000};  ///< how long those are waited for that start when one has refused to
 
 std::string key(const char* kind, int rank) { return concat("megatron/", kind, "/", rank); }
 const std::string kFailure = "megatron/failure";
+std::string failure_text(int rank, const std::string& reason) { return concat("rank ", rank, " failed: ", reason); }
 
 std::string list_ranks(const std::vector<int>& ranks) {
   std::string text = ranks.size() == 1 ? "rank " : "ranks ";
@@ -43,7 +45,8 @@ PeerWatch::~PeerWatch() {
   thread_.join();
   try {
     keys_->set(key("ended", rank_), "1");
-    const auto deadline = Clock::now() + (troubled() || gave_up_ ? milliseconds(500) : milliseconds(5000));
+    const bool some_are_gone = !refused_ && (troubled() || gave_up_);
+    const auto deadline = Clock::now() + (some_are_gone ? milliseconds(500) : milliseconds(5000));
     for (int r = 0; keeps_store_ && r < size_; ++r)
       while (!keys_->get(key("ended", r)) && Clock::now() < deadline) std::this_thread::sleep_for(milliseconds(5));
   } catch (const std::exception&) {  // the store is gone, and with it everybody who could read this
@@ -51,19 +54,51 @@ PeerWatch::~PeerWatch() {
 }
 
 std::vector<std::string> PeerWatch::meet(const std::string& mine, milliseconds timeout) {
-  const auto deadline = Clock::now() + timeout;
-  keys_->set(key("here", rank_), mine);
+  return come({.problem = {}, .says = mine}, timeout);
+}
+
+void PeerWatch::refuse(const Problem& problem, milliseconds timeout) {
+  // A launcher that keeps the store asks there who failed first.
+  if (!problem.is_config) keys_->set_once(kFailure, failure_text(rank_, problem.text));
+  come({.problem = problem, .says = {}}, timeout);
+  throw std::logic_error("PeerWatch::refuse: a problem must have a text");
+}
+
+std::vector<std::string> PeerWatch::come(const Word& mine, milliseconds timeout) {
+  constexpr char kStarts = '+', kConfig = '2', kFails = '1';  // before what a rank says
+  const auto start = Clock::now();
+  auto deadline = start + timeout;
+  const char kind = mine.problem.text.empty() ? kStarts : mine.problem.is_config ? kConfig : kFails;
+  keys_->set(key("here", rank_), kind + (kind == kStarts ? mine.says : mine.problem.text));
   std::vector<std::string> said(static_cast<std::size_t>(size_));
+  std::vector<Problem> problems(said.size());
   std::vector<int> missing;
   for (int r = 0; r < size_; ++r) missing.push_back(r);
-  while (true) {
+  const auto look = [&] {
     std::erase_if(missing, [&](int r) {
-      auto text = keys_->get(key("here", r));
-      if (text) said[static_cast<std::size_t>(r)] = std::move(*text);
-      return text.has_value();
+      const auto word = keys_->get(key("here", r));
+      if (!word || word->empty()) return false;
+      const auto place = static_cast<std::size_t>(r);
+      (word->front() == kStarts ? said[place] : problems[place].text) = word->substr(1);
+      problems[place].is_config = word->front() != kFails;
+      if (word->front() == kStarts || refused_) return true;
+      refused_ = true;
+      // Those that start later find the store as long as its keeper waits for them.
+      if (!keeps_store_) deadline = std::min(deadline, Clock::now() + kLateRanks);
+      return true;
     });
+  };
+  while (true) {
+    try {
+      look();
+    } catch (const PeerError&) {  // the keeper of the store has ended, as all do where one cannot start
+      if (!refused_) throw;
+      throw_problems(problems);
+    }
+    const bool is_late = Clock::now() > deadline;
+    if (refused_ && (missing.empty() || is_late)) throw_problems(problems);
     if (missing.empty()) return said;
-    if (Clock::now() > deadline) throw PeerError(not_arrived(missing, size_, timeout));
+    if (is_late) throw PeerError(not_arrived(missing, size_, timeout));
     std::this_thread::sleep_for(milliseconds(10));
   }
 }
@@ -114,7 +149,7 @@ void PeerWatch::look_for_trouble() {
 void PeerWatch::fail(const std::string& reason) {
   gave_up_ = true;
   try {
-    keys_->set_once(kFailure, concat("rank ", rank_, " failed: ", reason));
+    keys_->set_once(kFailure, failure_text(rank_, reason));
   } catch (const std::exception&) {  // nobody left to tell
   }
 }

@@ -11,6 +11,7 @@
 #include <thread>
 #include <vector>
 
+#include "megatron/comm/agreement.h"
 #include "megatron/comm/processes/key_store.h"
 
 namespace megatron::comm {
@@ -29,8 +30,11 @@ class PeerWatch {
   int rank() const { return rank_; }
 
   /// Waits until every rank has come to the store, and returns what each says there of itself, as this one says `mine`.
-  /// Throws PeerError naming those that have not come within `timeout`.
+  /// Throws PeerError naming those that have not come within `timeout`; where some have come by refuse(), what
+  /// throw_problems() does, on all alike.
   std::vector<std::string> meet(const std::string& mine, std::chrono::milliseconds timeout);
+  /// Comes to the store as meet() does, as a rank that cannot start.
+  [[noreturn]] void refuse(const Problem& problem, std::chrono::milliseconds timeout);
 
   /// `id`: equal on every member, without spaces. Returns what the calls below name the group by.
   std::size_t add_group(std::string id, std::vector<int> world_ranks);
@@ -51,6 +55,11 @@ class PeerWatch {
   std::string explain_message(std::size_t group, int peer);
 
  private:
+  /// What a rank says of itself when it comes.
+  struct Word {
+    Problem problem;   ///< why it cannot start
+    std::string says;  ///< of one that can
+  };
   struct GroupState {
     std::string id;
     std::vector<int> world_ranks;
@@ -61,6 +70,7 @@ class PeerWatch {
     std::map<std::string, std::uint64_t> entered;  ///< by group
   };
 
+  std::vector<std::string> come(const Word& mine, std::chrono::milliseconds timeout);
   void watch();
   void publish();
   void look_for_trouble();
@@ -79,6 +89,7 @@ class PeerWatch {
   std::string trouble_;
   std::atomic<bool> troubled_{false};
   std::atomic<bool> gave_up_{false};  ///< this rank itself
+  bool refused_ = false;              ///< all end for what some rank has come with; of the thread that meets
   std::thread thread_;
 };
 

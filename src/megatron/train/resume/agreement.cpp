@@ -17,6 +17,7 @@
 
 #include "megatron/base/error.h"
 #include "megatron/base/files/file.h"
+#include "megatron/base/machine/out_of_memory.h"
 #include "megatron/base/version.h"
 #include "megatron/checkpoint/files/folder.h"
 #include "megatron/config/value.h"
@@ -33,14 +34,20 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// What `look` returns, or what it throws: that a rank cannot read something is a difference like others.
+/// The fact `name` with what `look` returns, or what it throws.
 template <class Look>
-std::string fact_of(const Look& look) {
+comm::Fact fact_of(const std::string& name, const Look& look) {
   try {
-    return look();
+    return {name, look()};
   } catch (const std::exception& error) {
-    return error.what();
+    return {name, message_of(error), /*is_unread=*/true};
   }
+}
+
+/// What `look` returns, or what it throws.
+template <class Look>
+std::string text_of(const Look& look) {
+  return fact_of("", look).value;
 }
 
 /// What follows the colon of the first line of `file` that begins with `key`; "" where there is none.
@@ -85,10 +92,10 @@ void add_data(const config::DataConfig& config, bool conversations, comm::Facts&
   }
   for (const std::string& prefix : prefixes) {
     if (conversations) {
-      facts.push_back({"file " + prefix, digest_of(prefix)});
+      facts.push_back(file_fact(prefix));
     } else {
-      facts.push_back({"file " + prefix + ".idx", digest_of(prefix + ".idx")});
-      facts.push_back({"file " + prefix + ".bin", fact_of([&] { return sampled_digest(prefix + ".bin"); })});
+      facts.push_back(file_fact(prefix + ".idx"));
+      facts.push_back(fact_of("file " + prefix + ".bin", [&] { return sampled_digest(prefix + ".bin"); }));
     }
   }
 }
@@ -159,15 +166,14 @@ comm::Facts input_facts(const config::RunConfig& config) {
   comm::Facts facts;
   const config::DataConfig& data = config.data;
   if (!data.tokenizer.empty())
-    facts.push_back(
-        {"tokenizer " + data.tokenizer, fact_of([&] {
-           return text::Tokenizer::load(data.tokenizer, data.tokenizer_type, data.vocab_extra_ids).fingerprint();
-         })});
-  const std::string problem = fact_of([&] {
+    facts.push_back(fact_of("tokenizer " + data.tokenizer, [&] {
+      return text::Tokenizer::load(data.tokenizer, data.tokenizer_type, data.vocab_extra_ids).fingerprint();
+    }));
+  const comm::Fact opened = fact_of("data", [&] {
     add_data(data, data.sft || config.dpo.beta > 0, facts);
     return std::string();
   });
-  if (!problem.empty()) facts.push_back({"data", problem});
+  if (opened.is_unread) facts.push_back(opened);
   return facts;
 }
 
@@ -175,21 +181,21 @@ std::string digest_of(std::span<const std::byte> bytes) {
   return concat(bytes.size(), " bytes, XXH3 ", std::hex, XXH3_64bits(bytes.data(), bytes.size()));
 }
 
-std::string digest_of(const fs::path& path) {
-  return fact_of([&] {
+comm::Fact file_fact(const fs::path& path) {
+  return fact_of("file " + path.string(), [&] {
     if (!fs::exists(path)) return std::string("no such file");
     return fs::is_directory(path) ? digest_of_folder(path) : digest_of(MappedFile(path).bytes());
   });
 }
 
-std::string model_digest(const fs::path& folder) {
-  return fact_of([&] {
+comm::Fact model_fact(const std::string& name, const fs::path& folder) {
+  return fact_of(name, [&] {
     if (fs::is_regular_file(folder)) return concat("a file of ", fs::file_size(folder), " bytes");
     if (!fs::is_directory(folder)) return std::string("no such folder");
-    if (!checkpoint::has_checkpoint(folder)) return digest_of(folder) + ", no manifest";
+    if (!checkpoint::has_checkpoint(folder)) return digest_of_folder(folder) + ", no manifest";
     const fs::path found = checkpoint::find_checkpoint(folder);
     const std::string manifest = checkpoint::fingerprint(found);
-    const std::string iteration = fact_of([&] { return concat(checkpoint::read_manifest(found).iteration); });
+    const std::string iteration = text_of([&] { return concat(checkpoint::read_manifest(found).iteration); });
     return concat("iteration ", iteration, ", ", manifest);
   });
 }
@@ -200,15 +206,14 @@ void require_equal_runs(const plan::ResolvedRun& run, const comm::Group& world) 
   comm::require_agreement(world, input_facts(run.config));
   for (const auto& [option, folder] :
        {std::pair{"lora.base ", run.config.lora.base}, {"distill.teacher ", run.config.distill.teacher}})
-    if (!folder.empty()) comm::require_agreement(world, {{option + folder, model_digest(folder)}});
+    if (!folder.empty()) comm::require_agreement(world, {model_fact(option + folder, folder)});
   if (run.config.guard.rerun_interval > 0)  // the same bits come of the same instructions
-    comm::require_agreement(world, {{"what computes, for guard.rerun_interval", fact_of(arithmetic)}});
+    comm::require_agreement(world, {fact_of("what computes, for guard.rerun_interval", arithmetic)});
   // Rank 0 says where the run begins: what `latest` says elsewhere may be older for a while, on a shared file system.
-  const std::string start = comm::gather_texts(world, fact_of([&] { return start_of(run.config); }))[0];
-  if (start.empty())
-    comm::require_agreement(world, {{"checkpoint", fact_of([&] { return start_of(run.config); })}});
-  else
-    comm::require_agreement(world, {{"checkpoint " + start, model_digest(start)}});
+  const comm::Fact own = fact_of("checkpoint", [&] { return start_of(run.config); });
+  const std::string start = comm::gather_texts(world, own.value)[0];
+  comm::require_agreement(
+      world, {start.empty() || (own.is_unread && own.value == start) ? own : model_fact("checkpoint " + start, start)});
 }
 
 }  // namespace megatron::train

@@ -19,19 +19,19 @@ comm::Facts option_facts(const config::Fields& fields);
 comm::Facts recipe_facts(const plan::ResolvedRun& run);
 
 /// The tokenizer and the files that the run trains, validates and tests on, tokens by sampled_digest()
-/// (input_digests.h). What cannot be read is a fact too.
+/// (input_digests.h). Never throws: why something cannot be read is a fact too.
 comm::Facts input_facts(const config::RunConfig& config);
 
 /// "1234 bytes, XXH3 …".
 std::string digest_of(std::span<const std::byte> bytes);
-/// Digest of a file, which is read whole; for a folder, the number and total size of its files and a digest of their
-/// names and contents, of those above 64 MiB by samples of each MiB; where nothing is there, a text that says so. Never
-/// throws.
-std::string digest_of(const std::filesystem::path& path);
+/// "file PATH" and the digest of a file, which is read whole; for a folder, the number and total size of its files and
+/// a digest of their names and contents, of those above 64 MiB by samples of each MiB; where nothing is there, a text
+/// that says so. Never throws.
+comm::Fact file_fact(const std::filesystem::path& path);
 
-/// What two ranks that see the same model in `folder` both get: of a checkpoint its iteration and a digest of its
-/// manifest, of a folder of another program digest_of(). Never throws.
-std::string model_digest(const std::filesystem::path& folder);
+/// The fact `name`, equal on ranks that see the same model in `folder`: of a checkpoint its iteration and a digest of
+/// its manifest, of a folder of another program the digest of file_fact(). Never throws.
+comm::Fact model_fact(const std::string& name, const std::filesystem::path& folder);
 
 /// Throws comm::AgreedError on every rank where two of them were started with different recipes, program versions,
 /// tokenizers or data, or see different checkpoints where rank 0 would resume. Collective over `world`; nothing is
