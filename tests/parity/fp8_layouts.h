@@ -83,7 +83,7 @@ inline std::vector<Layout> fp8_layouts() {
   add(mx, {.tp = 2, .pp = 2, .micro_batch = 2, .gloo = true});
   add(mx, {.tp = 2, .dp = 2, .recompute = "selective", .sharded = true, .full = true});
   add(mx_mixed, {.pp = 2, .vpp = 2, .dp = 2, .schedule = "zb-v"});
-  add(mx_mixed, {.tp = 2, .pp = 2, .sp = true, .t5 = true, .split = 1});
+  add(mx_mixed, {.tp = 2, .pp = 2, .sp = true, .t5 = true, .split = 1, .with = "model.kv_channels=32"});
   add(mx_mixed, {.tp = 2, .pp = 2, .sp = true, .llama = 4, .with = "model.mtp_num_layers=1"});
   add(mx_mixed, {.tp = 2, .dp = 2, .with = "fp8.first_last_layers_bf16=true"});
   add(mx_tokens, {.cp = 2, .llama = 4, .exchange = "p2p"});

@@ -318,7 +318,8 @@ TEST_P(Fp8Held, IsWhatIsPlanned) {
 }
 
 // The numbers of a product have 3 bits of mantissa, of gradients 2: a loss is off by some hundredths of what was
-// learned, and learns as well. Scales that change with each microbatch leave other errors in each.
+// learned, and learns as well. Scales that change with each microbatch leave other errors in each, gradients in E5M2
+// larger ones.
 TEST(Fp8Step, LearnsAsBf16Does) {
   const auto losses = [](const std::string& format, const char* dtype, const std::string& algo) {
     config::RunConfig config = in_eight_bits(1, 1, dtype);
@@ -347,9 +348,9 @@ TEST(Fp8Step, LearnsAsBf16Does) {
                                             {"hybrid", "bf16", "mxfp8"}}) {
     const std::vector<double> fp8 = losses(format, dtype, algo);
     EXPECT_NE(fp8.front(), bf16.front());
+    const bool coarse = format == std::string("hybrid") && algo != std::string("max");
     for (std::size_t i = 0; i < fp8.size(); ++i)
-      EXPECT_NEAR(fp8[i], bf16[i], (algo == std::string("tensorwise") ? 0.15 : 0.1) * learned)
-          << format << ' ' << algo << " step " << i;
+      EXPECT_NEAR(fp8[i], bf16[i], (coarse ? 0.15 : 0.1) * learned) << format << ' ' << algo << " step " << i;
   }
 }
 
