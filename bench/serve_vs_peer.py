@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Tokens per second of `megatron serve` and of llama.cpp's server with the same weights, in turns, with many clients and
-with one:
+"""Tokens per second of `megatron serve` and of llama.cpp's server with the same weights, in turns, with many clients
+and with one:
 
     bench/serve_vs_peer.py --llama-server FILE [MODEL_FOLDER] [--clients 16] [--new-tokens 128] [--rounds 3]
 
@@ -93,7 +93,8 @@ def main():
     folder = options.folder or report.model()
     precisions = options.precisions or (["fp32"] if options.quick else list(PRECISIONS))
     log = blocks_vs_peers.silenced()  # noqa: F841, held until the end
-    result = report.Report("serve-peer", f"Serving texts of {options.new_tokens} tokens, and llama.cpp's server", options)
+    title = f"Serving texts of {options.new_tokens} tokens, and llama.cpp's server"
+    result = report.Report("serve-peer", title, options)
     with tempfile.TemporaryDirectory() as scratch:
         files = files_of(folder, precisions, scratch)
         for precision in precisions:
