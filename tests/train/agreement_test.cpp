@@ -28,6 +28,7 @@ namespace fs = std::filesystem;
 using ::testing::AllOf;
 using ::testing::Each;
 using ::testing::HasSubstr;
+using ::testing::StartsWith;
 
 class Agreement : public ::testing::Test {
  protected:
@@ -197,7 +198,7 @@ TEST_F(Agreement, AFileThatOneRankCannotReadEndsAllWithItsReason) {
   auto options = config();
   options.data.data_path = {"text"};
   EXPECT_THAT(on_machines(options),
-              Each(AllOf(testing::StartsWith("rank 1: "), HasSubstr("text.bin: No such file or directory\n  fix: "))));
+              Each(AllOf(StartsWith("rank 1: "), HasSubstr("text.bin: No such file or directory\n  fix: "))));
 }
 
 TEST_F(Agreement, RankZeroSaysWhereTheRunResumes) {
@@ -209,7 +210,7 @@ TEST_F(Agreement, RankZeroSaysWhereTheRunResumes) {
   const fs::path checkpoints = folder_.path() / "run/checkpoints";
   EXPECT_THAT(model_fact("model", checkpoints).value, HasSubstr("iteration 6, a manifest of "));
   EXPECT_EQ(model_fact("model", checkpoints).value, model_fact("model", checkpoints / "iter_0000006").value);
-  EXPECT_EQ(model_digest(folder_.path() / "nowhere"), "no such folder");
+  EXPECT_EQ(model_fact("model", folder_.path() / "nowhere").value, "no such folder");
   EXPECT_THAT(said(
                   options, [](auto&) {}, require_equal_runs),
               Each(std::string()));
