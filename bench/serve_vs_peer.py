@@ -8,6 +8,7 @@ Both serve on two threads and have room for the texts of all clients, which ask 
 program `llama-server`; without the option the one in PATH is taken. The source package of llama-cpp-python holds its
 sources: cmake -S vendor/llama.cpp -B build -DLLAMA_CURL=OFF -DLLAMA_OPENSSL=OFF; cmake --build build --target
 llama-server."""
+import contextlib
 import pathlib
 import shutil
 import socket
@@ -15,7 +16,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
 import urllib.request
 
 import blocks_vs_peers
@@ -48,10 +48,11 @@ class LlamaServer(Server):
             try:
                 urllib.request.urlopen(f"http://{self.host}:{self.port}/health", timeout=10)
                 return
-            except (urllib.error.URLError, ConnectionError):  # it is loading
+            except OSError:  # it is loading
                 if self.process.poll() is not None:
                     raise RuntimeError(f"{program}: exit code {self.process.returncode}") from None
                 time.sleep(0.2)
+        self.close()
         raise RuntimeError(f"{program} does not answer")
 
     def close(self, code=0):
@@ -98,9 +99,11 @@ def main():
     with tempfile.TemporaryDirectory() as scratch:
         files = files_of(folder, precisions, scratch)
         for precision in precisions:
-            servers = {"ours": Server(folder, *PRECISIONS[precision][0], "--threads-per-rank", THREADS),
-                       "theirs": LlamaServer(options.llama_server, files[precision], options)}
-            try:
+            with contextlib.ExitStack() as running:
+                servers = {"ours": Server(folder, *PRECISIONS[precision][0], "--threads-per-rank", THREADS)}
+                running.callback(servers["ours"].close)
+                servers["theirs"] = LlamaServer(options.llama_server, files[precision], options)
+                running.callback(servers["theirs"].close)
                 rates = {(name, clients): [] for name in servers for clients in (1, options.clients)}
                 for server in servers.values():
                     serve_load.measure(server, 1, options)  # not counted
@@ -108,9 +111,6 @@ def main():
                     for name, clients in rates:
                         row = serve_load.measure(servers[name], clients, options)
                         rates[name, clients].append(row["tokens_per_s"])
-            finally:
-                for server in servers.values():
-                    server.close()
             for clients in (options.clients, 1):
                 result.add(f"{pathlib.Path(folder).name}, {precision}, {clients} client{'s' * (clients > 1)}",
                            rates["ours", clients], "tokens/s", rates["theirs", clients], "llama.cpp's server",

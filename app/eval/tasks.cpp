@@ -146,6 +146,7 @@ int eval_task(const std::string& job, const Args& args) {
   facts.push_back(train::file_fact(flags.data));
   const auto score = [&](const comm::Group& world, at::Device device) {
     train::Engine engine(work.model.run, world, device);
+    run::keep_copies(work.model, engine.parameters);
     finetune::load_weights(flags.load, engine, work.model.run);
     world.barrier();  // all have read their weights
     const Stopwatch since_start;

@@ -273,6 +273,7 @@ int run_chat(const Args& args) {
   run::keep_adapter(model, flags.adapter, "chat");
   const text::ChatTemplate chat = chat_template_of(flags);
   const plan::CachePool cache = conversation_pool(model.run);
+  run::check_memory(model, {.bytes = cache.bytes, .what = "keys and values", .fix = "a machine with more memory"});
   kernels::install_caching_allocator();
   std::signal(SIGINT, [](int) {
     if (interrupted.exchange(true)) std::_Exit(130);  // a second time, while nothing is written

@@ -276,10 +276,13 @@ int run_serve(const Args& args) {
   ServeFlags flags = serve_flags(args);
   const Plan plan = planned(flags);
   kernels::install_caching_allocator();
-  run::stop_on_signals();
+  const auto place = comm::place_from(comm::process_environment());
+  const bool meets = place && place->world_size > 1;  // while a rank waits for others a signal ends it
+  if (!meets) run::stop_on_signals();
   return run::run_on_ranks(
-      plan.model.run, comm::place_from(comm::process_environment()),
+      plan.model.run, place,
       [&](const comm::Group& world, at::Device device) {
+        if (meets) run::stop_on_signals();
         const run::RankModel rank = run::load_rank(plan.model, world, device, plan.positions);
         if (plan.pooling) {
           serve_embeddings(plan, rank, world, device);

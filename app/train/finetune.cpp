@@ -323,10 +323,12 @@ int run_finetune(const Args& args) {
     for (const std::string& message : job.messages) write_line(stderr, message);
   };
   kernels::install_caching_allocator();
-  if (!starts) run::stop_on_signals();
+  const bool meets = place && place->world_size > 1;  // while a rank waits for others a signal ends it
+  if (!starts && !meets) run::stop_on_signals();
   return run::run_on_ranks(
       job.run, place,
       [&](const comm::Group& world, at::Device device) {
+        if (meets) run::stop_on_signals();
         run::check_gpu_memory(job.run, world, device, plan::Holding::Training);
         comm::run_together(
             world, world.rank() == 0 ? std::function<void()>(begin) : [] {});

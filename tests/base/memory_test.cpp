@@ -31,6 +31,7 @@ class Machine {
     std::ofstream(folder_.path() / name) << text;
   }
   std::uint64_t bytes() const { return machine_memory(folder_.path())->bytes; }
+  std::uint64_t without_swap() const { return machine_memory(folder_.path())->without_swap; }
   std::string limit() const { return machine_memory(folder_.path())->limit; }
   const fs::path& path() const { return folder_.path(); }
 
@@ -41,6 +42,7 @@ class Machine {
 TEST(MachineMemory, IsWhatTheSystemCanFreeWithSwap) {
   const Machine machine;
   EXPECT_EQ(machine.bytes(), 51000u * 1024);
+  EXPECT_EQ(machine.without_swap(), 50000u * 1024);
   EXPECT_THAT(machine.limit(), HasSubstr("free"));
   fs::remove(machine.path() / "proc/meminfo");
   EXPECT_FALSE(machine_memory(machine.path()).has_value());
@@ -56,6 +58,7 @@ TEST(MachineMemory, IsBoundByTheGroupsOfVersion2UpToTheRoot) {
   machine.write("sys/fs/cgroup/job/memory.current", "700000\n");
   machine.write("sys/fs/cgroup/job/memory.stat", "anon 100\nfile 300000\ninactive_file 200000\n");
   EXPECT_EQ(machine.bytes(), 500000u) << "a file's cache is given back";
+  EXPECT_EQ(machine.without_swap(), 500000u);
   EXPECT_THAT(machine.limit(), HasSubstr("control group, 1000000 bytes"));
   machine.write("sys/fs/cgroup/job/memory.current", "2000000\n");
   EXPECT_EQ(machine.bytes(), 0u);

@@ -67,12 +67,25 @@ TEST(MemoryFit, OfWeightsThatStayCountsOneCopyOfEachMatrixThatIsMultiplied) {
     EXPECT_EQ(with(true, "avx512_bf16") - with(false, "avx512_bf16"), copies);
     EXPECT_EQ(with(true, "avx2"), with(false, "avx2"));
     EXPECT_EQ(with(false, "amx"), with(false, "avx2"));
-    const MachineMemory enough{static_cast<std::uint64_t>(with(true, "amx")), ""}, less{enough.bytes - 1, ""};
     const Holding holding{.what = Holding::What::Weights, .copies = true};
-    EXPECT_TRUE(fits_memory(run, all, holding, enough, "amx"));
-    EXPECT_FALSE(fits_memory(run, all, holding, less, "amx"));
-    EXPECT_FALSE(fits_memory(run, all, holding, enough, "amx", {.bytes = 100}));
+    const auto needed = static_cast<std::uint64_t>(with(true, "amx"));
+    const auto fits = [&](std::uint64_t memory, std::int64_t besides) {
+      const MachineMemory machine{.bytes = 100 * needed, .limit = "", .without_swap = memory};
+      return fits_amply(run, all, holding, machine, "amx", {.bytes = besides});
+    };
+    EXPECT_TRUE(fits(needed + needed / 7 + 8, 0));
+    EXPECT_FALSE(fits(needed + needed / 7 - 16, 0)) << "an eighth is left";
+    EXPECT_FALSE(fits(needed + needed / 7 + 8, 100));
   }
+}
+
+TEST(MemoryFit, OfWordsThatAreOnlyLookedUpCountsNoCopy) {
+  ResolvedRun tied = run_of(1, 1, 1);
+  tied.config.train.dtype = "bf16";
+  config::RunConfig config = tied.config;
+  config.model.untie_embeddings_and_output_weights = true;
+  const ResolvedRun untied = resolve(config);
+  EXPECT_EQ(forward_copy_bytes(untied, 0, 0, "amx"), forward_copy_bytes(tied, 0, 0, "amx"));
 }
 
 TEST(MemoryFit, RefusesOneByteTooMuch) {

@@ -71,13 +71,14 @@ std::vector<std::int64_t> gather_number(const Group& group, std::int64_t number)
   return {all.const_data_ptr<std::int64_t>(), all.const_data_ptr<std::int64_t>() + all.numel()};
 }
 
-constexpr char kUnread = '!';  // before the name of such a fact: no name begins with it
+// Before the name of a fact that is unread, by what is wrong with the command or not: no name begins with them.
+constexpr char kUnreadOfConfig = '!', kUnread = '?';
 
 // A text of pairs, each part ended by a NUL: neither options nor their values hold one.
 std::string to_text(const Facts& facts) {
   std::string text;
   for (const Fact& fact : facts) {
-    if (fact.is_unread) text += kUnread;
+    if (fact.is_unread) text += fact.is_config ? kUnreadOfConfig : kUnread;
     text += std::string(fact.name.c_str()) + '\0' + fact.value.c_str() + '\0';
   }
   return text;
@@ -89,8 +90,9 @@ Facts facts_of(const std::string& text) {
   for (std::size_t begin = 0, end = 0; (end = text.find('\0', begin)) != std::string::npos; begin = end + 1)
     parts.push_back(text.substr(begin, end - begin));
   for (std::size_t i = 0; i + 1 < parts.size(); i += 2) {
-    const bool is_unread = parts[i].starts_with(kUnread);
-    facts.push_back({parts[i].substr(is_unread ? 1 : 0), parts[i + 1], is_unread});
+    const bool is_config = !parts[i].starts_with(kUnread),
+               is_unread = !is_config || parts[i].starts_with(kUnreadOfConfig);
+    facts.push_back({parts[i].substr(is_unread ? 1 : 0), parts[i + 1], is_unread, is_config});
   }
   return facts;
 }
@@ -191,8 +193,10 @@ void part(const Group& group) {
   for (const std::string& text : texts) {
     facts.push_back(facts_of(text));
     Problem& problem = problems.emplace_back();
-    for (const Fact& fact : facts.back())
+    for (const Fact& fact : facts.back()) {
       if (fact.is_unread) problem.text += (problem.text.empty() ? "" : "\n") + fact.value;
+      problem.is_config = problem.is_config && fact.is_config;
+    }
   }
   throw_problems(problems);
   throw AgreedError(rule_got_fix(

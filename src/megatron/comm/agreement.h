@@ -17,6 +17,7 @@ namespace megatron::comm {
 struct Fact {
   std::string name, value;
   bool is_unread = false;  ///< `value` says why this rank cannot read what the fact is of
+  bool is_config = true;   ///< of one that is unread: Problem::is_config
 };
 using Facts = std::vector<Fact>;
 

@@ -18,6 +18,7 @@
 #include "megatron/comm/processes/c10d_run_store.h"
 #include "megatron/comm/processes/c10d_store.h"
 #include "megatron/comm/processes/peer_watch.h"
+#include "megatron/comm/processes/refusal.h"
 #include "megatron/comm/threads/unwinding.h"
 
 // Part of the CUDA plugin: NCCL behind our interface. See cuda_plugin.h.
@@ -287,8 +288,11 @@ extern "C" __attribute__((visibility("default"))) megatron::comm::Backend* megat
   setenv("TORCH_NCCL_ENABLE_MONITORING", "0", 0);
   c10::cuda::set_device(static_cast<c10::DeviceIndex>(gpu));
   const std::chrono::milliseconds timeout(timeout_ms);
-  auto world = std::make_shared<NcclWorld>(connect_store(*place, timeout), *place, gpu, timeout);
-  std::vector<int> everybody(static_cast<std::size_t>(place->world_size));
-  std::iota(everybody.begin(), everybody.end(), 0);
-  return new NcclBackend(std::move(world), "world", std::move(everybody));
+  const auto store = connect_store(*place, timeout);
+  return as_part_of_meeting([&]() -> Backend* {
+    auto world = std::make_shared<NcclWorld>(store, *place, gpu, timeout);
+    std::vector<int> everybody(static_cast<std::size_t>(place->world_size));
+    std::iota(everybody.begin(), everybody.end(), 0);
+    return new NcclBackend(std::move(world), "world", std::move(everybody));
+  });
 }

@@ -70,11 +70,11 @@ void check_memory(const plan::ResolvedRun& run, const std::optional<comm::Launch
     plan::check_memory(run, ranks_here(run, place), holding, *machine, kernels::instruction_set(), besides);
 }
 
-bool fits_memory(const plan::ResolvedRun& run, const std::optional<comm::LaunchedRank>& place, plan::Holding holding,
-                 const plan::Besides& besides) {
+bool fits_amply(const plan::ResolvedRun& run, const std::optional<comm::LaunchedRank>& place, plan::Holding holding,
+                const plan::Besides& besides) {
   const auto machine = machine_memory();
   return run.config.parallel.device != "cuda" && machine &&
-         plan::fits_memory(run, ranks_here(run, place), holding, *machine, kernels::instruction_set(), besides);
+         plan::fits_amply(run, ranks_here(run, place), holding, *machine, kernels::instruction_set(), besides);
 }
 
 void check_gpu_memory(const plan::ResolvedRun& run, const comm::Group& world, at::Device device, plan::Holding holding,

@@ -21,10 +21,10 @@ namespace megatron::run {
 void check_memory(const plan::ResolvedRun& run, const std::optional<comm::LaunchedRank>& place, plan::Holding holding,
                   const plan::Besides& besides = {});
 
-/// Whether that fits, with `besides`; also asked by other ranks of the machine than the first. False on GPUs, and where
-/// the system does not tell what it has.
-bool fits_memory(const plan::ResolvedRun& run, const std::optional<comm::LaunchedRank>& place, plan::Holding holding,
-                 const plan::Besides& besides);
+/// Whether that fits amply (plan::fits_amply()); also asked by other ranks of the machine than the first. False on
+/// GPUs, and where the system does not tell what it has.
+bool fits_amply(const plan::ResolvedRun& run, const std::optional<comm::LaunchedRank>& place, plan::Holding holding,
+                const plan::Besides& besides);
 
 /// Compares what each rank will hold with the memory of its GPU, `device`, when the ranks have met and before they take
 /// memory. Where one of them lacks memory all throw what plan::check_gpu_memory() does, as comm::run_together().

@@ -56,7 +56,7 @@ std::chrono::milliseconds patience_with_peers(const std::vector<std::string>& co
                                                           : "";
     double timeout = 0;
     std::from_chars(value.data(), value.data() + value.size(), timeout);  // 0 stays where it is no number
-    if (timeout > 0) seconds = timeout;
+    if (timeout > 0) seconds = std::min(timeout, 1e7);                    // the most that a recipe may name
   }
   return std::chrono::milliseconds(static_cast<std::int64_t>(1000 * seconds));
 }

@@ -76,8 +76,13 @@ void check_memory(TrainedModel& model, plan::Besides besides) {
   const auto place = comm::place_from(comm::process_environment());
   besides.bytes += model.kept_bytes;
   model.keeps_copies = true;
-  model.keeps_copies = fits_memory(model.run, place, model.holding(), besides);
+  model.keeps_copies = fits_amply(model.run, place, model.holding(), besides);
   check_memory(model.run, place, model.holding(), besides);
+}
+
+void keep_copies(const TrainedModel& model, const parallel::ParameterStore& parameters) {
+  for (const parallel::ParameterPtr& parameter : parameters.all())
+    parameter->packed.keep(model.keeps_copies ? kernels::WeightCopies::All : kernels::WeightCopies::None);
 }
 
 TrainedModel open_trained_model(const ModelFlags& flags, const char* job, recipe::Writes writes) {
@@ -172,8 +177,7 @@ RankModel load_rank(const TrainedModel& model, const comm::Group& world, at::Dev
     if (drawn) return;
     generate::load_weights(model.folder, parameters, run.shape, /*strict=*/!model.without_heads);
   });
-  for (const parallel::ParameterPtr& parameter : parameters.all())
-    parameter->packed.keep(model.keeps_copies ? kernels::WeightCopies::All : kernels::WeightCopies::None);
+  keep_copies(model, parameters);
   model::TransformerOptions options = model::transformer_options(run.config, run.shape);
   options.experts = context.experts();
   if (plan::roles_of(run).split_otherwise()) options.expert_slices = context.expert_slices().size();

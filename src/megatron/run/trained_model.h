@@ -41,9 +41,12 @@ struct TrainedModel {
 };
 
 /// Throws ConfigError where the weights, the adapters and `besides` do not fit into this machine's memory, as
-/// run::check_memory(). Where copies of the weights in the processor's order fit beside them, products keep these from
-/// now on; else they make none, and take longer.
+/// run::check_memory(). Where copies of the weights in the processor's order fit amply beside them, products keep these
+/// from now on; else they make none, and take longer.
 void check_memory(TrainedModel& model, plan::Besides besides = {});
+
+/// Has products keep the copies of these weights that check_memory() has found room for, or none.
+void keep_copies(const TrainedModel& model, const parallel::ParameterStore& parameters);
 
 /// Reads what `flags` name, weights left out. Throws ConfigError that begins with `job` where nothing is named, and for
 /// whatever is wrong with the folder or the layout. `writes`: what the job needs the model for.

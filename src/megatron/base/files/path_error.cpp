@@ -28,7 +28,7 @@ bool changes_something(const std::string& action) {
   return std::ranges::any_of(kChanges, [&](const char* word) { return action.find(word) != std::string::npos; });
 }
 
-/// A path may have 4096 bytes: its beginning says which it is.
+/// In a fix: a path may have 4096 bytes, and its beginning says which it is. Of what was got rule_got_fix() cuts it.
 std::string shown(const fs::path& path) {
   constexpr std::size_t kShown = 300;
   const std::string text = path.string();
@@ -51,7 +51,7 @@ std::string permission_denied(const fs::filesystem_error& error, const std::stri
   const std::string whose = closed.empty() ? shown(error.path1()) : shown(closed);
   return rule_got_fix(
       "A path must be open to the user who runs the job.",
-      closed.empty() || closed == error.path1() ? got : concat(got, " (", shown(closed), " may not be entered)"),
+      closed.empty() || closed == error.path1() ? got : concat(got, " (", closed.string(), " may not be entered)"),
       concat("let this user into ", whose, " (chmod, setfacl), or name another path"));
 }
 
@@ -59,10 +59,10 @@ std::string permission_denied(const fs::filesystem_error& error, const std::stri
 
 std::string path_error(const fs::filesystem_error& error) {
   if (error.path1().empty()) return error.what();
-  const std::string action = action_of(error), reason = error.code().message(), path = shown(error.path1());
+  const std::string action = action_of(error), reason = error.code().message(), path = error.path1().string();
   const bool changes = changes_something(action);
   const std::string got =
-      changes ? concat(action, " ", path, error.path2().empty() ? "" : " to " + shown(error.path2()), ": ", reason)
+      changes ? concat(action, " ", path, error.path2().empty() ? "" : " to " + error.path2().string(), ": ", reason)
               : concat(path, ": ", reason);
   switch (error.code().value()) {
     case EACCES:

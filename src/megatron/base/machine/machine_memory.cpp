@@ -50,7 +50,9 @@ void bound_by_groups(const fs::path& root, const GroupFiles& files, std::string 
     if (limit && used) {
       const std::uint64_t cache = std::min(*used, number_in(folder / "memory.stat", files.cache).value_or(0));
       const std::uint64_t held = *used - cache, left = *limit > held ? *limit - held : 0;
-      if (left < memory.bytes) memory = {left, concat("the memory limit of the control group, ", *limit, " bytes")};
+      if (left < memory.bytes)
+        memory = {left, concat("the memory limit of the control group, ", *limit, " bytes"),
+                  std::min(left, memory.without_swap)};
     }
     if (path == path.parent_path()) return;
   }
@@ -63,7 +65,7 @@ std::optional<MachineMemory> machine_memory(const fs::path& root) {
   const auto available = number_in(root / "proc/meminfo", "MemAvailable");
   if (!available) return std::nullopt;
   const std::uint64_t swap = number_in(root / "proc/meminfo", "SwapFree").value_or(0);
-  MachineMemory memory{(*available + swap) * kKilobyte, "the memory and swap that are free"};
+  MachineMemory memory{(*available + swap) * kKilobyte, "the memory and swap that are free", *available * kKilobyte};
   std::ifstream groups(root / "proc/self/cgroup");
   for (std::string line; std::getline(groups, line);) {  // "0::/path", or "4:memory:/path" of version 1
     const std::size_t first = line.find(':'), second = line.find(':', first + 1);

@@ -10,6 +10,7 @@ namespace megatron {
 struct MachineMemory {
   std::uint64_t bytes = 0;
   std::string limit;  ///< what bounds it: "free memory and swap", "the limit of the control group …"
+  std::uint64_t without_swap = 0;
 };
 
 /// The least of: what the system has free or can make free (MemAvailable) and free swap; what each control group of

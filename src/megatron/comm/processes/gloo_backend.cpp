@@ -28,6 +28,7 @@
 #include "megatron/comm/processes/c10d_store.h"
 #include "megatron/comm/processes/gloo_address.h"
 #include "megatron/comm/processes/peer_watch.h"
+#include "megatron/comm/processes/refusal.h"
 #include "megatron/comm/threads/rank_threads.h"
 #include "megatron/comm/threads/unwinding.h"
 
@@ -450,8 +451,12 @@ Group join_gloo(const LaunchedRank& place, milliseconds timeout) {
   const auto device = place.interface.empty()
                           ? c10d::ProcessGroupGloo::createDeviceForHostname(address_towards(place.address, place.port))
                           : c10d::ProcessGroupGloo::createDeviceForInterface(place.interface);
-  return join_world(connect_store(place, timeout), RunKey(secret_of(place)), device, place.rank, place.world_size,
-                    place.rank == 0 && !place.store_is_kept, timeout);
+  const RunKey key(secret_of(place));
+  const auto store = connect_store(place, timeout);
+  return as_part_of_meeting([&] {
+    return join_world(store, key, device, place.rank, place.world_size, place.rank == 0 && !place.store_is_kept,
+                      timeout);
+  });
 }
 
 void run_gloo_ranks(int size, const std::function<void(Group)>& body, const LocalOptions& options) {

@@ -380,7 +380,8 @@ std::int64_t forward_copy_bytes(const ResolvedRun& run, int tp_rank, int pp_rank
   std::int64_t bytes = 0;
   for (const ParameterSpec& spec : model_parameters(run.shape, config.parallel.tp, tp_rank, parts,
                                                     {.ep = ep, .etp = etp, .etp_rank = tp_rank % etp})) {
-    const bool looked_up = spec.is_word_matrix() ? !has_output : spec.name.starts_with("embedding.");
+    const bool multiplies_words = has_output && (run.shape.tied_output || spec.name != kWordEmbedding);
+    const bool looked_up = spec.is_word_matrix() ? !multiplies_words : spec.name.starts_with("embedding.");
     if (!looked_up && spec.shape.size() >= 2) bytes += packed_copy_bytes(config.train, spec);
   }
   return bytes;

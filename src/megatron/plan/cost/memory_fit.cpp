@@ -121,11 +121,11 @@ std::int64_t bytes_of_largest_rank(const ResolvedRun& run) { return largest_memo
 
 }  // namespace
 
-bool fits_memory(const ResolvedRun& run, LocalRanks ranks, Holding holding, const MachineMemory& machine,
-                 std::string_view instruction_set, const Besides& besides) {
+bool fits_amply(const ResolvedRun& run, LocalRanks ranks, Holding holding, const MachineMemory& machine,
+                std::string_view instruction_set, const Besides& besides) {
   const std::int64_t bytes =
       bytes_of_ranks(run, ranks, holding, instruction_set) + share_of(ranks, besides.bytes, run.grid.world_size());
-  return static_cast<std::uint64_t>(bytes) <= machine.bytes;
+  return static_cast<std::uint64_t>(bytes) <= machine.without_swap / 8 * 7;
 }
 
 void check_memory(const ResolvedRun& run, LocalRanks ranks, Holding holding, const MachineMemory& machine,

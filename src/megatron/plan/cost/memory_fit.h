@@ -47,9 +47,10 @@ MemoryPlan memory_of_rank(const ResolvedRun& run, int rank, std::string_view ins
 std::int64_t bytes_of_ranks(const ResolvedRun& run, LocalRanks ranks, Holding holding,
                             std::string_view instruction_set = {});
 
-/// Whether the ranks fit into what the machine has left, with `besides`.
-bool fits_memory(const ResolvedRun& run, LocalRanks ranks, Holding holding, const MachineMemory& machine,
-                 std::string_view instruction_set = {}, const Besides& besides = {});
+/// Whether the ranks, with `besides`, fit into 7/8 of what the machine has left without swap: the rest is for what is
+/// not counted.
+bool fits_amply(const ResolvedRun& run, LocalRanks ranks, Holding holding, const MachineMemory& machine,
+                std::string_view instruction_set = {}, const Besides& besides = {});
 
 /// Throws ConfigError where they are more than the machine has left, with options that would fit (memory_options.h).
 /// What is not counted (workspaces, the program itself) is small compared with the excess of a plan that is too large

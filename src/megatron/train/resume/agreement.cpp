@@ -40,7 +40,8 @@ comm::Fact fact_of(const std::string& name, const Look& look) {
   try {
     return {name, look()};
   } catch (const std::exception& error) {
-    return {name, message_of(error), /*is_unread=*/true};
+    const comm::Problem problem = comm::problem_of(error);
+    return {name, problem.text, /*is_unread=*/true, problem.is_config};
   }
 }
 

@@ -102,13 +102,23 @@ void try_run_folders(const config::RunConfig& config) {
 }
 
 void try_to_save(const config::RunConfig& config, int rank) {
-  fs::path folder = whole(save_folder(config));
+  if (config.checkpoint.save_interval < 0) return;
+  const fs::path wanted = whole(save_folder(config));
+  fs::path folder = wanted;
   while (is_missing(folder)) folder = folder.parent_path();
   std::error_code error;
   if (!fs::is_directory(folder, error)) return;  // it is in the way of rank 0, which makes the folder
-  AtomicFile file(folder / concat(".trial-rank_", rank));
-  file.write("what a disk that is full does not take");
-  file.flush();
+  try {
+    AtomicFile file(folder / concat(".trial-rank_", rank));
+    file.write("what a disk that is full does not take");
+    file.flush();
+  } catch (const ConfigError& refused) {
+    const std::string reason = refused.what();
+    const std::size_t got = reason.find("got:  ");
+    const std::string why =
+        got == std::string::npos ? reason : reason.substr(got + 6, reason.find('\n', got) - got - 6);
+    throw ConfigError(rule_got_fix(concat("Every rank must be able to save in ", wanted.string(), "."), why, kFix));
+  }
 }
 
 RunFolders::RunFolders(const config::RunConfig& config) {
