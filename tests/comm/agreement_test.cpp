@@ -107,6 +107,9 @@ TEST_P(Agreement, AFactThatARankCannotReadEndsAllWithItsReason) {
       << "whole, and not as a value that differs";
   EXPECT_THAT(said(2, [&](const Group& world) { require_agreement(world, facts_of(true)); }), Each(std::string()))
       << "who reads the file says what all have";
+  const Facts failed = {{"file text.idx", "Input/output error", /*is_unread=*/true, /*is_config=*/false}};
+  EXPECT_THAT(said(2, [&](const Group& world) { require_agreement(world, world.rank() == 1 ? failed : Facts()); }),
+              Each(std::string("agreed failure: rank 1: Input/output error")));
 }
 
 TEST_P(Agreement, WorkThatFailsOnOneRankFailsOnAll) {

@@ -112,6 +112,13 @@ TEST(RefusalOfARank, WithoutAStoreIsAPeerError) {
   EXPECT_THROW(refuse_to_meet(place, kWrongFile, milliseconds(300)), PeerError);
 }
 
+TEST(Meeting, WhatFailsInItIsNotTold) {
+  EXPECT_THROW(as_part_of_meeting([]() -> int { throw std::bad_alloc(); }), PeerError);
+  EXPECT_THROW(as_part_of_meeting([]() -> int { throw ConfigError("wrong"); }), PeerError);
+  EXPECT_THROW(as_part_of_meeting([]() -> int { throw AgreedError("wrong"); }), AgreedError);
+  EXPECT_EQ(as_part_of_meeting([] { return 3; }), 3);
+}
+
 TEST(Problem, IsOfTheCommandOrOfTheMachine) {
   EXPECT_TRUE(problem_of(ConfigError("wrong")).is_config);
   EXPECT_FALSE(problem_of(std::runtime_error("failed")).is_config);
