@@ -120,6 +120,18 @@ TEST_F(ChosenIterationTest, GoesBackInARunsOwnFolderOnce) {
   EXPECT_EQ(train(config(), 0), 4);
 }
 
+TEST_F(ChosenIterationTest, IsNotNeededOnceTheRunHasSavedSince) {
+  train(config(), 4);
+  EXPECT_EQ(train(starting_at(2, "run"), 1), 2);
+  fs::remove_all(iteration(2));  // as checkpoint.keep_last does
+  EXPECT_EQ(train(starting_at(2, "run"), 0), 3) << "the same command resumes";
+  config::RunConfig evaluating = starting_at(2, "run");
+  evaluating.train.skip_train = true;
+  EXPECT_THAT(refusal(evaluating), HasSubstr("/run: 1, 3, 4\n"));
+  fs::remove_all(iteration(1));
+  EXPECT_THAT(refusal(starting_at(1, "run")), HasSubstr("/run: 3, 4\n")) << "no run has started from that";
+}
+
 TEST_F(ChosenIterationTest, MayHaveAnotherNumberOnce) {
   train(config(), 3);
   config::RunConfig options = starting_at(3, "other");

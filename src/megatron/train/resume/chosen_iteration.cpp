@@ -22,6 +22,20 @@ bool is_own(const config::RunConfig& config, const fs::path& folder) {
   return fs::equivalent(folder, own, absent) || fs::equivalent(folder / "checkpoints", own, absent);
 }
 
+/// checkpoint.ckpt_step of the run that saved the newest checkpoint in `own` that can be read; nothing where there is
+/// none before `until`.
+std::optional<std::int64_t> newest_start(const fs::path& own, const fs::path& until = {}) {
+  std::error_code absent;
+  for (const fs::path& newest : checkpoint::candidates(own)) {
+    if (fs::equivalent(newest, until, absent)) return std::nullopt;
+    try {
+      return checkpoint::saved_recipe(newest).checkpoint.ckpt_step;
+    } catch (const std::exception&) {  // damaged: the run would resume from the one before
+    }
+  }
+  return std::nullopt;
+}
+
 [[noreturn]] void fail_for_absent(const fs::path& load, std::int64_t wanted) {
   std::vector<std::int64_t> there;
   for (const fs::path& place : {load, load / "checkpoints"})
@@ -52,6 +66,7 @@ void name_chosen_iteration(config::RunConfig& config) {
       options.load = (place / name).string();
       return;
     }
+  if (!config.train.skip_train && newest_start(save_folder(config)) == options.ckpt_step) return;
   fail_for_absent(load, options.ckpt_step);
 }
 
@@ -64,15 +79,9 @@ std::optional<fs::path> own_checkpoint_to_go_back_to(const config::RunConfig& co
       !fs::equivalent(load.parent_path(), own, absent))
     return std::nullopt;
   if (config.train.skip_train) return load;
-  for (const fs::path& newest : checkpoint::candidates(own)) {
-    if (fs::equivalent(newest, load, absent)) return std::nullopt;
-    try {
-      if (checkpoint::saved_recipe(newest).checkpoint.ckpt_step == options.ckpt_step) return std::nullopt;
-      return load;
-    } catch (const std::exception&) {  // damaged: the run would resume from the one before
-    }
-  }
-  return std::nullopt;
+  const auto start = newest_start(own, load);
+  if (!start || *start == options.ckpt_step) return std::nullopt;
+  return load;
 }
 
 bool renumbers(const config::RunConfig& config, const fs::path& checkpoint, bool is_own) {
