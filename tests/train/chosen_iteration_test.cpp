@@ -132,6 +132,19 @@ TEST_F(ChosenIterationTest, IsNotNeededOnceTheRunHasSavedSince) {
   EXPECT_THAT(refusal(starting_at(1, "run")), HasSubstr("/run: 3, 4\n")) << "no run has started from that";
 }
 
+TEST_F(ChosenIterationTest, IsNoneOfAnotherProgramWhereTheRunHasSavedSince) {
+  train(config(), 3);
+  fs::remove_all(iteration(1));
+  fs::create_directories(iteration(1) / "mp_rank_00");
+  EXPECT_THAT(refusal(starting_at(1, "run")),
+              HasSubstr("another program has\n  fix:  save elsewhere, to begin from it: "
+                        "--train.out FOLDER"));
+  config::RunConfig options = starting_at(1, "elsewhere");
+  options.checkpoint.save = options.checkpoint.load = iteration(1).parent_path().string();
+  EXPECT_THAT(refusal(options), HasSubstr(": --save FOLDER"));
+  EXPECT_EQ(refusal(starting_at(1, "other")), "");
+}
+
 TEST_F(ChosenIterationTest, MayHaveAnotherNumberOnce) {
   train(config(), 3);
   config::RunConfig options = starting_at(3, "other");

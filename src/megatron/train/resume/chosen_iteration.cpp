@@ -8,6 +8,7 @@
 #include "megatron/base/error.h"
 #include "megatron/checkpoint/files/folder.h"
 #include "megatron/checkpoint/model_state.h"
+#include "megatron/interchange/weights.h"
 #include "megatron/train/inputs.h"
 
 namespace megatron::train {
@@ -52,6 +53,20 @@ std::optional<std::int64_t> newest_start(const fs::path& own, const fs::path& un
                                  concat(wanted, "; in ", load.string(), ": ", names.empty() ? "none" : names), fix));
 }
 
+/// How the run saves in another folder.
+std::string elsewhere(const config::RunConfig& config) {
+  return config.checkpoint.save.empty() ? "--train.out FOLDER" : "--save FOLDER";
+}
+
+/// In a folder where this program has saved since, Megatron-LM's iterations are no checkpoints of the run's own.
+void require_native(const config::RunConfig& config) {
+  const auto back = own_checkpoint_to_go_back_to(config);
+  if (back && has_own_checkpoint(config) && interchange::is_foreign(*back))
+    throw ConfigError(rule_got_fix("A run goes back to checkpoints that this program has saved.",
+                                   back->string() + ", which another program has",
+                                   concat("save elsewhere, to begin from it: ", elsewhere(config))));
+}
+
 }  // namespace
 
 void name_chosen_iteration(config::RunConfig& config) {
@@ -59,12 +74,12 @@ void name_chosen_iteration(config::RunConfig& config) {
   if (options.ckpt_step <= 0 || options.load.empty()) return;
   const fs::path load = (fs::path(options.load) / "").parent_path();  // without a slash at its end
   const std::string name = checkpoint::iteration_name(options.ckpt_step);
-  if (load.filename() == name) return;
+  if (load.filename() == name) return require_native(config);
   if (has_own_checkpoint(config) && !is_own(config, load)) return;
   for (const fs::path& place : {load, load / "checkpoints"})
     if (fs::is_directory(place / name)) {
       options.load = (place / name).string();
-      return;
+      return require_native(config);
     }
   if (!config.train.skip_train && newest_start(save_folder(config)) == options.ckpt_step) return;
   fail_for_absent(load, options.ckpt_step);

@@ -10,7 +10,8 @@ namespace megatron::train {
 /// Lets checkpoint.load name the checkpoint of iteration checkpoint.ckpt_step in that folder, of this program or of
 /// Megatron-LM; as it is where ckpt_step is 0, the run resumes from checkpoints of its own elsewhere, or it has gone
 /// there before and that checkpoint is no longer kept. Called before anything else asks where the run starts. Throws
-/// ConfigError, which lists the iterations that are there, where that one is not.
+/// ConfigError, which lists the iterations that are there, where that one is not, and for one of another program in a
+/// folder where this one has saved since.
 void name_chosen_iteration(config::RunConfig& config);
 
 /// Where checkpoint.load names a checkpoint of the run's own that is not its newest, by ckpt_step: that one. Nothing
