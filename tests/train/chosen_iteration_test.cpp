@@ -60,6 +60,15 @@ class ChosenIterationTest : public ::testing::Test {
     return from;
   }
 
+  // What the user is told when the run starts: the last message.
+  static std::string told(config::RunConfig options) {
+    name_chosen_iteration(options);
+    const plan::ResolvedRun run = plan::resolve(options);
+    Engine engine(run, {}, at::kCPU);
+    const Start start = start_run(run, engine);
+    return start.messages.empty() ? "" : start.messages.back();
+  }
+
   static std::string refusal(config::RunConfig options) {
     try {
       name_chosen_iteration(options);
@@ -118,6 +127,24 @@ TEST_F(ChosenIterationTest, GoesBackInARunsOwnFolderOnce) {
   evaluating.train.skip_train = true;
   EXPECT_EQ(train(evaluating, 0), 2) << "what is evaluated is what was asked for";
   EXPECT_EQ(train(config(), 0), 4);
+}
+
+TEST_F(ChosenIterationTest, IsNotStartedFromAgainWithoutAWord) {
+  train(config(), 4);
+  EXPECT_EQ(told(starting_at(2, "run")), "");
+  train(starting_at(2, "run"), 1);
+  EXPECT_EQ(told(starting_at(2, "run")),
+            "note: checkpoint.ckpt_step 2: the run has started from there before, and resumes from what it has saved "
+            "since; to start from there again, save elsewhere: --train.out FOLDER");
+  EXPECT_EQ(told(config()), "");
+  config::RunConfig elsewhere = starting_at(2, "other");
+  EXPECT_EQ(told(elsewhere), "");
+  train(elsewhere, 1);
+  elsewhere.train.skip_train = true;  // which evaluates what the run has come to
+  EXPECT_THAT(told(elsewhere), HasSubstr("warning: checkpoint.ckpt_step 2 is not followed: the run has checkpoints"));
+  config::RunConfig finetuning = starting_at(1, "run");
+  finetuning.checkpoint.finetune = true;
+  EXPECT_THAT(told(finetuning), HasSubstr("warning: checkpoint.ckpt_step 1 is not followed"));
 }
 
 TEST_F(ChosenIterationTest, IsNotNeededOnceTheRunHasSavedSince) {

@@ -99,6 +99,19 @@ std::optional<fs::path> own_checkpoint_to_go_back_to(const config::RunConfig& co
   return load;
 }
 
+std::string note_of_chosen_iteration(const config::RunConfig& config, const fs::path& checkpoint) {
+  const config::CheckpointConfig& options = config.checkpoint;
+  std::error_code absent;
+  if (options.ckpt_step <= 0 || fs::equivalent(checkpoint, options.load, absent)) return "";
+  const std::int64_t before = checkpoint::saved_recipe(checkpoint).checkpoint.ckpt_step;
+  const bool again = before == options.ckpt_step && !config.train.skip_train;
+  return concat(again ? "note" : "warning", ": checkpoint.ckpt_step ", options.ckpt_step,
+                again ? ": the run has started from there before, and resumes from what it has saved since; to start "
+                        "from there again, save elsewhere: "
+                      : " is not followed: the run has checkpoints of its own; to start from there, save elsewhere: ",
+                elsewhere(config));
+}
+
 bool renumbers(const config::RunConfig& config, const fs::path& checkpoint, bool is_own) {
   const std::int64_t wanted = config.checkpoint.override_ckpt_iteration;
   if (wanted < 0) return false;

@@ -1,6 +1,7 @@
 #pragma once
 #include <filesystem>
 #include <optional>
+#include <string>
 
 #include "megatron/config/run_config.h"
 
@@ -17,6 +18,11 @@ void name_chosen_iteration(config::RunConfig& config);
 /// Where checkpoint.load names a checkpoint of the run's own that is not its newest, by ckpt_step: that one. Nothing
 /// where the newest was saved by a run that has gone back to the same iteration, so that the same command resumes.
 std::optional<std::filesystem::path> own_checkpoint_to_go_back_to(const config::RunConfig& config);
+
+/// What the user is told where the run starts from `checkpoint`, of its own, and not from the iteration of ckpt_step:
+/// that it has started from there before, or that it starts elsewhere. "" otherwise. Throws what reading its manifest
+/// does.
+std::string note_of_chosen_iteration(const config::RunConfig& config, const std::filesystem::path& checkpoint);
 
 /// Whether the run that starts from `checkpoint` gives its iteration the number checkpoint.override_ckpt_iteration:
 /// where that is set, but for a checkpoint of its own (`is_own`) that it has saved since, so that the same command

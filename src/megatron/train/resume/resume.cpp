@@ -250,6 +250,7 @@ class Attempts {
         start.messages = check_checkpoint(opened, run_);
         start.state = load_run(opened, engine_, /*with_optimizer=*/true, start.messages);
         if (renumbers(run_.config, opened, /*is_own=*/true)) renumber(start);
+        tell_of_chosen(opened, start);
       }));
     memory_->close();
     const auto fetched = static_cast<double>(memory_->fetched_bytes());
@@ -288,6 +289,12 @@ class Attempts {
     const bool fresh = run_.config.checkpoint.no_load_optim && !is_own(candidate);
     start.state = load_run(candidate, engine_, !fresh, start.messages);
     if (renumbers(run_.config, candidate, is_own(candidate))) renumber(start);
+    tell_of_chosen(candidate, start);
+  }
+
+  void tell_of_chosen(const fs::path& checkpoint, Start& start) const {
+    const std::string note = note_of_chosen_iteration(run_.config, checkpoint);
+    if (!note.empty()) start.messages.push_back(note);
   }
 
   /// As Megatron-LM does: samples of whole batches, none of them skipped; the learning rate stays where it was.
