@@ -7,6 +7,7 @@
 #include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <nlohmann/json.hpp>
 
 #include "megatron/base/error.h"
@@ -18,6 +19,7 @@
 #include "megatron/kernels/runtime.h"
 #include "megatron/schedule/text.h"
 #include "megatron/train/inputs.h"
+#include "megatron/train/resume/chosen_iteration.h"
 #include "tests/testing/temporary_folder.h"
 #include "tests/train/tiny_run.h"
 #include "tests/train/tiny_text.h"
@@ -73,6 +75,33 @@ TEST_F(TrainerTest, WithoutStepsTheWeightsOfARunAreEvaluatedAlone) {
   options.train.out = (folder_ / "new").string();
   ASSERT_EQ(run(options), Outcome::Done);
   EXPECT_NE(metrics("new").at(0)["valid_loss"], evaluated[0]["valid_loss"]);
+}
+
+TEST_F(TrainerTest, EvaluatingAnIterationLeavesWhatTheRunHasWritten) {
+  auto options = config("whole");
+  options.train.eval_interval = 3;
+  options.train.eval_iters = 2;
+  options.checkpoint.save_interval = 3;
+  options.log.tensorboard = true;
+  ASSERT_EQ(run(options), Outcome::Done);
+  const auto before = metrics("whole");
+  ASSERT_EQ(before.size(), 6u + 2u);
+  std::map<fs::path, std::string> files;
+  for (const auto& entry : fs::directory_iterator(folder_ / "whole"))
+    if (const std::string name = entry.path().filename(); name == "recipe.toml" || name.starts_with("events.out"))
+      files[entry.path()] = read_file(entry.path());
+  ASSERT_EQ(files.size(), 2u);
+  options.train.skip_train = true;
+  options.checkpoint.load = options.train.out;
+  options.checkpoint.ckpt_step = 3;
+  name_chosen_iteration(options);
+  ASSERT_EQ(run(options), Outcome::Done);
+  auto after = metrics("whole");
+  ASSERT_EQ(after.size(), before.size() + 1);
+  EXPECT_EQ(after.back(), before[3]) << "the validation of iteration 3";
+  after.pop_back();
+  EXPECT_EQ(after, before);
+  for (const auto& [path, text] : files) EXPECT_EQ(read_file(path), text) << path;
 }
 
 TEST_F(TrainerTest, AnInterruptedRunGoesOnAsIfItHadNotStopped) {

@@ -481,8 +481,11 @@ class TrainingRun {
 
   void open_folder() {
     fs::create_directories(config_.train.out);
-    keep_schedule();
-    write_file(fs::path(config_.train.out) / "recipe.toml", recipe_);
+    const fs::path recipe = fs::path(config_.train.out) / "recipe.toml";
+    if (!config_.train.skip_train || !fs::exists(recipe)) {  // a run that is evaluated keeps its own
+      keep_schedule();
+      write_file(recipe, recipe_);
+    }
     log_.emplace(run_, state_, stdout, outside_.require_folders);
     events_.emplace(fs::path(config_.train.out) / "events.jsonl", "run");
     if (config_.log.progress_file && config_.checkpoint.save_interval >= 0)

@@ -112,7 +112,10 @@ std::optional<std::vector<int>> wrong_ranks(const StepResult& result) {
   return ranks;
 }
 
-ResumePoint resume_point(const RunState& start) {
+/// After which nothing is done again: of a run that is evaluated alone all that it has written stays.
+ResumePoint resume_point(const plan::ResolvedRun& run, const RunState& start) {
+  constexpr std::int64_t kAll = std::numeric_limits<std::int64_t>::max();
+  if (run.config.train.skip_train) return {.iteration = kAll, .samples = kAll, .validated_iteration = kAll};
   return {.iteration = start.iteration,
           .samples = start.consumed_samples,
           .validated_iteration = start.validated_iteration};
@@ -137,13 +140,13 @@ RunLog::RunLog(const plan::ResolvedRun& run, const RunState& start, std::FILE* c
                MetricsFile::RequireFolder require_folder)
     : run_(run),
       console_(console),
-      metrics_(std::filesystem::path(run.config.train.out) / "metrics.jsonl", start.iteration,
-               start.validated_iteration, std::move(require_folder)),
+      metrics_(std::filesystem::path(run.config.train.out) / "metrics.jsonl", resume_point(run, start).iteration,
+               resume_point(run, start).validated_iteration, std::move(require_folder)),
       progress_("train", "steps", run.config.train.train_iters, Progress::mode_of(run.config.log.progress)) {
   const fs::path out = run.config.train.out, events = run.config.log.tensorboard_dir;
   if (run.config.log.tensorboard)
-    events_.emplace(events.empty() ? out : events, run_id(out, events), resume_point(start));
-  if (!run.config.log.wandb_project.empty()) wandb_.emplace(run.config, resume_point(start));
+    events_.emplace(events.empty() ? out : events, run_id(out, events), resume_point(run, start));
+  if (!run.config.log.wandb_project.empty()) wandb_.emplace(run.config, resume_point(run, start));
   progress_.start_at(start.iteration);
   if (run.config.train.matmul_precision == "high") message(precision_text(device_of(run)));
 }

@@ -26,8 +26,8 @@ inline bool has_no_loss(const StepResult& result) { return result.tokens == 0 &&
 /// terminal's stderr.
 class RunLog {
  public:
-  /// Opens train.out/metrics.jsonl and an event file for a run that resumes after `start`. Keeps a reference to `run`.
-  /// Lines go to `console`.
+  /// Opens train.out/metrics.jsonl and an event file for a run that resumes after `start`: what it does again is
+  /// taken out of them, nothing with train.skip_train. Keeps a reference to `run`. Lines go to `console`.
   RunLog(const plan::ResolvedRun& run, const RunState& start, std::FILE* console = stdout,
          MetricsFile::RequireFolder require_folder = {});
 
