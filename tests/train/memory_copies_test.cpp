@@ -14,6 +14,7 @@
 #include "megatron/kernels/runtime.h"
 #include "megatron/plan/cost/checkpoint_size.h"
 #include "megatron/train/inputs.h"
+#include "megatron/train/resume/chosen_iteration.h"
 #include "megatron/train/trainer.h"
 #include "tests/testing/temporary_folder.h"
 #include "tests/train/tiny_run.h"
@@ -159,6 +160,34 @@ TEST_F(MemoryCopiesTest, ANodeThatIsLostGetsItsPartFromItsNeighbour) {
   const std::vector<double> resumed = losses("fewer"), expected = losses("whole");
   ASSERT_EQ(resumed.size(), 6u);
   for (std::size_t i = 0; i < 6; ++i) EXPECT_NEAR(resumed[i], expected[i], 1e-10) << i;
+}
+
+TEST_F(MemoryCopiesTest, WhatWasSavedSinceARunWentBackComesFirst) {
+  auto whole = config("run", 1, 2);
+  whole.checkpoint.save_interval = 3;
+  run(whole, 1);
+  const std::vector<double> expected = losses("run");
+  auto options = whole;
+  options.checkpoint.load = whole.train.out;
+  options.checkpoint.ckpt_step = 3;
+  name_chosen_iteration(options);
+  cut_off(options, 1, 1);
+  EXPECT_THAT(resume(options, 1), HasSubstr("in memory at iteration 4"));
+  EXPECT_EQ(losses("run"), expected);
+
+  options = whole;  // another number
+  options.checkpoint.load = whole.train.out;
+  options.checkpoint.override_ckpt_iteration = 1;
+  cut_off(options, 1, 1);
+  EXPECT_THAT(resume(options, 1), HasSubstr("in memory at iteration 2"));
+
+  options = whole;  // what is in memory from before does not count
+  options.train.train_iters = 9;
+  cut_off(options, 1, 1);
+  options.checkpoint.load = whole.train.out;
+  options.checkpoint.ckpt_step = 3;
+  name_chosen_iteration(options);
+  EXPECT_THAT(resume(options, 1), HasSubstr("/iter_0000003 at iteration 3"));
 }
 
 TEST_F(MemoryCopiesTest, TheNewestOfDiskAndMemoryIsTaken) {

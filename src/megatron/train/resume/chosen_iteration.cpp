@@ -99,6 +99,15 @@ std::optional<fs::path> own_checkpoint_to_go_back_to(const config::RunConfig& co
   return load;
 }
 
+bool starts_alike(const config::RunConfig& config, const fs::path& checkpoint) {
+  try {
+    const config::CheckpointConfig saved = checkpoint::saved_recipe(checkpoint).checkpoint, &now = config.checkpoint;
+    return saved.ckpt_step == now.ckpt_step && saved.override_ckpt_iteration == now.override_ckpt_iteration;
+  } catch (const std::exception&) {
+    return false;
+  }
+}
+
 std::string note_of_chosen_iteration(const config::RunConfig& config, const fs::path& checkpoint) {
   const config::CheckpointConfig& options = config.checkpoint;
   std::error_code absent;

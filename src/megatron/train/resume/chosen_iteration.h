@@ -19,6 +19,10 @@ void name_chosen_iteration(config::RunConfig& config);
 /// where the newest was saved by a run that has gone back to the same iteration, so that the same command resumes.
 std::optional<std::filesystem::path> own_checkpoint_to_go_back_to(const config::RunConfig& config);
 
+/// Whether the run that saved `checkpoint` has started with the same ckpt_step and override_ckpt_iteration; false where
+/// it cannot be read.
+bool starts_alike(const config::RunConfig& config, const std::filesystem::path& checkpoint);
+
 /// What the user is told where the run starts from `checkpoint`, of its own, and not from the iteration of ckpt_step:
 /// that it has started from there before, or that it starts elsewhere. "" otherwise. Throws what reading its manifest
 /// does.

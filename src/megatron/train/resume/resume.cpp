@@ -4,8 +4,10 @@
 #include <charconv>
 #include <cstdint>
 #include <cstdio>
+#include <iterator>
 #include <memory>
 #include <optional>
+#include <ranges>
 #include <stdexcept>
 #include <string_view>
 #include <utility>
@@ -164,10 +166,39 @@ class Attempts {
     throw_if_any(agree(attempt([&] {
       if (rank() != 0) return;
       decision = decide(run_.config);
-      if (memory_ != nullptr && !own_checkpoint_to_go_back_to(run_.config))
-        decision = with_memory(std::move(decision), memory_->iterations(), has_own_checkpoint(run_.config));
+      if (memory_ != nullptr) decision = with_own_memory(std::move(decision));
     })));
     return Decision::of_text(from_rank_0(decision.to_text()));
+  }
+
+  /// Where the run leaves its checkpoints on the disk, for an iteration of its choice or for another number, those in
+  /// memory that it has saved since, and this node has, come first, whatever their numbers; going back, those from
+  /// before do not count.
+  Decision with_own_memory(Decision decision) const {
+    const bool has_own = has_own_checkpoint(run_.config),
+               goes_back = own_checkpoint_to_go_back_to(run_.config).has_value();
+    std::vector<std::int64_t> before = memory_->iterations(), since;
+    if (goes_back || (has_own && renumbers_newest(decision.candidates))) {
+      const auto is_since = [&](std::int64_t iteration) {
+        return starts_alike(run_.config, memory_->place(iteration));
+      };
+      std::ranges::copy_if(before, std::back_inserter(since), is_since);
+      std::erase_if(before, is_since);
+    }
+    if (!goes_back) decision = with_memory(std::move(decision), before, has_own);
+    for (const std::int64_t iteration : since | std::views::reverse)
+      decision.candidates.insert(decision.candidates.begin(), kInMemory + std::to_string(iteration));
+    return decision;
+  }
+
+  bool renumbers_newest(const std::vector<std::string>& candidates) const {
+    for (const std::string& candidate : candidates) {
+      try {
+        return renumbers(run_.config, candidate, /*is_own=*/true);
+      } catch (const std::exception&) {  // damaged: the run would resume from the one before
+      }
+    }
+    return false;
   }
 
   /// The weights that adapters are trained on, and the magnitudes that begin as theirs: of weights that were drawn the
