@@ -251,6 +251,7 @@ class Pretrain(unittest.TestCase):
         self.assertEqual(list(self.losses("chosen")), [1, 2, 3, 4, 5, 6])
         again = self.pretrain("pretrain_gpt", own + "--ckpt-step 4", "--parallel.world_size", 2)
         self.assertIn("chosen/iter_0000006 at iteration 6", again)
+        self.assertIn("the run has started from there before", again)
         for iteration, loss in whole.items():
             self.assertAlmostEqual(self.losses("chosen")[iteration], loss, delta=1e-5)
         # Of Megatron-LM's folders, too.
