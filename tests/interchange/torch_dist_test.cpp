@@ -125,6 +125,27 @@ TEST(TorchDist, ARunOfMuonThatMegatronHasNotIsRefused) {
   }
 }
 
+TEST(TorchDist, CountersAheadOfTheIterationStaySo) {
+  const TemporaryFolder folder;
+  Trained trained(small_run());
+  const auto written = [&](const char* name) {
+    trained.write(folder.path() / name);
+    return training_state_of(folder.path() / name);
+  };
+  const auto plain = written("plain");
+  ASSERT_TRUE(plain);
+  EXPECT_FALSE(plain->metadata().contains(kRenumbered));
+  trained.state.schedule_samples = 5 * trained.state.consumed_samples;  // with checkpoint.override_ckpt_iteration
+  trained.state.optimizer_steps = 5;
+  const auto back = written("renumbered");
+  ASSERT_TRUE(back);
+  EXPECT_EQ(back->iteration, 1);
+  EXPECT_EQ(back->consumed_samples, trained.state.consumed_samples);
+  EXPECT_EQ(back->schedule_samples, trained.state.schedule_samples);
+  EXPECT_EQ(back->optimizer_steps, 5);
+  EXPECT_TRUE(back->metadata().contains(kRenumbered));
+}
+
 TEST(TorchDist, AShareOfWarmUpStaysOne) {
   config::RunConfig run = small_run();
   run.schedule.lr_warmup_fraction = 0.33;  // 18.48 samples

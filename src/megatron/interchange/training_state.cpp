@@ -13,6 +13,7 @@ checkpoint::Metadata TrainingState::metadata() const {
   metadata["skipped_iterations"] = std::to_string(skipped_iterations);
   metadata["validated_iteration"] = std::to_string(validated_iteration);
   metadata["optimizer_steps"] = std::to_string(optimizer_steps);
+  if (schedule_samples > consumed_samples || optimizer_steps > iteration) metadata[kRenumbered] = "true";
   metadata["optimizer"] = nlohmann::json(optimizer).dump();
   metadata["recipe"] = nlohmann::json(config::save_toml(recipe)).dump();
   return metadata;

@@ -10,6 +10,10 @@
 
 namespace megatron::interchange {
 
+/// In the metadata of a checkpoint whose learning rate or optimizer is ahead of its iteration, which was given another
+/// number: checkpoint.override_ckpt_iteration.
+inline constexpr const char* kRenumbered = "renumbered";
+
 /// Where a run stood that saved a folder, of this program or of another.
 struct TrainingState {
   std::int64_t iteration = 0;

@@ -373,7 +373,7 @@ std::optional<TrainingState> training_of(const fs::path& folder, bool with_optim
   }
   state.kinds = kept.kinds;
   const PickleNode* const optimizer = last_optimizer(first);
-  state.optimizer_steps = std::min(optimizer_steps(first, optimizer).value_or(iteration), iteration);
+  state.optimizer_steps = optimizer_steps(first, optimizer).value_or(iteration);
   if (optimizer != nullptr) state.loss_scale = loss_scale_of(first, first.values().find(*optimizer, "grad_scaler"));
   state.tensors = std::make_shared<RunSource>(opened.files, std::move(mapping), state);
   return state;

@@ -84,8 +84,8 @@ TrainingState counters_of(const TorchFile& file, const PickleNode& args, const c
   state.consumed_samples =
       consumed ? *consumed
                : plan::BatchSchedule(batch, 1, state.recipe.schedule.rampup_batch_size).samples_of(iteration);
-  state.schedule_samples =
-      std::min(count_of(file, scheduler, "num_steps").value_or(state.consumed_samples), state.consumed_samples);
+  // Ahead of the samples where --override-ckpt-iteration has given the iteration another number there.
+  state.schedule_samples = count_of(file, scheduler, "num_steps").value_or(state.consumed_samples);
   if (const std::int64_t interval = state.recipe.train.eval_interval; interval > 0)
     state.validated_iteration = iteration / interval * interval;
   return state;

@@ -78,8 +78,7 @@ void check_counters(const RunState& state, std::int64_t optimizer_steps, const s
 
 const plan::ModelShape& shape_of(const Engine& engine) { return engine.stages.front().options().shape; }
 
-constexpr const char* kOptimizer = "optimizer";    // in the metadata: whose state it is
-constexpr const char* kRenumbered = "renumbered";  // there: RunState::renumbered, where it holds
+constexpr const char* kOptimizer = "optimizer";  // in the metadata: whose state it is
 
 std::string state_prefix(const std::string& kind) { return "optimizer." + kind + "."; }
 
@@ -269,7 +268,7 @@ checkpoint::Metadata run_metadata(const RunState& state, const Engine& engine, c
   };
   if (!state.skipped_batches.empty()) metadata["skipped_batches"] = nlohmann::json(state.skipped_batches).dump();
   if (!inputs.empty()) metadata[kInputs] = inputs;
-  if (state.renumbered) metadata[kRenumbered] = "true";
+  if (state.renumbered) metadata[interchange::kRenumbered] = "true";
   if (has_delayed_scales(engine)) metadata[kFp8FirstLayer] = engine.fp8->first_layer();
   if (state.rollbacks > 0) metadata["rollbacks"] = std::to_string(state.rollbacks);
   if (state.nonfinite_steps > 0) metadata[checkpoint::kNonfiniteSteps] = std::to_string(state.nonfinite_steps);
@@ -292,7 +291,7 @@ RunState run_state_of(const checkpoint::Manifest& manifest, const std::filesyste
   if (manifest.metadata.contains("rollbacks")) state.rollbacks = read("rollbacks");
   if (manifest.metadata.contains(checkpoint::kNonfiniteSteps))
     state.nonfinite_steps = read(checkpoint::kNonfiniteSteps);
-  state.renumbered = manifest.metadata.contains(kRenumbered);
+  state.renumbered = manifest.metadata.contains(interchange::kRenumbered);
   check_counters(state, manifest.metadata.contains("optimizer_steps") ? read("optimizer_steps") : 0, folder);
   return state;
 }

@@ -382,7 +382,7 @@ std::optional<TrainingState> training_of(const fs::path& folder, bool with_optim
   std::optional<TorchFile> groups_file, scaler_file;
   const PickleNode* const groups = by_buffer ? kept_object(opened, "optimizer", groups_file) : nullptr;
   const auto steps = groups != nullptr ? optimizer_steps(*groups_file, groups) : optimizer_steps(common, optimizer);
-  state.optimizer_steps = std::min(steps.value_or(state.iteration), state.iteration);
+  state.optimizer_steps = steps.value_or(state.iteration);
   const PickleNode* const scaler = by_buffer              ? kept_object(opened, "grad_scaler", scaler_file)
                                    : optimizer == nullptr ? nullptr
                                                           : values.find(*optimizer, "grad_scaler");
