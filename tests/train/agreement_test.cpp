@@ -16,6 +16,7 @@
 #include "megatron/data/files/indexed_dataset.h"
 #include "megatron/kernels/runtime.h"
 #include "megatron/train/inputs.h"
+#include "megatron/train/resume/resumed_batch.h"
 #include "megatron/train/trainer.h"
 #include "tests/testing/temporary_folder.h"
 #include "tests/train/tiny_run.h"

@@ -12,6 +12,7 @@
 #include "megatron/kernels/runtime.h"
 #include "megatron/train/inputs.h"
 #include "megatron/train/resume/resume.h"
+#include "megatron/train/resume/resumed_batch.h"
 #include "tests/testing/temporary_folder.h"
 #include "tests/train/save_run.h"
 #include "tests/train/tiny_run.h"

@@ -15,6 +15,7 @@
 #include "megatron/plan/cost/checkpoint_size.h"
 #include "megatron/train/inputs.h"
 #include "megatron/train/resume/chosen_iteration.h"
+#include "megatron/train/resume/resumed_batch.h"
 #include "megatron/train/trainer.h"
 #include "tests/testing/temporary_folder.h"
 #include "tests/train/tiny_run.h"

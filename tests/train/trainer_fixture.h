@@ -12,6 +12,7 @@
 #include "megatron/comm/threads/local_backend.h"
 #include "megatron/kernels/runtime.h"
 #include "megatron/train/inputs.h"
+#include "megatron/train/resume/resumed_batch.h"
 #include "megatron/train/trainer.h"
 #include "tests/testing/temporary_folder.h"
 #include "tests/train/tiny_run.h"

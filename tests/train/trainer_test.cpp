@@ -20,6 +20,7 @@
 #include "megatron/schedule/text.h"
 #include "megatron/train/inputs.h"
 #include "megatron/train/resume/chosen_iteration.h"
+#include "megatron/train/resume/resumed_batch.h"
 #include "tests/testing/temporary_folder.h"
 #include "tests/train/tiny_run.h"
 #include "tests/train/tiny_text.h"

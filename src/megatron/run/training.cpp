@@ -11,6 +11,7 @@
 #include "megatron/base/error.h"
 #include "megatron/base/text/printable.h"
 #include "megatron/checkpoint/files/folder.h"
+#include "megatron/checkpoint/model_state.h"
 #include "megatron/comm/activity.h"
 #include "megatron/comm/agreement.h"
 #include "megatron/config/options.h"
@@ -33,6 +34,7 @@
 #include "megatron/train/inputs.h"
 #include "megatron/train/iteration.h"
 #include "megatron/train/resume/chosen_iteration.h"
+#include "megatron/train/resume/resumed_batch.h"
 #include "megatron/train/resume/run_folders.h"
 #include "megatron/train/tuning/distillation.h"
 

@@ -28,14 +28,12 @@
 #include "megatron/interchange/weights.h"
 #include "megatron/plan/parameters/adapters.h"
 #include "megatron/plan/parameters/parameters.h"
-#include "megatron/plan/rule_list.h"
 #include "megatron/supervise/memory_folder.h"
 #include "megatron/train/data/batches.h"
 #include "megatron/train/data/model_samples.h"
 #include "megatron/train/resume/chosen_iteration.h"
 #include "megatron/train/resume/input_digests.h"
 #include "megatron/train/resume/memory_copies.h"
-#include "megatron/train/resume/run_state.h"
 #include "megatron/train/tuning/distillation.h"
 
 namespace megatron::train {
@@ -324,42 +322,6 @@ interchange::TrainingState foreign_run(const config::RunConfig& config) {
   return with_fix("copy the whole folder again, or leave the optimizer's state out: --no-load-optim", [&] {
     return interchange::training_state_of(options.load, /*with_optimizer=*/!options.no_load_optim).value();
   });
-}
-
-ResumedBatch resumed_batch(const config::RunConfig& config) {
-  std::vector<fs::path> candidates;
-  try {
-    if (resumes_foreign_run(config)) {
-      const auto training = interchange::training_state_of(config.checkpoint.load, /*with_optimizer=*/false);
-      return {training->recipe.train.global_batch_size, training->consumed_samples};
-    }
-    const auto folder = checkpoint_to_load(config);
-    if (folder && !takes_weights_alone(config)) candidates = checkpoint::candidates(*folder);
-  } catch (const std::exception&) {
-    return {};
-  }
-  for (const fs::path& candidate : candidates) {
-    try {
-      const auto state = run_state_of(checkpoint::read_manifest(candidate), candidate);
-      const std::int64_t size = checkpoint::saved_recipe(candidate).train.global_batch_size;
-      if (renumbers(config, candidate, has_own_checkpoint(config)))
-        return {size, std::min(config.checkpoint.override_ckpt_iteration, plan::kMaxSteps) * size};
-      return {size, state.consumed_samples};
-    } catch (const std::exception&) {  // an older one may be whole
-    }
-  }
-  const fs::path save = save_folder(config);
-  if (!candidates.empty() || !supervise::memory_run(save)) return {};
-  // Without the option: where this node has one. It cannot tell what others have.
-  if (config.checkpoint.memory_interval <= 0 && !supervise::newest_in_memory(config.checkpoint.memory_folder, save))
-    return {};
-  try {  // nodes may keep checkpoints of it in memory: its batch stays as with those on the disk
-    config::RunConfig before;
-    config::load_toml(before, (fs::path(config.train.out) / "recipe.toml").string());
-    return {before.train.global_batch_size, 0};
-  } catch (const std::exception&) {
-    return {};
-  }
 }
 
 /// What makes the option what it was. A vocabulary that grew with another tokenizer shrinks with that one alone.

@@ -59,15 +59,6 @@ bool resumes_foreign_run(const config::RunConfig& config);
 /// what cannot be read.
 interchange::TrainingState foreign_run(const config::RunConfig& config);
 
-/// plan::Facts::resumed_batch and resumed_samples.
-struct ResumedBatch {
-  std::int64_t size = 0, samples = 0;
-};
-
-/// train.global_batch_size of the run that `config` resumes, and its samples so far. 0 where it resumes none, or
-/// where no checkpoint of it can be read, which check_inputs() reports.
-ResumedBatch resumed_batch(const config::RunConfig& config);
-
 /// Compares a checkpoint with the run that is to resume from it, without reading its tensors. Throws ConfigError that
 /// lists each difference in architecture and the weights that the model has no place for, checkpoint::Damage where its
 /// manifest is damaged. Returns the other options that the run has changed, for the user: a heading and a line each,
