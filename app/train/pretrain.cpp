@@ -22,6 +22,11 @@ bool has_weights(const fs::path& folder) {
   return checkpoint::has_checkpoint(folder) || interchange::is_foreign(folder);
 }
 
+bool is_same_folder(const fs::path& one, const fs::path& other) {
+  const auto whole = [](const fs::path& path) { return (fs::absolute(path) / "").lexically_normal(); };
+  return whole(one) == whole(other);
+}
+
 /// As there: a folder without checkpoint is no error, nor is one that is not there yet. Returns what to say of it.
 std::string settle_load(config::MegatronTranslation& translation) {
   config::CheckpointConfig& saved = translation.config.checkpoint;
@@ -30,20 +35,26 @@ std::string settle_load(config::MegatronTranslation& translation) {
   if (!translation.pretrained.empty() && translation.pretrained != absent) {
     saved.load = translation.pretrained;
     saved.finetune = true;
-    return concat("note: ", absent, " has no checkpoint: the run begins with the weights of ", saved.load);
+    const bool renumbers = saved.override_ckpt_iteration >= 0;
+    saved.override_ckpt_iteration = -1;
+    return concat("note: ", absent, " has no checkpoint: the run begins with the weights of ", saved.load,
+                  renumbers ? ", and --override-ckpt-iteration is ignored" : "");
   }
   if (translation.load_must_exist || !translation.pretrained.empty() || saved.ckpt_step > 0)
     return "";  // said where it is opened
-  saved.load.clear();
   saved.finetune = saved.no_load_optim = false;
+  // The recipe of a run that saves there keeps the option, so that the same command resumes.
+  if (saved.override_ckpt_iteration < 0 || !is_same_folder(absent, saved.save)) {
+    saved.load.clear();
+    saved.override_ckpt_iteration = -1;
+  }
   return concat("warning: --load ", absent, " has no checkpoint: the run starts from scratch");
 }
 
 /// Checkpoints in the folder of --save are resumed by a run here, but not there: only those of --load are.
 void refuse_other_checkpoints(const config::CheckpointConfig& saved) {
   if (saved.save.empty() || !checkpoint::has_checkpoint(saved.save)) return;
-  const auto whole = [](const fs::path& path) { return (fs::absolute(path) / "").lexically_normal(); };
-  if (!saved.load.empty() && whole(saved.load) == whole(saved.save)) return;
+  if (!saved.load.empty() && is_same_folder(saved.load, saved.save)) return;
   throw ConfigError(
       rule_got_fix("the folder of --save must have no checkpoints but those that --load names.",
                    concat("checkpoints in ", saved.save, ", --load ", saved.load.empty() ? "not given" : saved.load),

@@ -261,6 +261,17 @@ class Pretrain(unittest.TestCase):
         self.assertIn("/theirs: 4\n", self.pretrain("pretrain_gpt", theirs + "--ckpt-step 2", code=2))
         self.pretrain("pretrain_gpt", theirs + "--ckpt-step 4 --override-ckpt-iteration 2")
         self.assertEqual(list(self.losses("after")), [3, 4, 5, 6, 7, 8])
+        # Where there is nothing to load yet, the option waits for no checkpoint.
+        fresh = small + "--save F/fresh --load F/fresh --override-ckpt-iteration 0 "
+        self.assertIn("the run starts from scratch", self.pretrain("pretrain_gpt", fresh + "--exit-interval 4"))
+        self.assertIn("fresh/iter_0000004 at iteration 4", self.pretrain("pretrain_gpt", fresh))
+        self.assertEqual(self.losses("fresh"), whole)
+        self.pretrain("pretrain_gpt", small + "--save F/scratch --load F/absent --override-ckpt-iteration 3 ")
+        self.assertEqual(self.losses("scratch"), whole)
+        tuned = self.pretrain("pretrain_gpt", small + """--save F/tuned --load F/tuned --pretrained-checkpoint F/chosen
+        --override-ckpt-iteration 3 --exit-interval 2""")
+        self.assertIn("and --override-ckpt-iteration is ignored", tuned)
+        self.assertEqual(list(self.losses("tuned")), [1, 2])
 
     def test_data_have_the_order_of_a_run_over_as_many_samples(self):
         small = """--num-layers 2 --hidden-size 32 --num-attention-heads 2 --seq-length 16 --max-position-embeddings 16
