@@ -118,15 +118,20 @@ std::optional<config::RunConfig> saved_recipe_in(const std::filesystem::path& fo
   return std::nullopt;
 }
 
-/// The samples over which the rate of a run decays that decays over all of it; 0 where that cannot be told.
-std::int64_t whole_decay_of(config::RunConfig recipe) {
-  recipe.parallel = {};
-  recipe.train.micro_batch_size = 1;
-  recipe.optimizer.use_distributed_optimizer = false;
+/// Names the samples over which rate and weight decay of a run change that change over all of it, where that can be
+/// told.
+void name_whole_run(config::RunConfig& recipe) {
+  config::RunConfig alone = recipe;
+  alone.parallel = {};
+  alone.train.micro_batch_size = 1;
+  alone.optimizer.use_distributed_optimizer = false;
   try {
-    return plan::resolve(recipe).learning_rate.decay_samples;
-  } catch (const ConfigError&) {
-    return 0;
+    const plan::ResolvedRun run = plan::resolve(alone);
+    config::ScheduleConfig& schedule = recipe.schedule;
+    if (schedule.lr_decay_samples == 0) schedule.lr_decay_samples = run.learning_rate.decay_samples;
+    if (schedule.weight_decay_incr_samples == 0 && run.weight_decay)
+      schedule.weight_decay_incr_samples = run.weight_decay->samples;
+  } catch (const ConfigError&) {  // as the command has them
   }
 }
 
@@ -138,7 +143,7 @@ std::vector<std::string> take_schedule_of_checkpoint(config::RunConfig& config) 
   const auto saved = saved_recipe_in(*folder);
   if (!saved) return {};
   config::RunConfig theirs = *saved;
-  if (theirs.schedule.lr_decay_samples == 0) theirs.schedule.lr_decay_samples = whole_decay_of(theirs);
+  name_whole_run(theirs);
   return take_options(config, theirs, "checkpoint.use_checkpoint_schedule", *folder, [](const config::Field& field) {
     return field.path.starts_with("schedule.lr") || field.path.starts_with("schedule.decoupled_") ||
            field.path == "schedule.min_lr" || field.path == "optimizer.weight_decay" ||

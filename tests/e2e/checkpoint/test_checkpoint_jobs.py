@@ -319,16 +319,18 @@ class CheckpointJobs(unittest.TestCase):
         self.place.train("elsewhere_now", "--train.exit_interval", 1, "--train-iters", 1_000_000)
 
     def test_the_checkpoints_schedule_holds_where_that_is_asked_for(self):
-        def rates():
+        def figures(name):
             lines = (self.place.path / "decayed" / "metrics.jsonl").read_text().splitlines()
-            return [json.loads(line)["learning_rate"] for line in lines]
+            return [json.loads(line)[name] for line in lines]
 
         options = ["--lr-decay-style", "cosine", "--min-lr", 0, "--eval-interval", 0]
-        self.place.train("decayed", "--train-iters", 4, *options, "--decoupled-lr", 0.02)
+        grows = ["--weight-decay-incr-style", "linear", "--start-weight-decay", 0, "--end-weight-decay", 0.5]
+        self.place.train("decayed", "--train-iters", 4, *options, *grows, "--decoupled-lr", 0.02)
         self.place.train("decayed", "--train-iters", 6, "--lr", 0.1, *options, "--use-checkpoint-opt-param-scheduler")
         self.assertIn("decoupled_lr = 0.02", (self.place.path / "decayed" / "recipe.toml").read_text())
-        self.assertEqual(rates()[4:], [0, 0])  # over since iteration 4, however long the run is now
-        self.assertGreater(rates()[3], 0)
+        self.assertEqual(figures("learning_rate")[4:], [0, 0])  # over since iteration 4, however long the run is now
+        self.assertGreater(figures("learning_rate")[3], 0)
+        self.assertEqual(figures("weight_decay"), [0, 0.125, 0.25, 0.375, 0.5, 0.5])
 
     def test_a_batch_that_does_not_fit_is_said(self):
         self.place.train("micro", "--train-iters", 1)
