@@ -1,7 +1,10 @@
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
+#include <string>
 
+#include "megatron/train/inputs.h"
 #include "tests/train/trainer_fixture.h"
 
 // What changes from step to step.
@@ -47,6 +50,34 @@ TEST_F(TrainerTest, AGrowingDecayAndACyclicOrderFollowNeitherLayoutNorStops) {
   single.data = config("single").data;
   ASSERT_EQ(run(single), Outcome::Done);
   EXPECT_NE(losses("single")[0], whole[0]);
+}
+
+TEST_F(TrainerTest, CyclicPassesOfAnotherSizeAreSaid) {
+  const auto said = [&](const char* name, const auto& change, int iterations = 12) {
+    config::RunConfig options = config(name);
+    options.data.dataloader_type = "cyclic";
+    change(options);
+    EXPECT_EQ(run(options, 4), Outcome::Interrupted);
+    options.train.train_iters = iterations;
+    const auto lines = check_checkpoint(folder_ / name, plan::resolve(options));
+    return std::ranges::any_of(
+        lines, [](const std::string& line) { return line.find("a pass over a blend") != std::string::npos; });
+  };
+  const auto blend = [](config::RunConfig& options) {
+    const std::string text = options.data.data_path.front();
+    options.data.data_path = {"1", text, "2", text};
+  };
+  EXPECT_TRUE(said("blend", blend));
+  EXPECT_FALSE(said("same", blend, 6));
+  EXPECT_FALSE(said("text", [](auto&) {})) << "passes are over the data";
+  EXPECT_TRUE(said("mock", [](config::RunConfig& options) {
+    options.data.data_path = {};
+    options.data.mock_data = true;
+  }));
+  EXPECT_FALSE(said("index", [&](config::RunConfig& options) {
+    blend(options);
+    options.data.index_samples = 48;
+  })) << "both are made for as many";
 }
 
 TEST_F(TrainerTest, ValidationsBeginAtAnIteration) {

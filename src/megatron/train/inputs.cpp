@@ -28,6 +28,7 @@
 #include "megatron/interchange/weights.h"
 #include "megatron/plan/parameters/adapters.h"
 #include "megatron/plan/parameters/parameters.h"
+#include "megatron/plan/steps/batch_schedule.h"
 #include "megatron/supervise/memory_folder.h"
 #include "megatron/train/data/batches.h"
 #include "megatron/train/data/model_samples.h"
@@ -409,12 +410,45 @@ std::string way_without(const fs::path& checkpoint, const plan::ResolvedRun& run
                 begin_anew(checkpoint, run.config, " --load-strict false"));
 }
 
+std::vector<std::string> followed_by(std::vector<std::string> lines, const std::vector<std::string>& more) {
+  lines.insert(lines.end(), more.begin(), more.end());
+  return lines;
+}
+
+/// Samples that the training data has to have for the run of a checkpoint's recipe.
+std::int64_t indexed_samples(const config::RunConfig& recipe) {
+  const std::string& steps = recipe.schedule.step_batch_size;
+  const plan::BatchSchedule batches =
+      steps.empty() ? plan::BatchSchedule(recipe.train.global_batch_size, 1, recipe.schedule.rampup_batch_size)
+                    : plan::BatchSchedule(plan::read_batch_steps(steps, recipe.data.seq_length), 1, 0);
+  return std::max(batches.samples_of(recipe.train.train_iters), recipe.data.index_samples);
+}
+
+/// What there is to say of cyclic passes whose size follows from that of the run: another size is another order.
+std::vector<std::string> changed_passes(const config::RunConfig& saved, const plan::ResolvedRun& run) {
+  const config::DataConfig& data = run.config.data;
+  if (data.dataloader_type != "cyclic" || saved.data.dataloader_type != "cyclic") return {};
+  const std::int64_t before = indexed_samples(saved), now = std::max(run.train_samples, data.index_samples);
+  if (before == now) return {};
+  if (!data.mock_data) {
+    const auto blend = data::read_blends(data).parts[static_cast<std::size_t>(data::SplitPart::Train)];
+    if (blend && blend->prefixes.size() == 1 && !blend->weights) return {};  // passes over the data themselves
+  }
+  return {
+      concat("warning: data.dataloader_type cyclic: a pass over a blend, or over mock data, is over at most the "
+             "samples of the run, ",
+             before, " in the checkpoint and ", now,
+             " now: from here on they may come in another order. data.index_samples, from the first start on, "
+             "keeps it")};
+}
+
 }  // namespace
 
 std::vector<std::string> check_checkpoint(const fs::path& folder, const plan::ResolvedRun& run) {
   const fs::path found = checkpoint::find_checkpoint(folder);
   const checkpoint::Manifest manifest = checkpoint::read_manifest(found);
-  const Values saved(checkpoint::saved_recipe(found)), wanted(run.config);
+  const config::RunConfig recipe = checkpoint::saved_recipe(found);
+  const Values saved(recipe), wanted(run.config);
   const auto digests = saved_inputs(manifest.metadata);
   const InputChanges inputs = digests ? compare_inputs(*digests, run) : InputChanges();
   std::string errors;
@@ -437,7 +471,7 @@ std::vector<std::string> check_checkpoint(const fs::path& folder, const plan::Re
     errors = error_of_inputs(*digests, inputs, found, saved["data.tokenizer"], saved["lora.base"], run);
   if (errors.empty()) errors = error_of_weights(manifest, found, run);  // else they follow from the options
   if (!errors.empty()) throw ConfigError(errors);
-  return changed_options(saved, wanted, run, inputs);
+  return followed_by(changed_options(saved, wanted, run, inputs), changed_passes(recipe, run));
 }
 
 std::vector<std::string> check_checkpoint(const interchange::TrainingState& training, const fs::path& folder,
@@ -446,7 +480,7 @@ std::vector<std::string> check_checkpoint(const interchange::TrainingState& trai
   checkpoint::compare_weights(*training.tensors, run.shape, /*strict=*/true);
   config::RunConfig saved = training.recipe;
   saved.model = run.config.model;  // the same, with sizes that follow from others written out or not
-  return changed_options(Values(saved), Values(run.config), run);
+  return followed_by(changed_options(Values(saved), Values(run.config), run), changed_passes(training.recipe, run));
 }
 
 interchange::OpenedAdapter adapters_to_begin_with(const fs::path& folder, const plan::ResolvedRun& run) {
