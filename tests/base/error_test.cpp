@@ -17,8 +17,8 @@ TEST(RuleGotFix, KeepsWordsOfUsualLength) {
 TEST(RuleGotFix, OfALongWordShowsBothEndsAndTheSize) {
   const std::string middle(10000, 'm');
   EXPECT_EQ(
-      rule_got_fix("A rule.", "rank 1: " + std::string(100, 'a') + middle + std::string(100, 'z') + "\nrank 2: x"),
-      "A rule.\n  got:  rank 1: " + std::string(100, 'a') + "…(10200 bytes)…" + std::string(100, 'z') + "\nrank 2: x");
+      rule_got_fix("A rule.", "rank 1: " + std::string(100, 'a') + middle + std::string(100, 'z') + ":\nrank 2: x"),
+      "A rule.\n  got:  rank 1: " + std::string(100, 'a') + "…(10200 bytes)…" + std::string(100, 'z') + ":\nrank 2: x");
 }
 
 TEST(RuleGotFix, CutsBetweenCharacters) {

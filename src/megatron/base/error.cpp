@@ -18,17 +18,19 @@ std::string with_short_words(std::string_view text) {
   std::string cut;
   while (!text.empty()) {
     const std::size_t end = std::min(text.find_first_of(" \n"), text.size());
-    const std::string_view word = text.substr(0, end);
-    if (word.size() > kLongWord) {
-      std::size_t head = kKept, tail = word.size() - kKept;
+    const std::size_t size = text.substr(0, end).find_last_not_of(":,") + 1;  // without what follows a path
+    const std::string_view word = text.substr(0, size);
+    if (size > kLongWord) {
+      std::size_t head = kKept, tail = size - kKept;
       while (!begins(word, head)) ++head;
       while (!begins(word, tail)) ++tail;
-      cut += concat(word.substr(0, head), "…(", word.size(), " bytes)…", word.substr(tail));
+      cut += concat(word.substr(0, head), "…(", size, " bytes)…", word.substr(tail));
     } else {
       cut += word;
     }
-    if (end < text.size()) cut += text[end];
-    text.remove_prefix(std::min(end + 1, text.size()));
+    const std::size_t next = std::min(end + 1, text.size());
+    cut += text.substr(size, next - size);
+    text.remove_prefix(next);
   }
   return cut;
 }
