@@ -4,9 +4,7 @@
 #include <string>
 #include <tuple>
 
-#include "megatron/base/error.h"
-#include "megatron/config/megatron/arguments.h"
-#include "megatron/config/megatron/translate.h"
+#include "tests/config/megatron_words.h"
 
 // Megatron-LM's flags of mixtures of experts, by its argument parser and its router.
 namespace megatron::config {
@@ -18,18 +16,9 @@ constexpr const char* kSmallDense =
     "--num-layers 12 --hidden-size 768 --num-attention-heads 12 --seq-length 1024 --max-position-embeddings 1024 "
     "--micro-batch-size 4 --train-iters 100 --lr 1e-4 ";
 
-RunConfig experts_recipe(const std::string& words) {
-  return translate_megatron_arguments("pretrain_gpt", shell_words(words, "test"), {.world_size = 4}).config;
-}
-
-std::string refusal_of(const std::string& words) {
-  try {
-    experts_recipe(words);
-  } catch (const ConfigError& error) {
-    return error.what();
-  }
-  return "";
-}
+constexpr int kRanks = 4;
+RunConfig experts_recipe(const std::string& words) { return translation_of_words(words, kRanks).config; }
+std::string refusal_of_experts(const std::string& words) { return refusal_of_words(words, kRanks); }
 
 TEST(MegatronMultiToken, IsThatOfTheModel) {
   const std::string rope = std::string(kSmallDense) + "--position-embedding-type rope ";
@@ -37,7 +26,7 @@ TEST(MegatronMultiToken, IsThatOfTheModel) {
   EXPECT_EQ(std::tuple(m.mtp_num_layers, m.mtp_loss_scaling_factor), std::tuple(2, 0.3));
   const ModelConfig none = experts_recipe(rope + "--mtp-loss-scaling-factor 0.3 --mtp-detach-heads").model;
   EXPECT_EQ(none.mtp_num_layers, 0);
-  EXPECT_THAT(refusal_of(rope + "--mtp-num-layers 1 --mtp-detach-heads"), HasSubstr("--mtp-detach-heads"));
+  EXPECT_THAT(refusal_of_experts(rope + "--mtp-num-layers 1 --mtp-detach-heads"), HasSubstr("--mtp-detach-heads"));
 }
 
 TEST(MegatronExperts, AreThoseOfTheModelAndItsRanks) {
@@ -58,7 +47,7 @@ TEST(MegatronExperts, AreThoseOfTheModelAndItsRanks) {
   EXPECT_EQ(experts_recipe(experts + split + "1").parallel.etp, 1);
   EXPECT_EQ(experts_recipe(experts + split + "2").parallel.etp, 0);
   EXPECT_EQ(experts_recipe(std::string(kSmallDense) + split + "1").parallel.etp, 0) << "without experts";
-  EXPECT_THAT(refusal_of(experts + split + "0"), HasSubstr("fix:  --expert-tensor-parallel-size 1"));
+  EXPECT_THAT(refusal_of_experts(experts + split + "0"), HasSubstr("fix:  --expert-tensor-parallel-size 1"));
   EXPECT_EQ(std::tuple(m.moe_shared_expert_intermediate_size, m.moe_shared_expert_gate, m.moe_router_score_function),
             std::tuple(32, true, "sigmoid"));
   EXPECT_EQ(std::tuple(m.moe_router_topk_scaling_factor, m.moe_z_loss_coeff, m.moe_aux_loss_coeff),
@@ -78,16 +67,17 @@ TEST(MegatronExperts, AreThoseOfTheModelAndItsRanks) {
   EXPECT_EQ(experts_recipe(experts + "--moe-input-jitter-eps 0.1").model.moe_input_jitter_eps, 0.1);
   EXPECT_EQ(m.moe_input_jitter_eps, 0);
   // Micro batches here have four sequences.
-  EXPECT_THAT(refusal_of(experts + "--moe-expert-capacity-factor 1.5"), HasSubstr("capacity is that of each sequence"));
-  EXPECT_THAT(refusal_of(experts + "--moe-aux-loss-coeff 1e-2"),
+  EXPECT_THAT(refusal_of_experts(experts + "--moe-expert-capacity-factor 1.5"),
+              HasSubstr("capacity is that of each sequence"));
+  EXPECT_THAT(refusal_of_experts(experts + "--moe-aux-loss-coeff 1e-2"),
               HasSubstr("fix:  --moe-router-load-balancing-type seq_aux_loss"));
   const std::string none = "--moe-router-load-balancing-type none --moe-aux-loss-coeff 1e-2";
   EXPECT_EQ(experts_recipe(experts + none).model.moe_aux_loss_coeff, 0);
   for (const std::string words :
        {"--moe-router-load-balancing-type sinkhorn", "--moe-aux-loss-coeff 1e-2 1e-3", "--moe-layer-freq ([0]*1+[1]*4)",
         "--moe-layer-freq ([1]*1+[0]*1)", "--moe-router-score-function sqrtsoftplus"})
-    EXPECT_THAT(refusal_of(experts + words), HasSubstr(words)) << words;
-  EXPECT_THAT(refusal_of(std::string(kSmallDense) + "--expert-model-parallel-size 2"),
+    EXPECT_THAT(refusal_of_experts(experts + words), HasSubstr(words)) << words;
+  EXPECT_THAT(refusal_of_experts(std::string(kSmallDense) + "--expert-model-parallel-size 2"),
               HasSubstr("needs --num-experts"));
 }
 
@@ -104,16 +94,16 @@ TEST(MegatronExperts, MayBeginBehindDenseLayers) {
   EXPECT_EQ(pattern("0,0,0,1,0,0,1,0,0,1,0,0"), std::tuple(3, 3));
   EXPECT_EQ(pattern("[0]*11+[1]"), std::tuple(11, 1));
   EXPECT_EQ(pattern("[1,0]*6"), std::tuple(0, 2));
-  EXPECT_THAT(refusal_of(experts + "[1,0,0,1,1,0,0,1,1,0,0,1]"), HasSubstr("--moe-layer-freq"));
-  EXPECT_THAT(refusal_of(experts + "([0]*3+[1]*8)"), HasSubstr("--moe-layer-freq ([0]*3+[1]*8)"));
-  EXPECT_THAT(refusal_of(experts + "([0]*-1+[1]*13)"), HasSubstr("--moe-layer-freq"));
+  EXPECT_THAT(refusal_of_experts(experts + "[1,0,0,1,1,0,0,1,1,0,0,1]"), HasSubstr("--moe-layer-freq"));
+  EXPECT_THAT(refusal_of_experts(experts + "([0]*3+[1]*8)"), HasSubstr("--moe-layer-freq ([0]*3+[1]*8)"));
+  EXPECT_THAT(refusal_of_experts(experts + "([0]*-1+[1]*13)"), HasSubstr("--moe-layer-freq"));
   std::string nothing, list = "[1";
   for (int i = 0; i < 1 << 16; ++i) {
     nothing += "[0]*0+";
     list += ",1";
   }
   EXPECT_EQ(pattern(nothing + "[0]*3+[1]*9"), std::tuple(3, 1));
-  EXPECT_THAT(refusal_of(experts + list + "]"), HasSubstr("--moe-layer-freq"));
+  EXPECT_THAT(refusal_of_experts(experts + list + "]"), HasSubstr("--moe-layer-freq"));
 }
 
 TEST(MegatronLatents, AreThoseOfTheModel) {
@@ -136,11 +126,11 @@ TEST(MegatronLatents, AreThoseOfTheModel) {
             std::tuple(0, 32, 128, 64, 128, 1.0));
   const std::string scaled = latent + "--rope-type rope --mscale-all-dim 0.5 ";
   EXPECT_EQ(experts_recipe(scaled).model.rope_scaling_factor, 1.0);
-  EXPECT_THAT(refusal_of(scaled + "--rotary-scaling-factor 4"),
+  EXPECT_THAT(refusal_of_experts(scaled + "--rotary-scaling-factor 4"),
               HasSubstr("--mscale-all-dim 0.5 (a factor of scores without YaRN)"));
-  EXPECT_THAT(refusal_of(latent + "--rotary-interleaved"), HasSubstr("--rotary-interleaved"));
+  EXPECT_THAT(refusal_of_experts(latent + "--rotary-interleaved"), HasSubstr("--rotary-interleaved"));
   const std::string dense = kSmallDense;
-  EXPECT_THAT(refusal_of(dense + "--rope-type yarn"), HasSubstr("--rope-type yarn (YaRN)"));
+  EXPECT_THAT(refusal_of_experts(dense + "--rope-type yarn"), HasSubstr("--rope-type yarn (YaRN)"));
   const auto plain = translate_megatron_arguments(
       "pretrain_gpt", shell_words(dense + "--kv-lora-rank 64 --mscale 2", "test"), {.world_size = 4});
   EXPECT_FALSE(plain.config.model.multi_latent_attention);
@@ -162,9 +152,10 @@ TEST(MegatronExperts, AreThoseOfGptOss) {
   const std::string dense = kSmallDense;
   EXPECT_EQ(experts_recipe(dense).model.softmax_type, "vanilla");
   EXPECT_EQ(experts_recipe(dense + "--softmax-type off-by-one").model.softmax_type, "off-by-one");
-  EXPECT_THAT(refusal_of(dense + "--quick-geglu --swiglu"), HasSubstr("exclude one another"));
-  EXPECT_THAT(refusal_of(dense + "--swiglu --activation-func-clamp-value 7"), HasSubstr("other than --quick-geglu"));
-  EXPECT_THAT(refusal_of(dense + "--swiglu --glu-linear-offset 1"), HasSubstr("other than --quick-geglu"));
+  EXPECT_THAT(refusal_of_experts(dense + "--quick-geglu --swiglu"), HasSubstr("exclude one another"));
+  EXPECT_THAT(refusal_of_experts(dense + "--swiglu --activation-func-clamp-value 7"),
+              HasSubstr("other than --quick-geglu"));
+  EXPECT_THAT(refusal_of_experts(dense + "--swiglu --glu-linear-offset 1"), HasSubstr("other than --quick-geglu"));
 }
 
 }  // namespace

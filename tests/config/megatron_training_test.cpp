@@ -3,10 +3,8 @@
 
 #include <string>
 
-#include "megatron/base/error.h"
-#include "megatron/config/megatron/arguments.h"
-#include "megatron/config/megatron/translate.h"
 #include "megatron/config/options.h"
+#include "tests/config/megatron_words.h"
 
 // Megatron-LM's weight decay that grows, its cyclic order, first weights and first validation.
 namespace megatron::config {
@@ -18,18 +16,7 @@ constexpr const char* kSmall =
     "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 32 --max-position-embeddings 32 "
     "--micro-batch-size 4 --train-iters 100 --lr 1e-4 ";
 
-MegatronTranslation translated(const std::string& words) {
-  return translate_megatron_arguments("pretrain_gpt", shell_words(words, "test"), {.world_size = 1});
-}
-RunConfig recipe(const std::string& words) { return translated(words).config; }
-std::string refusal_of(const std::string& words) {
-  try {
-    translated(words);
-  } catch (const ConfigError& error) {
-    return error.what();
-  }
-  return "";
-}
+RunConfig recipe(const std::string& words) { return translation_of_words(words).config; }
 
 TEST(MegatronTraining, LetWeightDecayGrowOverTheRun) {
   const std::string small = std::string(kSmall) + "--global-batch-size 32 ",
@@ -43,8 +30,9 @@ TEST(MegatronTraining, LetWeightDecayGrowOverTheRun) {
   const std::string samples = std::string(small).replace(small.find("--train-iters 100"), 17, "--train-samples 650");
   EXPECT_EQ(recipe(samples + both + "linear").schedule.weight_decay_incr_samples, 650);
   EXPECT_EQ(recipe(small).schedule.weight_decay_incr_samples, 0);
-  EXPECT_THAT(refusal_of(small + ends), HasSubstr("fix:  --weight-decay-incr-style linear, or --weight-decay 0.01"));
-  EXPECT_THAT(refusal_of(small + "--weight-decay-incr-style linear --end-weight-decay 1"),
+  EXPECT_THAT(refusal_of_words(small + ends),
+              HasSubstr("fix:  --weight-decay-incr-style linear, or --weight-decay 0.01"));
+  EXPECT_THAT(refusal_of_words(small + "--weight-decay-incr-style linear --end-weight-decay 1"),
               HasSubstr("--start-weight-decay must be given with --weight-decay-incr-style linear."));
 }
 
@@ -54,7 +42,7 @@ TEST(MegatronTraining, TakeSamplesCyclically) {
   EXPECT_EQ(cyclic.dataloader_type, "cyclic");
   EXPECT_EQ(cyclic.cyclic_batch, 4);
   EXPECT_EQ(save_toml(recipe(small + "--dataloader-type single")), save_toml(recipe(small)));
-  EXPECT_THAT(refusal_of(small + "--dataloader-type external"), HasSubstr("(external data loader)"));
+  EXPECT_THAT(refusal_of_words(small + "--dataloader-type external"), HasSubstr("(external data loader)"));
 }
 
 TEST(MegatronTraining, DrawFirstWeightsAndBeginToValidateAsTheySay) {
@@ -65,7 +53,8 @@ TEST(MegatronTraining, DrawFirstWeightsAndBeginToValidateAsTheySay) {
   EXPECT_EQ(model.embedding_init_method_std, 0.5);
   EXPECT_EQ(recipe(small).model.embedding_init_method_std, 0);
   EXPECT_EQ(recipe(small + "--eval-interval 5 --start-eval-at-iter 20").train.start_eval_at_iter, 20);
-  EXPECT_THAT(translated(small + "--start-eval-at-iter 20").ignored.back().text, HasSubstr("without --eval-interval"));
+  EXPECT_THAT(translation_of_words(small + "--start-eval-at-iter 20").ignored.back().text,
+              HasSubstr("without --eval-interval"));
 }
 
 }  // namespace

@@ -95,7 +95,7 @@ TEST_F(RunFoldersTest, ARankTriesWhereTheRunSaves) {
     try_to_save(nowhere, 1);
     ADD_FAILURE() << "nobody can write there";
   } catch (const ConfigError& error) {
-    EXPECT_NE(std::string(error.what()).find("save in /proc/saved"), std::string::npos) << error.what();
+    EXPECT_NE(std::string(error.what()).find("saves in /proc/saved"), std::string::npos) << error.what();
     EXPECT_NE(std::string(error.what()).find("--checkpoint.save"), std::string::npos) << error.what();
   }
   nowhere.checkpoint.save_interval = -1;

@@ -20,8 +20,8 @@ std::string concat(const Args&... args) {
   return out.str();
 }
 
-/// "rule\n  got:  …\n  fix:  …": the one shape of every message to the user. An empty `fix` is left out. Of what was
-/// got, words of more than 255 bytes keep 100 bytes of each end and their size.
+/// "rule\n  got:  …\n  fix:  …": the one shape of every message to the user. An empty `fix` is left out. Words of `got`
+/// with more than 255 bytes are shortened to the first and last 100 of them, with their size between.
 std::string rule_got_fix(const std::string& rule, const std::string& got, const std::string& fix = "");
 
 }  // namespace megatron

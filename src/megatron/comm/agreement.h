@@ -25,7 +25,8 @@ using Facts = std::vector<Fact>;
 struct AgreedError : ConfigError {
   using ConfigError::ConfigError;
 };
-/// The same of what is no ConfigError: a disk that fails, memory that runs out.
+/// What every rank throws, with the same message, where a rank has found wrong what is no matter of the command: a disk
+/// that fails, memory that runs out. Exit code 1.
 struct AgreedFailure : std::runtime_error {
   using std::runtime_error::runtime_error;
 };

@@ -28,7 +28,7 @@ bool changes_something(const std::string& action) {
   return std::ranges::any_of(kChanges, [&](const char* word) { return action.find(word) != std::string::npos; });
 }
 
-/// In a fix: a path may have 4096 bytes, and its beginning says which it is. Of what was got rule_got_fix() cuts it.
+/// The path as a fix names it, cut to its beginning: it may have 4096 bytes. In `got` rule_got_fix() shortens it.
 std::string shown(const fs::path& path) {
   constexpr std::size_t kShown = 300;
   const std::string text = path.string();

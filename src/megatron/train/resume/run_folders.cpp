@@ -112,12 +112,8 @@ void try_to_save(const config::RunConfig& config, int rank) {
     AtomicFile file(folder / concat(".trial-rank_", rank));
     file.write("what a disk that is full does not take");
     file.flush();
-  } catch (const ConfigError& refused) {
-    const std::string reason = refused.what();
-    const std::size_t got = reason.find("got:  ");
-    const std::string why =
-        got == std::string::npos ? reason : reason.substr(got + 6, reason.find('\n', got) - got - 6);
-    throw ConfigError(rule_got_fix(concat("Every rank must be able to save in ", wanted.string(), "."), why, kFix));
+  } catch (const ConfigError& refused) {  // it ends with its fix, and names no option
+    throw ConfigError(concat(refused.what(), "; the run saves in ", wanted.string(), ": ", kFix));
   }
 }
 
