@@ -9,11 +9,9 @@
 
 // Training in 8 bits (Micikevicius et al. 2022): which numbers linear layers multiply, and by what they are scaled. An
 // operand x is multiplied as the 8-bit number nearest to scale * x. The scale follows from largest magnitudes ("amax"):
-// delayed, from those of the steps before, over all microbatches and ranks (docs/decisions/0135-scales-of-the-step-
-// before.md); from the tensor's own, over all ranks that hold parts of it (0153-a-tensor-has-its-own-scale.md); from
-// that of 128 numbers, or of 128 x 128 of a weight (0164-blocks-have-their-own-scales.md); or from that of 32 numbers
-// (0166- blocks-of-32-are-those-of-the-mx-formats.md). All are the same in every layout; the second follows the
-// microbatch.
+// delayed, from those of the steps before, over all microbatches and ranks (decision 135); from the tensor's own, over
+// all ranks that hold parts of it (decision 153); from that of 128 numbers, or of 128 x 128 of a weight (decision 164);
+// or from that of 32 numbers (decision 166). All are the same in every layout; the second follows the microbatch.
 namespace megatron::plan {
 
 enum class Fp8Type : std::uint8_t {
