@@ -238,6 +238,16 @@ TEST(Launch, OfARankThatEndsItselfByASignalIsNoInterruption) {
             concat("rank ", by_itself.first_failed_rank, " failed first, ended by signal 15 (Terminated)"));
 }
 
+TEST(Launch, EndsAtOnceRanksThatWaitForOneThatWasKilled) {
+  constexpr const char* kRank = "[ $RANK = 1 ] && kill -KILL $$; exec sleep 1000";
+  const LaunchResult result = launch_processes(3, {"/bin/sh", "-c", kRank}, {.grace = std::chrono::hours(1)});
+  EXPECT_EQ(result.message, "rank 1 failed first, ended by signal 9 (Killed)");
+}
+
+TEST(Launch, NamesNoRankWhereAllEndAlike) {
+  EXPECT_EQ(launch_processes(2, {"/bin/sh", "-c", "exit 1"}).message, "all ranks failed, with exit code 1");
+}
+
 TEST(FailureOverNccl, AKilledRankIsNamedOnEveryOtherCudaDevice) {
   const int n = num_gpus();
   if (n < 2) GTEST_SKIP() << "two NVIDIA GPUs are needed, here are " << n;

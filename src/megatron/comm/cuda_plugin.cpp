@@ -64,11 +64,11 @@ void* cuda_plugin_entry(const char* name, const std::string& library) {
   return entry;
 }
 
-Group join_nccl(const LaunchedRank& place, int gpu, std::chrono::milliseconds timeout) {
+Group join_nccl(const LaunchedRank& place, int gpu, std::chrono::milliseconds timeout, const PeerCheck& check) {
   load_cuda_plugin();
-  using Make = Backend* (*)(const LaunchedRank*, int, std::int64_t);
+  using Make = Backend* (*)(const LaunchedRank*, int, std::int64_t, const PeerCheck*);
   const auto make = reinterpret_cast<Make>(cuda_plugin_entry("megatron_make_nccl_backend"));
-  return Group(std::shared_ptr<Backend>(make(&place, gpu, timeout.count())));
+  return Group(std::shared_ptr<Backend>(make(&place, gpu, timeout.count(), &check)));
 }
 
 }  // namespace megatron::comm

@@ -4,6 +4,7 @@
 
 #include "megatron/comm/group.h"
 #include "megatron/comm/processes/environment.h"
+#include "megatron/comm/processes/presence.h"
 
 // Everything that needs CUDA lives in libmegatron_cuda.so, which is loaded here and linked nowhere.
 namespace megatron::comm {
@@ -25,6 +26,6 @@ int num_cuda_devices();
 /// on that GPU. wait() orders the current stream after the collective; it does not stop the host. A rank that is
 /// missing is found by a watching thread, which ends the communication; the next call on any group of this rank throws
 /// PeerError.
-Group join_nccl(const LaunchedRank& place, int gpu, std::chrono::milliseconds timeout);
+Group join_nccl(const LaunchedRank& place, int gpu, std::chrono::milliseconds timeout, const PeerCheck& check = {});
 
 }  // namespace megatron::comm

@@ -33,13 +33,14 @@ using NcclGroup = c10::intrusive_ptr<c10d::ProcessGroupNCCL>;
 /// so somebody else must notice that one never ends.
 class NcclWorld {
  public:
-  NcclWorld(c10::intrusive_ptr<c10d::Store> store, const LaunchedRank& place, int gpu, milliseconds timeout)
+  NcclWorld(c10::intrusive_ptr<c10d::Store> store, const LaunchedRank& place, int gpu, milliseconds timeout,
+            const PeerCheck& check)
       : store_(std::move(store)),
         timeout_(timeout),
         device_(at::kCUDA, static_cast<c10::DeviceIndex>(gpu)),
         watch_(std::make_shared<C10dKeys>(store_->clone()), place.rank, place.world_size,
                place.rank == 0 && !place.store_is_kept) {
-    watch_.meet("1", timeout);
+    watch_.meet("1", timeout, check);
     thread_ = std::thread([this] { look_after(); });
   }
   ~NcclWorld() {
@@ -281,16 +282,17 @@ class NcclBackend final : public Backend {
 
 /// The plugin's entry for join_nccl(). The caller owns the result. Throws PeerError, std::runtime_error.
 extern "C" __attribute__((visibility("default"))) megatron::comm::Backend* megatron_make_nccl_backend(
-    const megatron::comm::LaunchedRank* place, int gpu, std::int64_t timeout_ms) {
+    const megatron::comm::LaunchedRank* place, int gpu, std::int64_t timeout_ms,
+    const megatron::comm::PeerCheck* check) {
   using namespace megatron::comm;
   // c10d's own watchdog answers a late collective by ending the process, before anybody has said which rank is missing.
   setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0", 0);
   setenv("TORCH_NCCL_ENABLE_MONITORING", "0", 0);
   c10::cuda::set_device(static_cast<c10::DeviceIndex>(gpu));
   const std::chrono::milliseconds timeout(timeout_ms);
-  const auto store = connect_store(*place, timeout);
+  const auto store = connect_store(*place, timeout, *check);
   return as_part_of_meeting([&]() -> Backend* {
-    auto world = std::make_shared<NcclWorld>(store, *place, gpu, timeout);
+    auto world = std::make_shared<NcclWorld>(store, *place, gpu, timeout, *check);
     std::vector<int> everybody(static_cast<std::size_t>(place->world_size));
     std::iota(everybody.begin(), everybody.end(), 0);
     return new NcclBackend(std::move(world), "world", std::move(everybody));

@@ -27,6 +27,7 @@
 #include "megatron/comm/cuda_plugin.h"
 #include "megatron/comm/processes/gloo_backend.h"
 #include "megatron/comm/processes/launch.h"
+#include "megatron/comm/processes/presence.h"
 #include "megatron/comm/processes/refusal.h"
 #include "megatron/comm/threads/local_backend.h"
 #include "megatron/config/options.h"
@@ -82,6 +83,21 @@ void configure_rank(const config::ParallelConfig& parallel, int rank, int ranks)
 // Whether the ranks of the job that this process runs have met: then they learn of each other's end as they
 // communicate. A process is a rank of one job at a time.
 std::atomic<bool> have_met = false;
+// Before they have met: of a rank that others wait for.
+std::optional<comm::Presence> presence;
+
+// Where the rank of `place` meets the others.
+comm::LaunchedRank meeting_of(const comm::LaunchedRank& place) { return presence ? presence->place() : place; }
+
+// Throws PeerError where a rank that was there is gone.
+void check_peers() {
+  if (presence) presence->check();
+}
+
+void note_met() {
+  have_met = true;
+  if (presence) presence->met();
+}
 
 // What the ranks of a job do, and what they must have in common besides the recipe before they do it.
 struct RankWork {
@@ -154,8 +170,8 @@ int run_on_gpu(const plan::ResolvedRun& run, const std::optional<comm::LaunchedR
   configure_rank(parallel, place ? place->local_rank : 0, place ? place->local_size : 1);
   at::globalContext().setDeterministicCuDNN(run.config.train.deterministic_mode);
   comm::Group world;
-  if (run.grid.world_size() > 1) world = comm::join_nccl(*place, gpu, timeout_of(parallel));
-  have_met = true;
+  if (run.grid.world_size() > 1) world = comm::join_nccl(meeting_of(*place), gpu, timeout_of(parallel), check_peers);
+  note_met();
   return run_body(run, work, world, device);
 }
 
@@ -189,7 +205,7 @@ void tell_peers(const comm::LaunchedRank& place, const comm::Problem& problem) {
   constexpr std::chrono::seconds kUsualWait{5};
   auto telling = std::async(std::launch::async, [&] {
     try {
-      comm::refuse_to_meet(place, problem, patience_with_peers(own_command()));
+      comm::refuse_to_meet(meeting_of(place), problem, patience_with_peers(own_command()), check_peers);
     } catch (const comm::AgreedError&) {
       throw;
     } catch (const comm::AgreedFailure&) {
@@ -230,16 +246,24 @@ int with_peers_told(const std::function<int()>& job) {
 
 int run_job_of_ranks(const std::function<int()>& job) {
   have_met = false;
-  const auto is_said_by_rank_0 = [] {
-    const auto place = comm::place_from(comm::process_environment());
-    return place && place->rank_0_speaks && place->rank > 0;
-  };
+  std::optional<comm::LaunchedRank> own;
+  try {
+    own = comm::place_from(comm::process_environment());
+  } catch (const ConfigError&) {  // the job says it
+  }
+  if (own) presence.emplace(*own);
+  struct Ending {
+    ~Ending() { presence.reset(); }
+  } ending;
+  const auto is_said_by_rank_0 = [&] { return own && own->rank_0_speaks && own->rank > 0; };
   try {
     return with_peers_told([&] { return with_wrong_paths_refused(job); });
   } catch (const comm::AgreedError&) {
+    note_met();
     if (is_said_by_rank_0()) return kWrong;
     throw;
   } catch (const comm::AgreedFailure&) {
+    note_met();
     if (is_said_by_rank_0()) return kFailed;
     throw;
   }
@@ -288,8 +312,8 @@ int run_on_ranks(const plan::ResolvedRun& run, const std::optional<comm::Launche
   if (parallel.device == "cuda") return run_on_gpu(run, place, work);
   if (!place) return run_threads(run, work);
   configure_rank(parallel, place->local_rank, place->local_size);
-  const comm::Group world = comm::join_gloo(*place, timeout_of(parallel));
-  have_met = true;
+  const comm::Group world = comm::join_gloo(meeting_of(*place), timeout_of(parallel), check_peers);
+  note_met();
   return run_body(run, work, world, at::kCPU);
 }
 

@@ -27,6 +27,7 @@ struct LaunchedRank {
   std::string address = "127.0.0.1";  ///< host of the rendezvous store
   int port = 0;
   bool store_is_kept = false;  ///< by the launcher; otherwise rank 0 keeps it
+  bool store_is_open = false;  ///< already, by this process, which is rank 0 and keeps it
   std::string store_prefix = "megatron";
   std::string interface;    ///< network interface for connections; empty: the one that leads to the store
   std::string launcher;     ///< "torchrun", "Open MPI", "PMI", "Slurm"

@@ -27,6 +27,8 @@ using std::chrono::milliseconds;
 /// Long for a busy host, short enough that a rank which the network has cut off still ends in time.
 constexpr milliseconds kAnswerLimit{5000};
 
+constexpr milliseconds kCheckInterval{50};
+
 double seconds_of(milliseconds duration) { return std::chrono::duration<double>(duration).count(); }
 
 }  // namespace
@@ -75,7 +77,7 @@ struct RunStore::Worker {
 };
 
 template <class Call>
-auto RunStore::ask(milliseconds limit, Call call) const {
+auto RunStore::ask(milliseconds limit, Call call, const PeerCheck& check) const {
   using Result = decltype(call(*worker_));
   auto task = std::make_shared<std::packaged_task<Result()>>(
       [worker = worker_.get(), call = std::move(call)] { return call(*worker); });
@@ -89,7 +91,17 @@ auto RunStore::ask(milliseconds limit, Call call) const {
     worker_->calls.emplace_back([task] { (*task)(); });
   }
   worker_->changed.notify_one();
-  if (result.wait_for(limit) != std::future_status::ready) {
+  const auto deadline = Clock::now() + limit;
+  while (check && result.wait_for(kCheckInterval) != std::future_status::ready && Clock::now() < deadline) {
+    try {
+      check();
+    } catch (const PeerError&) {
+      const std::lock_guard lock(worker_->mutex);
+      worker_->hangs = true;
+      throw;
+    }
+  }
+  if (result.wait_until(deadline) != std::future_status::ready) {
     const std::lock_guard lock(worker_->mutex);
     if (result.wait_for(milliseconds(0)) != std::future_status::ready) {
       worker_->hangs = true;
@@ -103,17 +115,21 @@ auto RunStore::ask(milliseconds limit, Call call) const {
   }
 }
 
-RunStore::RunStore(const Connect& connect, Connect again, RunKey key, std::string where, milliseconds timeout)
+RunStore::RunStore(const Connect& connect, Connect again, RunKey key, std::string where, milliseconds timeout,
+                   const PeerCheck& check)
     : Store(timeout),
       again_(std::move(again)),
       key_(std::move(key)),
       where_(std::move(where)),
       answer_limit_(std::min(timeout, kAnswerLimit)),
       worker_(Worker::start()) {
-  ask(timeout, [connect](Worker& worker) {
-    worker.store = connect();
-    return true;
-  });
+  ask(
+      timeout,
+      [connect](Worker& worker) {
+        worker.store = connect();
+        return true;
+      },
+      check);
 }
 
 RunStore::~RunStore() = default;
@@ -221,23 +237,25 @@ std::vector<HostAddress> peer_addresses(const std::string& host, int port) {
   }
 }
 
-c10::intrusive_ptr<c10d::Store> connect_store(const LaunchedRank& place, milliseconds timeout) {
+c10::intrusive_ptr<c10d::Store> connect_store(const LaunchedRank& place, milliseconds timeout, const PeerCheck& check) {
+  if (check) check();
   RunKey key(secret_of(place));
   peer_addresses(place.address, place.port);  // c10d's own look-up of the name would wait as long as the system does
   quieten_c10d();
   const auto again = [address = place.address, port = place.port, timeout] {
     return client_of(address, port, timeout);
   };
-  const bool keeps = place.rank == 0 && !place.store_is_kept;
+  const bool keeps = place.rank == 0 && !place.store_is_kept, opens = keeps && !place.store_is_open;
   const auto first = [=, address = place.address, port = place.port] {
-    return keeps ? c10::intrusive_ptr<c10d::Store>(keep_store(address, port, timeout)) : again();
+    return opens ? c10::intrusive_ptr<c10d::Store>(keep_store(address, port, timeout)) : again();
   };
   c10::intrusive_ptr<c10d::Store> prefixed;
   try {
-    auto store =
-        c10::make_intrusive<RunStore>(first, again, std::move(key), concat(place.address, ":", place.port), timeout);
+    auto store = c10::make_intrusive<RunStore>(first, again, std::move(key), concat(place.address, ":", place.port),
+                                               timeout, check);
     prefixed = c10::make_intrusive<c10d::PrefixStore>(place.store_prefix, std::move(store));
   } catch (const PeerError& e) {
+    if (check) check();
     throw PeerError(rule_got_fix(concat("rendezvous: rank ", place.rank, " cannot reach the store at ", place.address,
                                         ":", place.port, keeps ? " (which it keeps itself)." : " (kept by rank 0)."),
                                  e.what(), "check MASTER_ADDR and MASTER_PORT, and that rank 0 runs"));
@@ -247,14 +265,18 @@ c10::intrusive_ptr<c10d::Store> connect_store(const LaunchedRank& place, millise
   return c10::make_intrusive<c10d::PrefixStore>(name_of_start(keys, place.rank, place.world_size, timeout), prefixed);
 }
 
-c10::intrusive_ptr<c10d::Store> newest_start_in_store(const LaunchedRank& place, milliseconds timeout) {
+c10::intrusive_ptr<c10d::Store> store_client(const LaunchedRank& place, milliseconds timeout) {
   quieten_c10d();
   const auto connect = [address = place.address, port = place.port, timeout] {
     return client_of(address, port, timeout);
   };
   auto store = c10::make_intrusive<RunStore>(connect, connect, RunKey(secret_of(place)),
                                              concat(place.address, ":", place.port), timeout);
-  const auto prefixed = c10::make_intrusive<c10d::PrefixStore>(place.store_prefix, std::move(store));
+  return c10::make_intrusive<c10d::PrefixStore>(place.store_prefix, std::move(store));
+}
+
+c10::intrusive_ptr<c10d::Store> newest_start_in_store(const LaunchedRank& place, milliseconds timeout) {
+  const auto prefixed = store_client(place, timeout);
   C10dKeys keys(prefixed);
   const auto name = newest_start(keys);
   if (!name) return {};

@@ -10,6 +10,7 @@
 #include "megatron/base/ranks/host_address.h"
 #include "megatron/base/ranks/run_key.h"
 #include "megatron/comm/processes/environment.h"
+#include "megatron/comm/processes/presence.h"
 
 // Private to the files that know c10d.
 namespace megatron::comm {
@@ -24,8 +25,9 @@ class RunStore final : public c10d::Store {
 
   /// Connects by `connect`, within `timeout`; `again` makes the connections of clones. `where`, for errors:
   /// "HOST:PORT". `timeout` also limits how long get() and wait() wait for a key, and is as much as 5 s the limit of an
-  /// answer.
-  RunStore(const Connect& connect, Connect again, RunKey key, std::string where, std::chrono::milliseconds timeout);
+  /// answer. `check`: asked while the first connection is waited for; what it throws ends the waiting.
+  RunStore(const Connect& connect, Connect again, RunKey key, std::string where, std::chrono::milliseconds timeout,
+           const PeerCheck& check = {});
   ~RunStore() override;  ///< does not wait for a call that hangs: the thread ends when the kernel gives it up
 
   using Store::compareSet;
@@ -45,7 +47,7 @@ class RunStore final : public c10d::Store {
  private:
   struct Worker;
   template <class Call>
-  auto ask(std::chrono::milliseconds limit, Call call) const;
+  auto ask(std::chrono::milliseconds limit, Call call, const PeerCheck& check = {}) const;
   /// The value, if a rank of this run has written one.
   std::optional<RunKey::Bytes> look(const std::string& key) const;
   RunKey::Bytes wait_for(const std::string& key, std::chrono::milliseconds timeout) const;
@@ -59,8 +61,13 @@ class RunStore final : public c10d::Store {
 
 /// The store of `place`, which rank 0 keeps unless a launcher does: it listens on the address that place.address names
 /// and on no other. What ranks said there in an earlier start is not seen (name_of_start): all ranks must call where
-/// a launcher keeps the store. Throws PeerError, and ConfigError as secret_of().
-c10::intrusive_ptr<c10d::Store> connect_store(const LaunchedRank& place, std::chrono::milliseconds timeout);
+/// a launcher keeps the store. `check`: asked before and while rank 0 is waited for. Throws PeerError, what `check`
+/// does, and ConfigError as secret_of().
+c10::intrusive_ptr<c10d::Store> connect_store(const LaunchedRank& place, std::chrono::milliseconds timeout,
+                                              const PeerCheck& check = {});
+
+/// The store of `place`, which is open, for one more connection of this process. Throws PeerError as RunStore does.
+c10::intrusive_ptr<c10d::Store> store_client(const LaunchedRank& place, std::chrono::milliseconds timeout);
 
 /// What a launcher sees of the store that it keeps for the ranks of `place`: that of their newest start, null where
 /// none is complete. Throws PeerError as RunStore does.

@@ -431,14 +431,14 @@ std::string address_towards(const std::string& host, int port) {
 
 Group join_world(c10::intrusive_ptr<c10d::Store> store, const RunKey& key,
                  std::shared_ptr<::gloo::transport::Device> device, int rank, int size, bool keeps_store,
-                 milliseconds timeout) {
+                 milliseconds timeout, const PeerCheck& check = {}) {
   std::signal(SIGPIPE, SIG_IGN);  // Gloo writes to a peer that is gone: that shall be an error, not the end
   auto world = std::make_shared<GlooWorld>(key);
   world->watch = std::make_unique<PeerWatch>(std::make_shared<C10dKeys>(store->clone()), rank, size, keeps_store);
   world->store = std::move(store);
   world->device = std::move(device);
   world->timeout = timeout;
-  world->nonces = world->watch->meet(random_secret(), timeout);
+  world->nonces = world->watch->meet(random_secret(), timeout, check);
   std::vector<int> everybody(static_cast<std::size_t>(size));
   std::iota(everybody.begin(), everybody.end(), 0);
   return Group(make_member(std::move(world), "world", std::move(everybody)));
@@ -446,16 +446,16 @@ Group join_world(c10::intrusive_ptr<c10d::Store> store, const RunKey& key,
 
 }  // namespace
 
-Group join_gloo(const LaunchedRank& place, milliseconds timeout) {
+Group join_gloo(const LaunchedRank& place, milliseconds timeout, const PeerCheck& check) {
   if (place.world_size == 1) return Group();
   const auto device = place.interface.empty()
                           ? c10d::ProcessGroupGloo::createDeviceForHostname(address_towards(place.address, place.port))
                           : c10d::ProcessGroupGloo::createDeviceForInterface(place.interface);
   const RunKey key(secret_of(place));
-  const auto store = connect_store(place, timeout);
+  const auto store = connect_store(place, timeout, check);
   return as_part_of_meeting([&] {
     return join_world(store, key, device, place.rank, place.world_size, place.rank == 0 && !place.store_is_kept,
-                      timeout);
+                      timeout, check);
   });
 }
 
@@ -509,6 +509,14 @@ std::string StoreServer::told_failure(const LaunchedRank& place) const {
     return comm::told_failure(keys).value_or("");
   } catch (const std::exception&) {  // who failed first is then judged by who ended first
     return "";
+  }
+}
+
+bool StoreServer::all_have_come(const LaunchedRank& place) const {
+  try {
+    return static_cast<bool>(newest_start_in_store(place, milliseconds(1000)));
+  } catch (const std::exception&) {  // those that have get the time that they need
+    return true;
   }
 }
 

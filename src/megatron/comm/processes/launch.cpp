@@ -92,6 +92,8 @@ class Children {
 
   /// The first rank that ended with a code that is not clean; -1: none.
   int first() const { return first_; }
+  /// A signal has ended that one, which has told nobody.
+  bool first_was_killed() const { return first_ >= 0 && ends_.at(first_).killed; }
 
   /// Once all have ended. `told`: what StoreServer::told_failure() said when the first had.
   LaunchResult result(const std::string& told) const {
@@ -101,6 +103,10 @@ class Children {
     if (is_interrupted_) result.interrupted_by = expected_.front();
     if (first_ < 0) return result;
     const Ending& end = ends_.at(result.first_failed_rank);
+    if (told.empty() && all_ended_alike()) {
+      result.message = concat("all ranks failed, with exit code ", end.code);
+      return result;
+    }
     result.message = concat("rank ", result.first_failed_rank, " failed first, ");
     if (is_among_stopped(result.first_failed_rank))
       result.message += "stopped by SIGSTOP or a debugger";
@@ -137,6 +143,13 @@ class Children {
     return end == ends_.end() || end->second.clean || misses_first ? first_ : teller;
   }
 
+  /// By themselves, for what they have agreed on: who ended first is chance.
+  bool all_ended_alike() const {
+    const Ending& any = ends_.begin()->second;
+    return std::ranges::all_of(
+        ends_, [&](const auto& one) { return !one.second.killed && !one.second.by_us && one.second.code == any.code; });
+  }
+
   bool is_among_stopped(int rank) const { return std::ranges::find(stopped_, rank) != stopped_.end(); }
 
   static bool names_rank(const std::string& text, int rank) {
@@ -154,10 +167,14 @@ class Children {
   bool is_interrupted_ = false;
 };
 
+/// What the ranks' store says.
+struct Told {
+  std::function<std::string()> failure;  ///< StoreServer::told_failure(); asked once, when a rank has failed
+  std::function<bool()> all_have_come;   ///< asked when a signal has ended one
+};
+
 /// Waits for all, passes the first signal on and ends those that stay: after a second one, and after a rank has failed.
-/// `told`: asked once, when a rank has failed.
-LaunchResult supervise(Children& children, const HeldSignals& signals, const LaunchOptions& options,
-                       const std::function<std::string()>& told) {
+LaunchResult supervise(Children& children, const HeldSignals& signals, const LaunchOptions& options, const Told& told) {
   std::optional<Clock::time_point> first_signal, first_failure;
   std::string failure;
   int escalation = 0;
@@ -166,7 +183,13 @@ LaunchResult supervise(Children& children, const HeldSignals& signals, const Lau
     if (children.first() >= 0 && !first_failure) {
       first_failure = Clock::now();
       children.note_stopped();
-      failure = told();
+      failure = told.failure();
+      // The others wait for it in vain, have done nothing yet, and could not say what has become of it.
+      if (children.first_was_killed() && !told.all_have_come()) {
+        children.signal_all(SIGTERM);
+        children.kill_stopped();
+        escalation = 1;
+      }
     }
     if (!children.any()) return children.result(failure);
     if (first_failure && escalation < 2 && Clock::now() >= *first_failure + (escalation + 1) * options.grace) {
@@ -209,7 +232,9 @@ LaunchResult launch_processes(int size, const std::vector<std::string>& command,
     place.store_is_kept = place.rank_0_speaks = true;
     children.add(start_process({.path = command[0], .words = command, .variables = environment_of(place)}, signals));
   }
-  return supervise(children, signals, options, [&] { return store.told_failure(as_read_by_rank(place)); });
+  return supervise(children, signals, options,
+                   {.failure = [&] { return store.told_failure(as_read_by_rank(place)); },
+                    .all_have_come = [&] { return store.all_have_come(as_read_by_rank(place)); }});
 }
 
 }  // namespace megatron::comm

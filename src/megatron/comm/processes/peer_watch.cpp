@@ -53,18 +53,18 @@ PeerWatch::~PeerWatch() {
   }
 }
 
-std::vector<std::string> PeerWatch::meet(const std::string& mine, milliseconds timeout) {
-  return come({.problem = {}, .says = mine}, timeout);
+std::vector<std::string> PeerWatch::meet(const std::string& mine, milliseconds timeout, const PeerCheck& check) {
+  return come({.problem = {}, .says = mine}, timeout, check);
 }
 
-void PeerWatch::refuse(const Problem& problem, milliseconds timeout) {
+void PeerWatch::refuse(const Problem& problem, milliseconds timeout, const PeerCheck& check) {
   // A launcher that keeps the store asks there who failed first.
   if (!problem.is_config) keys_->set_once(kFailure, failure_text(rank_, problem.text));
-  come({.problem = problem, .says = {}}, timeout);
+  come({.problem = problem, .says = {}}, timeout, check);
   throw std::logic_error("PeerWatch::refuse: a problem must have a text");
 }
 
-std::vector<std::string> PeerWatch::come(const Word& mine, milliseconds timeout) {
+std::vector<std::string> PeerWatch::come(const Word& mine, milliseconds timeout, const PeerCheck& check) {
   constexpr char kStarts = '+', kConfig = '2', kFails = '1';  // before what a rank says
   const auto start = Clock::now();
   auto deadline = start + timeout;
@@ -91,9 +91,12 @@ std::vector<std::string> PeerWatch::come(const Word& mine, milliseconds timeout)
   while (true) {
     try {
       look();
-    } catch (const PeerError&) {  // the keeper of the store has ended, as all do where one cannot start
-      if (!refused_) throw;
-      throw_problems(problems);
+      if (!missing.empty() && check) check();
+    } catch (const PeerError&) {  // the keeper of the store has ended, as all do where one cannot start; or a rank has
+      if (refused_) throw_problems(problems);
+      gave_up_ = true;
+      if (check) check();
+      throw;
     }
     const bool is_late = Clock::now() > deadline;
     if (refused_ && (missing.empty() || is_late)) throw_problems(problems);

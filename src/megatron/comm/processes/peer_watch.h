@@ -13,6 +13,7 @@
 
 #include "megatron/comm/agreement.h"
 #include "megatron/comm/processes/key_store.h"
+#include "megatron/comm/processes/presence.h"
 
 namespace megatron::comm {
 
@@ -31,10 +32,11 @@ class PeerWatch {
 
   /// Waits until every rank has come to the store, and returns what each says there of itself, as this one says `mine`.
   /// Throws PeerError naming those that have not come within `timeout`; where some have come by refuse(), what
-  /// throw_problems() does, on all alike.
-  std::vector<std::string> meet(const std::string& mine, std::chrono::milliseconds timeout);
+  /// throw_problems() does, on all alike. `check`: asked while others are waited for; what it throws ends the waiting.
+  std::vector<std::string> meet(const std::string& mine, std::chrono::milliseconds timeout,
+                                const PeerCheck& check = {});
   /// Comes to the store as meet() does, as a rank that cannot start.
-  [[noreturn]] void refuse(const Problem& problem, std::chrono::milliseconds timeout);
+  [[noreturn]] void refuse(const Problem& problem, std::chrono::milliseconds timeout, const PeerCheck& check = {});
 
   /// `id`: equal on every member, without spaces. Returns what the calls below name the group by.
   std::size_t add_group(std::string id, std::vector<int> world_ranks);
@@ -70,7 +72,7 @@ class PeerWatch {
     std::map<std::string, std::uint64_t> entered;  ///< by group
   };
 
-  std::vector<std::string> come(const Word& mine, std::chrono::milliseconds timeout);
+  std::vector<std::string> come(const Word& mine, std::chrono::milliseconds timeout, const PeerCheck& check);
   void watch();
   void publish();
   void look_for_trouble();

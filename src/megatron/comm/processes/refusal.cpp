@@ -6,11 +6,12 @@
 
 namespace megatron::comm {
 
-void refuse_to_meet(const LaunchedRank& place, const Problem& problem, std::chrono::milliseconds timeout) {
-  const auto store = connect_store(place, timeout);
+void refuse_to_meet(const LaunchedRank& place, const Problem& problem, std::chrono::milliseconds timeout,
+                    const PeerCheck& check) {
+  const auto store = connect_store(place, timeout, check);
   PeerWatch watch(std::make_shared<C10dKeys>(store), place.rank, place.world_size,
                   place.rank == 0 && !place.store_is_kept);
-  watch.refuse(problem, timeout);
+  watch.refuse(problem, timeout, check);
 }
 
 }  // namespace megatron::comm
