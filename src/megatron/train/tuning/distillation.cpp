@@ -7,6 +7,7 @@
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
+#include <exception>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -14,7 +15,7 @@
 #include "megatron/base/error.h"
 #include "megatron/base/machine/out_of_memory.h"
 #include "megatron/checkpoint/weights.h"
-#include "megatron/comm/first_rank.h"
+#include "megatron/comm/agreement.h"
 #include "megatron/families/hf_config.h"
 #include "megatron/interchange/weights.h"
 #include "megatron/model/options.h"
@@ -180,12 +181,18 @@ void check_teacher(const plan::ResolvedRun& run) {
 
 ForwardStep distillation_step(const plan::ResolvedRun& run, Engine& engine) {
   std::shared_ptr<Teacher> teacher;
-  comm::run_on_every_rank(
+  std::exception_ptr lack;  // of memory: the rank's own, with what it was planned to hold
+  comm::run_together(
       engine.context.world(),
       [&] {
-        teacher = taking_memory_for("the teacher", [&] { return std::make_shared<Teacher>(run, engine.context); });
+        try {
+          teacher = taking_memory_for("the teacher", [&] { return std::make_shared<Teacher>(run, engine.context); });
+        } catch (const OutOfMemory&) {
+          lack = std::current_exception();
+        }
       },
       beat_of(run.config));
+  if (lack) std::rethrow_exception(lack);
   teacher->connect(engine.context, engine.timers);
   const Distillation distillation{.alpha = run.config.distill.alpha, .temperature = run.config.distill.temperature};
   ForwardStep step;

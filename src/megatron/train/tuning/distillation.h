@@ -15,7 +15,7 @@ namespace megatron::train {
 /// teacher's stages compute all microbatches; what goes into its last stage stays until the student's last stage has
 /// had the microbatch. A validation's loss is the model's own. All logits of a microbatch, the student's and the
 /// teacher's, exist at once on every rank of tp that holds the last stage. Keeps a reference to the engine. Collective
-/// over the world. Throws ConfigError on every rank where the teacher does not fit.
+/// over the world. What a rank cannot read of the teacher all throw, as comm::run_together().
 ForwardStep distillation_step(const plan::ResolvedRun& run, Engine& engine);
 
 /// The model that distill.teacher names, of any format; nothing where it names none. Reads its sizes; throws
