@@ -266,15 +266,22 @@ comm::Facts facts_of(const Work& job) {
   return facts;
 }
 
-/// The lock of the run's folder, which is made. Throws ConfigError where another run holds it, or a seed in it is of
-/// another origin.
-checkpoint::FolderLock take_folder(const Work& job) {
-  make_folder(job.out());
-  checkpoint::FolderLock lock(job.out(), "name another --train.out");
+constexpr const char* kFix = "name another --train.out";
+
+/// Throws ConfigError where a seed in the run's folder is of another origin.
+void check_seeds(const Work& job) {
   for (const std::uint64_t seed : job.seeds) {
     finished(job, seed);
     train::check_metrics_file(finetune::seed_folder(job.out(), seed) / "metrics.jsonl");
   }
+}
+
+/// The lock of the run's folder, which is made. Throws ConfigError where another run holds it, or a seed in it is of
+/// another origin.
+checkpoint::FolderLock take_folder(const Work& job) {
+  make_folder(job.out());
+  checkpoint::FolderLock lock(job.out(), kFix);
+  check_seeds(job);
   return lock;
 }
 
@@ -315,8 +322,8 @@ int run_finetune(const Args& args) {
   kernels::set_matmul_precision(train.matmul_precision);
   run::check_memory(job.run, place, plan::Holding::Training);
   const bool starts = run::starts_processes(job.run, place);
-  if (starts) take_folder(job);                // tried: the first rank's process will hold it
-  std::optional<checkpoint::FolderLock> lock;  // held until the run ends
+  if (starts) train::try_folder(job.out(), kFix, [&] { check_seeds(job); });  // the first rank's process will hold it
+  std::optional<checkpoint::FolderLock> lock;                                 // held until the run ends
   const auto begin = [&] {
     lock.emplace(take_folder(job));
     write_beginning(job);
@@ -330,6 +337,7 @@ int run_finetune(const Args& args) {
       [&](const comm::Group& world, at::Device device) {
         if (meets) run::stop_on_signals();
         run::check_gpu_memory(job.run, world, device, plan::Holding::Training);
+        if (meets) train::require_shared_folder(seed_run(job, job.seeds[0]).config, world);
         comm::run_together(
             world, world.rank() == 0 ? std::function<void()>(begin) : [] {});
         return run::with_planned_memory(job.run, world, device, [&] { return run_seeds(job, world, device); });

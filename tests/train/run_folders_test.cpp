@@ -5,8 +5,12 @@
 #include <fstream>
 #include <iterator>
 #include <optional>
+#include <string>
+#include <vector>
 
 #include "megatron/base/error.h"
+#include "megatron/comm/agreement.h"
+#include "megatron/comm/threads/local_backend.h"
 #include "tests/testing/temporary_folder.h"
 
 namespace megatron::train {
@@ -147,6 +151,44 @@ TEST_F(RunFoldersTest, RefuseATraceThatCannotBeWritten) {
   fs::create_directories(folder_ / "folder.json");
   options.log.trace = (folder_ / "folder.json").string();
   EXPECT_NE(error_of(options).find("log.trace must name a file"), std::string::npos) << error_of(options);
+}
+
+TEST_F(RunFoldersTest, AFolderThatIsTriedIsLeftAsItWas) {
+  try_folder(folder_ / "deep/tried", "another", [] {});
+  EXPECT_FALSE(fs::exists(folder_)) << "nothing is left";
+  fs::create_directories(folder_ / "there");
+  EXPECT_THROW(try_folder(folder_ / "there", "another", [] { throw ConfigError("no"); }), ConfigError);
+  EXPECT_TRUE(fs::is_empty(folder_ / "there"));
+}
+
+/// What ranks say of which the second one saves elsewhere, as on a host with a disk of its own there.
+std::vector<std::string> said_of(const config::RunConfig& first, const config::RunConfig& second) {
+  std::vector<std::string> said(2, "shared");
+  comm::run_ranks(2, [&](const comm::Group& world) {
+    try {
+      require_shared_folder(world.rank() == 0 ? first : second, world);
+    } catch (const comm::AgreedError& error) {
+      said[static_cast<std::size_t>(world.rank())] = error.what();
+    }
+  });
+  return said;
+}
+
+TEST_F(RunFoldersTest, EveryRankMustSeeTheFolderOfCheckpoints) {
+  fs::create_directories(folder_ / "a");
+  fs::create_directories(folder_ / "b");
+  EXPECT_EQ(said_of(config("a"), config("a")), std::vector<std::string>(2, "shared"));
+  const config::RunConfig deep_a = config("a/deep/run"), deep_b = config("b/deep/run");
+  EXPECT_EQ(said_of(deep_a, deep_a), std::vector<std::string>(2, "shared"));
+  const std::vector<std::string> said = said_of(deep_a, deep_b);
+  EXPECT_EQ(said[0], said[1]);
+  EXPECT_NE(said[0].find("rank 1: All ranks must see the folder"), std::string::npos) << said[0];
+  EXPECT_NE(said[0].find(deep_b.train.out), std::string::npos) << said[0];
+  EXPECT_NE(said[0].find("fix:  name a folder of a disk that all hosts share: --train.out"), std::string::npos);
+  EXPECT_TRUE(fs::is_empty(folder_ / "a")) << "nothing is left";
+  config::RunConfig a = config("a"), b = config("b");
+  a.checkpoint.save_interval = b.checkpoint.save_interval = -1;
+  EXPECT_EQ(said_of(a, b), std::vector<std::string>(2, "shared")) << "nothing is saved";
 }
 
 }  // namespace

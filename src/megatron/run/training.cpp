@@ -283,6 +283,7 @@ int train(const TrainingJob& job, const TrainingOptions& options) {
           if (meets && world.rank() != 0) train::try_to_save(run.config, world.rank());
         },
         beat);
+    if (meets) train::require_shared_folder(run.config, world);
     comm::run_together(
         world,
         [&] {

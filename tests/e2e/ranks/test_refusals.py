@@ -23,6 +23,26 @@ def start(words, variables_of_rank, inside=()):
                             stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
 
 
+def sockets_of(process):
+    """Of the process's TCP sockets local port, remote port and whether it listens."""
+    own = set()
+    for descriptor in pathlib.Path(f"/proc/{process.pid}/fd").glob("*"):
+        try:
+            own.add(os.readlink(descriptor).removeprefix("socket:[").removesuffix("]"))
+        except OSError:  # closed meanwhile
+            pass
+    rows = [line.split() for line in pathlib.Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    return [(int(row[1].split(":")[1], 16), int(row[2].split(":")[1], 16), row[3] == "0A") for row in rows
+            if row[9] in own]
+
+
+def watches(first, rank, store):
+    """Whether rank 0, the process `first`, has accepted what `rank` keeps open to be missed by."""
+    ports = {local for local, _, listens in sockets_of(first) if listens} - {store}
+    accepted = {remote for local, remote, listens in sockets_of(first) if local in ports and not listens}
+    return any(local in accepted and remote in ports for local, remote, _ in sockets_of(rank))
+
+
 class RefusedStarts(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
@@ -91,6 +111,29 @@ class RefusedStarts(unittest.TestCase):
         processes = [start(self.words(), environment(0, 2, port)),
                      start(self.words("--data.data_cache_path", "/tmp"), environment(1, 2, port), inside)]
         self.expect_end(processes, 2, "rank 1: ", "Read-only file system")
+
+    def test_a_folder_for_checkpoints_that_one_host_has_for_itself(self):
+        disk = self.place.path / "disk"
+        disk.mkdir()
+        inside = ["unshare", "--mount", "bash", "-c", 'mount -t tmpfs none "$0" && exec "$@"', str(disk)]
+        if subprocess.run([*inside, "true"], capture_output=True, check=False).returncode != 0:
+            self.skipTest("no mounts of one's own")
+        port = free_port()
+        words = self.words("--checkpoint.save", disk / "saved")
+        self.expect_end([start(words, environment(0, 2, port)), start(words, environment(1, 2, port), inside)], 2,
+                        "rank 1: All ranks must see the folder in which the run saves", "--checkpoint.save")
+        self.assertEqual(list(disk.iterdir()), [])
+
+    def test_a_rank_that_is_killed_before_all_have_met(self):
+        for lost in (0, 1):
+            with self.subTest(lost=lost):
+                port = free_port()  # rank 2 does not come
+                ranks = [start(self.words(*BATCH), environment(rank, 3, port)) for rank in (0, 1)]
+                while not watches(*ranks, port):
+                    self.assertIsNone(ranks[1].poll())
+                ranks[lost].kill()
+                ranks[lost].communicate()
+                self.expect_end([ranks[1 - lost]], 1, f"the process of rank {lost} has ended before the ranks met")
 
     def test_ranks_of_one_terminal_say_it_once(self):
         words = self.words(*BATCH, "--world-size", 3, "--launch", "processes")

@@ -2,6 +2,7 @@
 import array
 import json
 import operator
+import os
 import pathlib
 import random
 import statistics
@@ -388,6 +389,14 @@ class Finetune(unittest.TestCase):
                 for error in errors:
                     self.assertIn(path, error)
                 self.assertFalse((self.path / "out").exists())
+
+    def test_ranks_of_a_launcher_that_cannot_start_leave_no_folder(self):
+        words = self.words("out", "--world-size", 2, "--global-batch-size", 16, "--launch", "processes")
+        result = subprocess.run([os.path.abspath(MEGATRON), *map(str, words)], capture_output=True, text=True,
+                                timeout=ENDS_IN, check=False, env=os.environ | {"GLOO_SOCKET_IFNAME": "nowhere"})
+        self.assertNotEqual(result.returncode, 0)
+        self.assertIn("nowhere", result.stderr)
+        self.assertFalse((self.path / "out").exists())
 
     def test_wrong_input_ends_before_it_begins(self):
         self.assertIn("fim.rate", self.finetune("out", "--fim-rate", 0.3, "--eval-iters", 1, code=2))

@@ -1,10 +1,18 @@
 #include "megatron/train/resume/run_folders.h"
 
+#include <unistd.h>
+
 #include <algorithm>
+#include <charconv>
+#include <chrono>
+#include <optional>
 #include <system_error>
+#include <thread>
 
 #include "megatron/base/error.h"
 #include "megatron/base/files/file.h"
+#include "megatron/base/ranks/run_key.h"
+#include "megatron/comm/agreement.h"
 #include "megatron/train/inputs.h"
 
 namespace megatron::train {
@@ -38,10 +46,10 @@ class MadePlaces {
     made_.insert(made_.end(), missing.rbegin(), missing.rend());
     make_folder(folder, fix);
   }
-  checkpoint::FolderLock lock(const fs::path& folder) {
+  checkpoint::FolderLock lock(const fs::path& folder, const char* fix) {
     const fs::path file = folder / ".lock";
     const bool makes = is_missing(file);
-    checkpoint::FolderLock lock(folder, kFix);
+    checkpoint::FolderLock lock(folder, fix);
     if (makes) made_.push_back(file);
     return lock;
   }
@@ -79,7 +87,7 @@ void take_folders(const config::RunConfig& config, MadePlaces& places, std::vect
   std::vector<fs::path> folders = {config.train.out, save_folder(config)};
   for (const fs::path& named : folders) places.make(named, kFix);
   if (fs::equivalent(folders[0], folders[1])) folders.pop_back();
-  for (const fs::path& folder : folders) locks.push_back(places.lock(folder));
+  for (const fs::path& folder : folders) locks.push_back(places.lock(folder, kFix));
   check_latest(save_folder(config));
   if (config.log.tensorboard && !config.log.tensorboard_dir.empty())
     places.make(config.log.tensorboard_dir, "name another: --tensorboard-dir");
@@ -101,6 +109,14 @@ void try_run_folders(const config::RunConfig& config) {
   take_folders(config, places, locks);
 }
 
+void try_folder(const fs::path& folder, const char* fix, const std::function<void()>& look) {
+  std::optional<checkpoint::FolderLock> lock;
+  MadePlaces places;  // removed while it is held
+  places.make(folder, fix);
+  lock.emplace(places.lock(folder, fix));
+  look();
+}
+
 void try_to_save(const config::RunConfig& config, int rank) {
   if (config.checkpoint.save_interval < 0) return;
   const fs::path wanted = whole(save_folder(config));
@@ -115,6 +131,75 @@ void try_to_save(const config::RunConfig& config, int rank) {
   } catch (const ConfigError& refused) {  // it ends with its fix, and names no option
     throw ConfigError(concat(refused.what(), "; the run saves in ", wanted.string(), ": ", kFix));
   }
+}
+
+namespace {
+
+std::string host_name() {
+  char name[256] = {};
+  return gethostname(name, sizeof name - 1) == 0 ? name : "this host";
+}
+
+/// A file for other ranks to find, gone with this object.
+class Sign {
+ public:
+  explicit Sign(fs::path path) : path_(std::move(path)) { write_file(path_, ""); }
+  ~Sign() {
+    std::error_code ignored;
+    fs::remove(path_, ignored);
+  }
+  Sign(const Sign&) = delete;
+  Sign& operator=(const Sign&) = delete;
+
+ private:
+  fs::path path_;
+};
+
+/// Whether a file is there or comes soon: a network's file system may show it later than it was written.
+bool appears(const fs::path& path) {
+  constexpr std::chrono::seconds kPatience{5};
+  const auto deadline = std::chrono::steady_clock::now() + kPatience;
+  std::error_code error;
+  while (!fs::exists(path, error)) {
+    if (std::chrono::steady_clock::now() > deadline) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  }
+  return true;
+}
+
+}  // namespace
+
+void require_shared_folder(const config::RunConfig& config, const comm::Group& world) {
+  if (world.size() == 1 || config.checkpoint.save_interval < 0) return;
+  const fs::path wanted = whole(save_folder(config));
+  std::optional<Sign> sign;
+  std::string said;  // how many steps above the folder, and the name; then rank 0's host
+  if (world.rank() == 0) {
+    int above = 0;
+    fs::path place = wanted;
+    for (; is_missing(place); ++above) place = place.parent_path();
+    const std::string name = ".seen-by-all-" + random_secret().substr(0, 16);
+    try {
+      sign.emplace(place / name);
+      said = concat(above, " ", name, "\n", host_name());
+    } catch (const std::exception&) {  // RunFolders finds the same, and has the words for it
+    }
+  }
+  said = comm::gather_texts(world, said).at(0);
+  if (said.empty()) return;
+  comm::run_together(world, [&] {
+    int above = 0;
+    const std::size_t space = said.find(' '), line = said.find('\n');
+    std::from_chars(said.data(), said.data() + space, above);
+    fs::path place = wanted;
+    for (; above > 0; --above) place = place.parent_path();
+    if (world.rank() == 0 || appears(place / said.substr(space + 1, line - space - 1))) return;
+    throw ConfigError(
+        rule_got_fix("All ranks must see the folder in which the run saves: each writes a part of a checkpoint there.",
+                     concat(wanted.string(), " on ", host_name(), " is not that of rank 0, on ", said.substr(line + 1)),
+                     concat("name a folder of a disk that all hosts share: ",
+                            config.checkpoint.save.empty() ? "--train.out" : "--checkpoint.save")));
+  });
 }
 
 RunFolders::RunFolders(const config::RunConfig& config) {
