@@ -22,6 +22,7 @@
 #include "megatron/base/files/write_error.h"
 #include "megatron/base/machine/launcher.h"
 #include "megatron/base/machine/out_of_memory.h"
+#include "megatron/base/machine/standard_streams.h"
 #include "megatron/base/text/nearest.h"
 #include "megatron/base/text/printable.h"
 #include "megatron/config/options.h"
@@ -85,7 +86,14 @@ int dispatch(const std::string& command, const std::vector<Job>& jobs, const Arg
 int run_with_libtorch(const Args& words) {
   constexpr const char* kName = "megatron-torch";
   std::error_code error;
+  (void)std::filesystem::current_path(error);
+  if (error)  // libtorch's libraries end the process without a reason
+    throw ConfigError(rule_got_fix("The current folder must be there.", error.message(),
+                                   "cd to a folder that is: this one was removed, or may not be entered"));
   const auto folder = std::filesystem::read_symlink("/proc/self/exe", error).parent_path();
+  if (error)
+    throw std::runtime_error(rule_got_fix("megatron finds its parts through /proc.",
+                                          concat("/proc/self/exe: ", error.message()), "mount -t proc proc /proc"));
   std::string tried;
   for (const auto& place : {folder / kName, folder.parent_path() / "lib/megatron" / kName}) {
     std::vector<char*> argv = {const_cast<char*>("megatron")};
@@ -106,6 +114,10 @@ int run_with_libtorch(Args names, const Args& args, Check check) {
 }
 
 void run_program(const std::vector<Job>& jobs, int argc, char** argv) {
+  if (!hold_standard_streams()) {  // better said before the work than after it
+    write_line(stderr, rule_got_fix("Standard output must be open.", "it is closed (>&-)", "add > /dev/null"));
+    std::_Exit(kWrong);
+  }
   let_large_writes_fail();
   explain_mapped_faults();
   const int code = run_job(jobs, {argv + 1, argv + argc});

@@ -108,6 +108,10 @@ TEST(Blend, IsReadFromFilesOfWordsAndOfJson) {
     write_bytes(folder / "splits", wrong);
     EXPECT_THROW(read_split_blends_file(folder / "splits"), ConfigError) << wrong;
   }
+  write_bytes(folder / "splits", R"({"train": ["A\u0000B"]})");
+  EXPECT_THROW(read_split_blends_file(folder / "splits"), ConfigError);
+  write_bytes(folder / "words", std::string("1 A\0B", 5));
+  EXPECT_THROW(read_blend_file(folder / "words"), ConfigError);
   write_bytes(folder / "words", " \n");
   EXPECT_THROW(read_blend_file(folder / "words"), ConfigError);
 }

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 
 #include <cmath>
 #include <filesystem>
@@ -164,6 +165,11 @@ TEST(EventLog, LeavesTheFolderOfAnotherRunAlone) {
   std::vector<std::string> events;
   for (std::string line; std::getline(in, line);) events.push_back(nlohmann::json::parse(line)["event"]);
   EXPECT_EQ(events, (std::vector<std::string>{"started", "failed"}));
+}
+
+TEST_F(RunFiles, NobodyWaitsForAPipeInPlaceOfEvents) {
+  ASSERT_EQ(mkfifo(file("events.jsonl").c_str(), 0600), 0);
+  EXPECT_THROW(append_lines(file("events.jsonl"), "{}\n"), std::runtime_error);
 }
 
 TEST(ReplaceFile, LeavesNothingBehindWhereItCannotWrite) {

@@ -23,7 +23,8 @@ namespace {
 namespace fs = std::filesystem;
 
 void write_whole(const fs::path& path, int flags, std::string_view text) {
-  const int fd = ::open(path.c_str(), flags | O_CREAT | O_WRONLY | O_CLOEXEC, 0666);
+  // A pipe that nobody reads is an error, and nothing to wait for.
+  const int fd = ::open(path.c_str(), flags | O_CREAT | O_WRONLY | O_CLOEXEC | O_NONBLOCK, 0666);
   if (fd < 0) throw std::runtime_error(write_error(path, "cannot be opened", errno));
   ssize_t written = 0;
   do written = ::write(fd, text.data(), text.size());

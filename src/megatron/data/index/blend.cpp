@@ -12,6 +12,7 @@
 #include "megatron/base/error.h"
 #include "megatron/base/files/file.h"
 #include "megatron/base/text/json.h"
+#include "megatron/base/text/printable.h"
 #include "megatron/data/index/numpy_random.h"
 
 namespace megatron::data {
@@ -50,6 +51,10 @@ Blend parse_blend(const std::vector<std::string>& words) {
   if (words.empty() || std::ranges::find(words, "") != words.end())
     throw ConfigError(rule_got_fix("a blend must name datasets: prefixes of .bin/.idx pairs.",
                                    words.empty() ? "no words" : "an empty name", "--data-path PREFIX"));
+  for (const std::string& word : words)  // of a file: a command line has none
+    if (word.find('\0') != std::string::npos)
+      throw ConfigError(rule_got_fix("the name of a dataset must have no NUL character.", printable(word),
+                                     "--data-path PREFIX, and its words in a file as there"));
   Blend blend;
   std::vector<double> weights;
   if (words.size() % 2 == 0)
