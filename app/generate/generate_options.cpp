@@ -1,6 +1,8 @@
 #include "app/generate/generate_options.h"
 
+#include <filesystem>
 #include <initializer_list>
+#include <system_error>
 #include <utility>
 
 #include "megatron/base/error.h"
@@ -75,8 +77,12 @@ void check_kind(const GenerateFlags& flags, bool encoder_decoder) {
 GenerateFlags generate_flags(const Args& args) {
   GenerateFlags flags;
   const auto rest = config::parse_command_line(flags, args, kUsage);
-  if (!rest.empty())
-    throw ConfigError(rule_got_fix("generate takes options alone.", rest[0], concat("--prompt \"", rest[0], "\"")));
+  if (!rest.empty()) {
+    std::error_code unknown;
+    const bool is_model = std::filesystem::exists(rest[0], unknown);
+    throw ConfigError(rule_got_fix("generate takes options alone.", rest[0],
+                                   is_model ? "--load " + rest[0] : concat("--prompt \"", rest[0], "\"")));
+  }
   generate::check(sampling_of(flags, 1));
   if (flags.prompt_file.empty()) need_prompts(flags.prompt);
   recipe::check_model_flags(flags, "generate");

@@ -1,6 +1,7 @@
 #include "megatron/train/resume/run_folders.h"
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <fstream>
 #include <iterator>
@@ -126,9 +127,13 @@ TEST_F(RunFoldersTest, KnowAFolderThatWasReplaced) {
   EXPECT_FALSE(folders.are_held());
 }
 
-TEST_F(RunFoldersTest, AFolderInPlaceOfLatestIsFoundBeforeTheRun) {
-  fs::create_directories(folder_ / "run/checkpoints/latest");
+TEST_F(RunFoldersTest, WhatStandsInPlaceOfLatestIsFoundBeforeTheRun) {
+  const fs::path latest = folder_ / "run/checkpoints/latest";
+  fs::create_directories(latest);
   EXPECT_NE(error_of(config("run")).find("latest, a folder"), std::string::npos) << error_of(config("run"));
+  fs::remove(latest);
+  ASSERT_EQ(mkfifo(latest.c_str(), 0600), 0);
+  EXPECT_NE(error_of(config("run")).find("latest, which is none"), std::string::npos) << error_of(config("run"));
 }
 
 TEST_F(RunFoldersTest, NamesTheFolderThatCannotBeMade) {

@@ -36,7 +36,8 @@ bool holds_weights(const fs::path& folder) {
 std::string another_folder(const fs::path& folder) {
   if (!fs::is_directory(folder)) {
     const fs::path beside = folder.has_parent_path() ? folder.parent_path() : fs::path(".");
-    return holds_weights(beside) ? beside.string() : "name a folder";
+    if (holds_weights(beside)) return beside.string();
+    return folder.extension() == ".gguf" ? "copy the file again: a GGUF file begins with GGUF" : "name a folder";
   }
   std::string inside;
   for (const fs::directory_entry& entry : fs::directory_iterator(folder, fs::directory_options::skip_permission_denied))

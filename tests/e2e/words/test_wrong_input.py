@@ -107,6 +107,14 @@ class WrongInput(unittest.TestCase):
             self.assertFalse((place.path / "run").exists())
             self.assertFalse((place.path / "new").exists())
 
+    def test_a_model_that_is_no_option_or_no_gguf_file_is_answered_with_what_to_do(self):
+        place = RunFolder()
+        self.addCleanup(place.close)
+        model = place.path / "model.gguf"
+        model.write_text("")
+        self.assertIn(f"fix:  --load {model}", run("generate", model, "--prompt", "a", code=2))
+        self.assertIn("a GGUF file begins with GGUF", run("generate", "--load", model, "--prompt", "a", code=2))
+
     def test_a_misspelled_folder_to_load_is_answered_with_the_one_beside_it(self):
         place = RunFolder()
         self.addCleanup(place.close)

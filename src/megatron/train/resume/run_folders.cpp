@@ -63,9 +63,11 @@ class MadePlaces {
 void check_latest(const fs::path& checkpoints) {
   const fs::path latest = checkpoints / "latest";
   std::error_code error;
-  if (fs::is_directory(latest, error))
-    throw ConfigError(rule_got_fix("latest in a folder of checkpoints must be a file.", latest.string() + ", a folder",
-                                   concat("rm -r ", latest.string(), "; or ", kFix)));
+  if (fs::exists(latest, error) && !fs::is_regular_file(latest, error))
+    throw ConfigError(
+        rule_got_fix("latest in a folder of checkpoints must be a file.",
+                     latest.string() + (fs::is_directory(latest, error) ? ", a folder" : ", which is none"),
+                     concat("rm -r ", latest.string(), "; or ", kFix)));
 }
 
 }  // namespace
