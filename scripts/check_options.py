@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Every option declared in config/*_config.h and config/optimizers.def is read by a source file, as section.name or
+"""Every option declared in config/**/*_config.h and config/optimizers.def is read by a source file, as section.name or
 config.section.name.
 
 What plan/rules.cpp does to an option in its functions check_… is not reading it: an option that is only checked has no
@@ -10,7 +10,7 @@ import re
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-DECLARATIONS = sorted((ROOT / "src/megatron/config").glob("*_config.h"))
+DECLARATIONS = sorted((ROOT / "src/megatron/config").rglob("*_config.h"))
 OPTIMIZERS = ROOT / "src/megatron/config/optimizers.def"
 WORDS = re.compile(r'"(\\.|[^"\\\n])*"|//[^\n]*')  # texts and comments name options without reading them
 CHECKS = re.compile(r"^void check_\w+\(.*?^}\n", re.MULTILINE | re.DOTALL)

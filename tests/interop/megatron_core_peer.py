@@ -142,7 +142,15 @@ MODELS["deepseek"] = dict(MODELS["moe"], num_layers=3, num_query_groups=None, q_
                           moe_router_score_function="sigmoid", moe_router_topk_scaling_factor=1.5,
                           moe_router_enable_expert_bias=True, moe_router_bias_update_rate=0.01, moe_z_loss_coeff=None)
 MODELS["odd_experts"] = dict(MODELS["moe"], moe_ffn_hidden_size=11)  # which no two ranks can split
-LLAMAS = "llama", "mtp", "moe", "deepseek", "odd_experts"
+# Queries and keys normalized without weights, of interpolated positions; and YaRN of whole heads.
+MODELS["normed"] = dict(MODELS["llama"], num_layers=2, qk_l2_norm=True)
+MODELS["yarn"] = dict(MODELS["llama"], num_layers=2)
+# Of positions, by the names of Megatron-LM's arguments.
+POSITIONS = {"normed": dict(rotary_seq_len_interpolation_factor=3),
+             "yarn": dict(position_embedding_type="yarn", rotary_scaling_factor=4.0, mscale=1.0, mscale_all_dim=0.0,
+                          yarn_original_max_position_embeddings=8, yarn_beta_fast=2.0, yarn_beta_slow=0.5,
+                          yarn_correction_range_round_to_int=False)}
+LLAMAS = "llama", "mtp", "moe", "deepseek", "odd_experts", "normed", "yarn"
 LATENTS = ("q_lora_rank", "kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim", "rope_type",
            "rotary_scaling_factor", "mscale", "mscale_all_dim")
 DECODER_SEQUENCE = 12
@@ -178,15 +186,21 @@ def build(name, dtype, tp, pp, vpp=None, chunk=None, first=None, layout=None):
         model = T5Model(config, copy.deepcopy(config), encoder, decoder, share_embeddings_and_output_weights=True,
                         **stage)
     else:
-        llama = name in LLAMAS
-        layers = get_gpt_decoder_block_spec(config, False, normalization=config.normalization, vp_stage=chunk)
+        llama, positions = name in LLAMAS, POSITIONS.get(name, {})
+        layers = get_gpt_decoder_block_spec(config, False, normalization=config.normalization, vp_stage=chunk,
+                                            qk_l2_norm=config.qk_l2_norm)
+        if "yarn_beta_fast" in positions:  # as argument_utils.py's _apply_yarn_config_from_args() sets them
+            for key, value in positions.items():
+                setattr(config, key if key.startswith("yarn_") else f"yarn_{key}", value)
         if latents:
             for layer in layers.layer_specs:
                 layer.submodules.self_attention.submodules.core_attention = LatentAttention
         depths = get_gpt_mtp_block_spec(config, layers, use_transformer_engine=False, vp_stage=chunk)
         model = GPTModel(config, layers, vp_stage=chunk, mtp_block_spec=depths,
                          share_embeddings_and_output_weights=not llama, rotary_base=50000,
-                         position_embedding_type="rope" if llama else "learned_absolute", **stage)
+                         position_embedding_type=positions.get("position_embedding_type",
+                                                               "rope" if llama else "learned_absolute"),
+                         seq_len_interpolation_factor=positions.get("rotary_seq_len_interpolation_factor"), **stage)
     return model.to(dtype) if dtype != torch.float32 else model
 
 
@@ -203,6 +217,7 @@ def arguments(name, dtype, tp, pp, **others):
         norm_epsilon=1e-6 if llama else 1e-5, add_bias_linear=not llama, add_qkv_bias=False,
         untie_embeddings_and_output_weights=llama, position_embedding_type="rope" if llama else "learned_absolute",
         rotary_base=50000, rotary_percent=1.0, rotary_interleaved=False, use_rope_scaling=False,
+        qk_l2_norm=options.get("qk_l2_norm", False),
         num_experts=options.get("num_moe_experts"), qk_layernorm=options.get("qk_layernorm", False),
         multi_latent_attention="kv_lora_rank" in options,
         expert_model_parallel_size=parallel_state.get_expert_model_parallel_world_size(),
@@ -220,7 +235,7 @@ def arguments(name, dtype, tp, pp, **others):
         **{key: value for key, value in options.items()
            if key.startswith(("mtp_", "calculate_", "moe_")) or key in LATENTS},
         consumed_train_samples=0, skipped_train_samples=0,
-        consumed_valid_samples=0), **others})
+        consumed_valid_samples=0), **POSITIONS.get(name, {}), **others})
 
 
 class Words:

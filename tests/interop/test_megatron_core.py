@@ -133,6 +133,13 @@ class MegatronCore(unittest.TestCase):
         self.there_and_back("llama", {"tp": 2, "sharding": "fully_reshardable"}, world=2,
                             here=("--world-size", 2, "--pp", 2), back=({"sharding": "fully_reshardable"},))
 
+    def test_queries_and_keys_without_weights_of_their_norms_resume_here_and_there(self):
+        """Of positions that are interpolated."""
+        self.there_and_back("normed", {}, here=("--world-size", 2, "--tp", 2), back=({},))
+
+    def test_positions_that_yarn_stretches_resume_here_and_there(self):
+        self.there_and_back("yarn", {}, here=("--world-size", 2, "--pp", 2), back=({},))
+
     def test_a_run_that_predicts_tokens_ahead_resumes_here_and_there(self):
         """Its second loss here is of weights that the depths' gradients have moved."""
         self.there_and_back("mtp", {}, here=("--world-size", 2, "--pp", 2),

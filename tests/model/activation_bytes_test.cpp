@@ -361,6 +361,24 @@ TEST_P(ActivationBytes, OfAdaptersAreThoseOfThePlan) {
     }
 }
 
+/// Norms of queries and keys without weights: as an RMSNorm's, in a model of LayerNorms too.
+TEST_P(ActivationBytes, OfNormsWithoutWeightsAreThoseOfThePlan) {
+  const auto [t, sp] = GetParam();
+  const plan::StageSpec part{.num_layers = 3, .embedding = false, .output = false};
+  for (const Kind& kind : {kKinds[0], kKinds[2]}) {
+    auto config = config_of(kind, kModes[0], t, sp);
+    TransformerOptions options = options_of(kind, kModes[0], sp);
+    std::int64_t kept = 0, planned = 0;
+    for (const bool normed : {false, true}) {
+      options.shape.attention.qk_l2_norm = normed;
+      const std::int64_t sign = normed ? 1 : -1;
+      kept += sign * measure(options, kind.dtype, t, part).for_backward;
+      planned += sign * plan::stage_activation_bytes(config, options.shape, part);
+    }
+    EXPECT_EQ(kept, planned) << kind.name;
+  }
+}
+
 /// What latents are made of, where it is dropped and so no norm gives it again: of sequence parallelism a rank's part.
 TEST_P(ActivationBytes, OfDroppedEmbeddingsBeforeLatentsAreThoseOfThePlan) {
   const auto [t, sp] = GetParam();

@@ -60,6 +60,7 @@ Models served() {
                         o.shape.attention.qk_layernorm = true;
                         o.shape.num_groups = 2;
                       }));
+  models.emplace_back("norms of heads without weights", with([](auto& o) { o.shape.attention.qk_l2_norm = true; }));
   models.emplace_back("norms behind branches", with([](auto& o) { o.shape.norms.behind = o.shape.rms_norm = true; }));
   models.emplace_back("norms behind branches alone", with([](auto& o) { o.shape.norms = {false, true}; }));
   models.emplace_back("no shift", with([](auto& o) { o.shape.norm_bias = false; }));

@@ -47,6 +47,7 @@ inline std::vector<Layout> option_layouts() {
         "model.softmax_type=learnable model.gated_linear_unit=true model.activation=quick_gelu "
         "model.activation_func_clamp_value=0.01 model.glu_linear_offset=1 model.num_query_groups=2 "
         "model.position_embedding_type=rope model.sliding_window=5 model.window_attn_skip_freq=2",
+        "model.qk_l2_norm=true model.num_query_groups=2 model.position_embedding_type=rope model.rotary_percent=0.5",
         "model.parallel_residual=true model.parallel_shared_norm=true model.add_bias_linear=false "
         "model.num_query_groups=1 model.position_embedding_type=rope",
         "model.parallel_residual=true model.parallel_shared_norm=true model.num_query_groups=2 "

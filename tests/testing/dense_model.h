@@ -147,6 +147,7 @@ class DenseModel {
     const auto groups = qkv.view({b, s, g, m + 2, d}).permute({0, 2, 3, 1, 4});  // [b, g, queries, key, value, s, d]
     const auto each = [&](const at::Tensor& x) { return x.unsqueeze(2).expand({b, g, m, s, d}).reshape({b, n, s, d}); };
     const auto normed = [&](const at::Tensor& heads, const char* name) {  // [b, heads, s, d]
+      if (spec.variant.qk_l2_norm) return heads / (heads * heads).mean(-1, true).add(o_.layernorm_epsilon).sqrt();
       if (!spec.variant.qk_layernorm_full) return spec.variant.qk_layernorm ? norm(heads, p + name) : heads;
       const std::int64_t count = heads.size(1);
       return norm(heads.transpose(1, 2).reshape({b, s, count * d}), p + name).view({b, s, count, d}).transpose(1, 2);

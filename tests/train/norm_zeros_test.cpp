@@ -41,7 +41,24 @@ TEST(NormZeros, AreHeldAsPlanned) {
   config::RunConfig config = testing::tiny_config(1, 1, "fp32");
   config.model.norm_bias = false;
   const plan::ModelShape shape = plan::resolve(config).shape;
-  EXPECT_EQ(plan::zeros_of_norms(shape, plan::model_parameters(shape, 1, 0)), (2 * 2 + 1) * 24);
+  EXPECT_EQ(plan::constants_of_norms(shape, plan::model_parameters(shape, 1, 0)), (2 * 2 + 1) * 24);
+}
+
+// Norms of queries and keys without weights hold ones for them.
+TEST(NormOnes, AreHeldAsPlanned) {
+  const auto held_by = [](bool normed) {
+    config::RunConfig config = testing::tiny_config(1, 1, "fp32");
+    config.model.qk_l2_norm = normed;
+    const plan::ResolvedRun run = plan::resolve(config);
+    kernels::configure_thread(1);
+    const auto counter = std::make_shared<pipeline::testing::AllocationCounter>();
+    const pipeline::testing::CountAllocations counting(counter);
+    const Engine engine(run, {}, at::kCPU);
+    return std::pair(counter->bytes(), plan::memory_plan(run, 0, 0, 0).parameters);
+  };
+  const auto with = held_by(true), without = held_by(false);
+  EXPECT_EQ(with.first - without.first, with.second - without.second);
+  EXPECT_GT(with.second, without.second);
 }
 
 }  // namespace

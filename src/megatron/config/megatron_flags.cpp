@@ -48,6 +48,7 @@ constexpr MegatronAdvice kAdvice[] = {
     {"rerun-mode", "--rerun-interval 1 for report_stats; else leave it out"},
     {"rope-type", "--model.rope_scaling_type"},
     {"rotary-scaling-factor", "--rope-scaling-factor"},
+    {"rotary-seq-len-interpolation-factor", "--rope-scaling-factor with --model.rope_scaling_type linear"},
     {"torch-fsdp2-no-reshard-after-forward", "--data-parallel-sharding-strategy optim_grads"},
     {"train-samples", "--train-iters, samples / global batch"},
     {"use-megatron-fsdp", "--use-distributed-optimizer --data-parallel-sharding-strategy optim_grads_params"},
@@ -76,6 +77,12 @@ const std::vector<MegatronSwitch>& megatron_switches() {
       {"bert-no-binary-head", {{"model.bert_binary_head", "false"}}},
       {"use-rope-scaling", {{"model.rope_scaling_factor", "8"}}},
       {"use-rotary-position-embeddings", {{"model.position_embedding_type", "rope"}}},
+      {"enable-gpt-oss",
+       {{"model.position_embedding_type", "rope"},
+        {"model.rope_scaling_type", "yarn"},
+        {"model.rope_scaling_factor", "32"},
+        {"model.rope_original_positions", "131072"},
+        {"model.yarn_correction_range_round_to_int", "false"}}},
   };
   return all;
 }

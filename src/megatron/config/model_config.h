@@ -7,11 +7,18 @@
 #include "megatron/config/meaning.h"
 #include "megatron/config/tables/model_kinds.h"
 #include "megatron/config/tables/model_variants.h"
+#include "megatron/config/tables/rotary_config.h"
 
 // The options of run_config.h that describe the network.
 namespace megatron::config {
 
-struct ModelConfig : AttentionVariant, LayerVariant, ExpertsVariant, LatentVariant, MultiTokenVariant, InitialWeights {
+struct ModelConfig : AttentionVariant,
+                     LayerVariant,
+                     ExpertsVariant,
+                     LatentVariant,
+                     MultiTokenVariant,
+                     RotaryVariant,
+                     InitialWeights {
   std::string architecture = model_kinds().front();
   std::int64_t num_layers = 4;
   std::int64_t decoder_num_layers = 0;
@@ -38,19 +45,6 @@ struct ModelConfig : AttentionVariant, LayerVariant, ExpertsVariant, LatentVaria
   std::int64_t relative_attention_num_buckets = 32;
   std::int64_t relative_attention_max_distance = 128;
   double rotary_base = 10000;
-  double rotary_percent = 1;
-  bool rotary_interleaved = false;
-  std::string rope_scaling_type = "llama3";
-  double rope_scaling_factor = 1;
-  double rope_low_freq_factor = 1;
-  double rope_high_freq_factor = 4;
-  std::int64_t rope_original_positions = 8192;
-  double yarn_beta_fast = 32;
-  double yarn_beta_slow = 1;
-  double yarn_attention_factor = 0;
-  bool yarn_correction_range_round_to_int = true;
-  std::vector<double> longrope_short_factor, longrope_long_factor;
-  double longrope_attention_factor = 0;
   bool use_mup = false;
   std::int64_t mup_base_hidden_size = 0;
   double mup_embedding_mult = 1;
@@ -138,6 +132,9 @@ struct ModelConfig : AttentionVariant, LayerVariant, ExpertsVariant, LatentVaria
     v("qk_layernorm_full", qk_layernorm_full,
       "With qk_layernorm: normalize all heads of the queries together, and all of the keys (OLMo 2).",
       when("model.qk_layernorm"));
+    v("qk_l2_norm", qk_l2_norm,
+      "Divide queries and keys, each head by itself, by their root mean square, without weights (Llama 4).",
+      "qk-l2-norm");
     v("sliding_window", sliding_window,
       "Tokens that each token sees, itself and those before it (Mistral), in an encoder as many behind it too; 0: all "
       "of them.");
@@ -182,45 +179,7 @@ struct ModelConfig : AttentionVariant, LayerVariant, ExpertsVariant, LatentVaria
     v("no_rope_freq", no_rope_freq,
       "rope: every so many layers one has no positions, the last of each group (SmolLM3); 0: all have.", "no-rope-freq",
       when("model.position_embedding_type", {"rope"}));
-    v("rotary_percent", rotary_percent, "rope: share of a head's features that are rotated.", "rotary-percent",
-      when("model.position_embedding_type", {"rope"}));
-    v("rotary_interleaved", rotary_interleaved, "rope: rotate pairs of neighbours rather than of halves.",
-      "rotary-interleaved");
-    v("rope_scaling_factor", rope_scaling_factor,
-      "rope: stretch of long wavelengths, as rope_scaling_type says; 1: none.", "rope-scaling-factor");
-    v("rope_scaling_type", rope_scaling_type,
-      "rope: which wavelengths are stretched: llama3: by the factors below; linear: all; yarn: by how often they turn; "
-      "longrope: each by a factor of its own (Phi-3).",
-      Choices({"llama3", "linear", "yarn", "longrope"}), when("model.position_embedding_type", {"rope"}),
-      unless("model.rope_scaling_factor", {"1"}));
-    v("yarn_beta_fast", yarn_beta_fast,
-      "yarn: what turns so often or more over rope_original_positions is not stretched.",
-      when("model.rope_scaling_type", {"yarn"}));
-    v("yarn_beta_slow", yarn_beta_slow, "yarn: what turns so often or less is stretched in full.",
-      when("model.rope_scaling_type", {"yarn"}));
-    v("yarn_attention_factor", yarn_attention_factor,
-      "yarn: what rotated queries and keys are multiplied by; 0: 0.1 ln(rope_scaling_factor) + 1.",
-      when("model.rope_scaling_type", {"yarn"}));
-    v("yarn_correction_range_round_to_int", yarn_correction_range_round_to_int,
-      "yarn: the stretch begins and ends at whole pairs of features.", when("model.rope_scaling_type", {"yarn"}));
-    v("longrope_short_factor", longrope_short_factor,
-      "longrope: what each wavelength is multiplied by, shortest first, in runs of sequences of up to "
-      "rope_original_positions (docs/decisions/0123).",
-      when("model.rope_scaling_type", {"longrope"}));
-    v("longrope_long_factor", longrope_long_factor, "longrope: the multipliers in runs of longer sequences.",
-      when("model.rope_scaling_type", {"longrope"}));
-    v("longrope_attention_factor", longrope_attention_factor,
-      "longrope: what rotated queries and keys are multiplied by; 0: sqrt(1 + ln(rope_scaling_factor) / "
-      "ln(rope_original_positions)).",
-      when("model.rope_scaling_type", {"longrope"}));
-    v("rope_low_freq_factor", rope_low_freq_factor,
-      "rope: wavelengths above rope_original_positions / this are stretched in full.",
-      when("model.position_embedding_type", {"rope"}), unless("model.rope_scaling_factor", {"1"}));
-    v("rope_high_freq_factor", rope_high_freq_factor,
-      "rope: wavelengths below rope_original_positions / this are not stretched.",
-      when("model.position_embedding_type", {"rope"}), unless("model.rope_scaling_factor", {"1"}));
-    v("rope_original_positions", rope_original_positions, "rope: positions of the model before the stretch.",
-      when("model.position_embedding_type", {"rope"}), unless("model.rope_scaling_factor", {"1"}));
+    visit_rotary(v);
     visit_init(v);
     v("use_mup", use_mup,
       "Maximal update parametrization of a GPT (Yang et al. 2021): first weights, learning rates, attention and logits "

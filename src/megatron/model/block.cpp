@@ -1,5 +1,6 @@
 #include "megatron/model/block.h"
 
+#include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
@@ -166,6 +167,11 @@ BranchModules branch_of(const parallel::ParameterStore& parameters, const plan::
     branch.in.back().keep(kept_of(branch.in.back().weight(), layer, linears[i], options, tp));
     branch.in.back().compute_in(fp8_of(layer, linears[i], options, tp));
     for (const std::string& name : linears[i].head_norms) branch.head_norms.push_back(norm(name));
+    if (linears[i].plain_norms) {
+      Norm plain{nullptr, nullptr, options.epsilon};
+      plain.ones = at::ones({linears[i].head_size}, parameters.options());
+      branch.head_norms.assign(2, plain);
+    }
   }
   if (layer.norms.behind) branch.out_norm = norm(spec.out_norm());
   std::visit([&](const auto& inner) { set_heads(branch, inner, tp.size()); }, spec.inner);

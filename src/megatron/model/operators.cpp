@@ -47,7 +47,7 @@ class NormGradients {
   explicit NormGradients(const Norm& norm) : weight_(norm.weight, kWithTheRest), bias_(norm.bias, kWithTheRest) {
     if (norm.bias && bias_.beta() != weight_.beta())
       throw std::logic_error(norm.weight->spec.name + " and its bias have not got the same contributions");
-    into = {.weight = weight_.target(),
+    into = {.weight = norm.weight ? weight_.target() : at::empty_like(norm.ones),
             .norm_bias = norm.bias                ? bias_.target()
                          : norm.no_bias.defined() ? at::zeros_like(norm.no_bias)
                                                   : at::Tensor(),
@@ -64,7 +64,9 @@ class NormGradients {
   parallel::Contribution weight_, bias_;
 };
 
-at::Tensor weight_of(const Norm& norm) { return norm.one_plus ? norm.factor() : norm.weight->arrived(); }
+at::Tensor weight_of(const Norm& norm) {
+  return norm.weight && !norm.one_plus ? norm.weight->arrived() : norm.factor();
+}
 
 /// Gradient of the stream x before a norm, from those of its two continuations {residual, y}; writes the norm's own.
 at::Tensor norm_backward(const Norm& norm, const Gradients& grads, const at::Tensor& x, const at::Tensor& mean,
@@ -136,6 +138,7 @@ parallel::RecomputeFunction recompute_norm(const at::Tensor& x, const Norm& norm
 }  // namespace
 
 at::Tensor Norm::factor() const {
+  if (!weight) return ones;
   const at::Tensor value = weight->arrived().detach();
   return one_plus ? value.add(1) : value;
 }

@@ -23,6 +23,7 @@ struct Norm {
   double epsilon = 1e-5;
   bool one_plus = false;    ///< multiplies by 1 + weight
   at::Tensor no_bias = {};  ///< of a layer normalization without bias: zeros shaped as one
+  at::Tensor ones = {};     ///< of an RMSNorm of parts that has no weight: shaped as one
 
   /// What it multiplies by, without graph.
   at::Tensor factor() const;

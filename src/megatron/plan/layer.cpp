@@ -52,7 +52,8 @@ std::vector<Linear> linears_of(const SelfAttention& attention, std::int64_t hidd
            .head_norms = attention.variant.qk_layernorm
                              ? std::vector<std::string>{"self_attention.q_layernorm", "self_attention.k_layernorm"}
                              : std::vector<std::string>{},
-           .full_norms = attention.variant.qk_layernorm_full},
+           .full_norms = attention.variant.qk_layernorm_full,
+           .plain_norms = attention.variant.qk_l2_norm},
           {.name = "self_attention.linear_proj",
            .outputs = hidden,
            .inputs = attention.query_rows(),
@@ -150,10 +151,11 @@ Kept kept_by(const SelfAttention& attention, int tp, bool rms_norm, const Recomp
     kept.wide_per_token += (rms_norm ? 1 : 2) * (latents.q_rank > 0 ? 2 : 1);
     return kept;
   }
-  if (attention.variant.qk_layernorm) {  // queries and keys as they were, with each head's statistics
+  const config::AttentionVariant& variant = attention.variant;
+  if (variant.qk_layernorm || variant.qk_l2_norm) {  // queries and keys as they were, with each head's statistics
+    const bool one_each = rms_norm || variant.qk_l2_norm;
     kept.per_token += queries + keys;
-    kept.wide_per_token +=
-        attention.variant.qk_layernorm_full ? 2 : (rms_norm ? 1 : 2) * (queries + keys) / attention.head_size;
+    kept.wide_per_token += variant.qk_layernorm_full ? 2 : (one_each ? 1 : 2) * (queries + keys) / attention.head_size;
   }
   return kept;
 }

@@ -32,6 +32,7 @@ struct Linear {
   /// full_norms, over all heads of all ranks together. Of Latents the norm of the first head_size outputs.
   std::vector<std::string> head_norms = {};
   bool full_norms = false;
+  bool plain_norms = false;  ///< queries and keys have norms without weights instead
   // Of a mixture of experts:
   std::int64_t expert = -1;  ///< of which of the experts; -1: of none
   double share = 1;          ///< of the tokens that pass it, where experts get equally many

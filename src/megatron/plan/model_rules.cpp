@@ -181,6 +181,10 @@ void check_variants(const config::ModelConfig& model, Rules& rules) {
   rules.require(!model.qk_layernorm_full || model.normalization == "RMSNorm",
                 "model.qk_layernorm_full needs model.normalization RMSNorm.", model.normalization,
                 "--model.qk_layernorm_full false");
+  rules.require(!model.qk_l2_norm || (!model.qk_layernorm && !model.multi_latent_attention),
+                "model.qk_l2_norm excludes model.qk_layernorm and model.multi_latent_attention.",
+                concat("qk_layernorm ", model.qk_layernorm, ", multi_latent_attention ", model.multi_latent_attention),
+                "--model.qk_l2_norm false (the default)");
   rules.require(
       !model.apply_residual_connection_post_layernorm || (model.norm_position == "before" && !model.parallel_residual),
       "model.apply_residual_connection_post_layernorm excludes model.norm_position and "
@@ -215,7 +219,8 @@ void check_variants(const config::ModelConfig& model, Rules& rules) {
   rules.require(
       has_causal_kind || (model == plain && model == plain_layers),
       concat("norm_position, apply_layernorm_1p, parallel_residual, parallel_shared_norm, linear_bias_in, "
-             "scale_embeddings, qk_layernorm_full, query_pre_attn_scalar, softcapping, softmax_type, "
+             "scale_embeddings, qk_layernorm_full, qk_l2_norm, query_pre_attn_scalar, softcapping, "
+             "softmax_type, "
              "activation_func_clamp_value, glu_linear_offset, and layers without positions are for "
              "model.architecture ",
              config::names_with(&config::ModelTraits::causal),
@@ -225,7 +230,8 @@ void check_variants(const config::ModelConfig& model, Rules& rules) {
       model.architecture,
       "--model.norm_position before --model.apply_layernorm_1p false --model.parallel_residual false "
       "--model.parallel_shared_norm false --model.linear_bias_in all --model.scale_embeddings false "
-      "--model.qk_layernorm_full false --model.query_pre_attn_scalar 0 --model.attn_logit_softcapping 0 "
+      "--model.qk_layernorm_full false --model.qk_l2_norm false --model.query_pre_attn_scalar 0 "
+      "--model.attn_logit_softcapping 0 "
       "--model.final_logit_softcapping 0 --model.window_attn_skip_freq 0 --model.window_attn_skip_first false "
       "--model.no_rope_freq 0 --model.rotary_base_local 0 --model.softmax_type vanilla "
       "--model.activation_func_clamp_value 0 --model.glu_linear_offset 0 --model.norm_bias true "

@@ -59,7 +59,6 @@ const std::vector<Switched>& switched_features() {
       {"reinforcement learning", {"perform-rl-step"}, {}},
       {"retrieval (biencoder)", {}, {}},
       {"vision", {}, {}},
-      {"YaRN", {"experimental-attention-variant", "enable-gpt-oss"}, {}},
   };
   return rows;
 }
@@ -80,7 +79,6 @@ std::string dormant(const MegatronArguments& args, const MegatronFlag& flag) {
     for (const char* const master : row->masters)
       if (given.flag == megatron_flag(master) && !asks_for_nothing(given) && given.words() != "--num-experts 0")
         return "";
-  if (flag.text == "YaRN" && args.text("position-embedding-type") == "yarn") return "";
   return row->masters.empty() ? "not read by this program" : concat("without --", row->masters.front());
 }
 

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cmath>
 
 #include "megatron/base/error.h"
 #include "megatron/config/megatron/translation.h"
@@ -84,9 +85,11 @@ void width_scaling(Translation& c, ModelConfig& m) {
 void latents(Translation& c, ModelConfig& m) {
   m.multi_latent_attention = c.args.has("multi-latent-attention");
   if (!m.multi_latent_attention) {
-    for (const char* name : {"q-lora-rank", "kv-lora-rank", "qk-head-dim", "qk-pos-emb-head-dim", "v-head-dim",
-                             "rotary-scaling-factor", "mscale", "mscale-all-dim"})
+    for (const char* name : {"q-lora-rank", "kv-lora-rank", "qk-head-dim", "qk-pos-emb-head-dim", "v-head-dim"})
       c.ignore(name, "without --multi-latent-attention");
+    if (m.rope_scaling_type != "yarn")
+      for (const char* name : {"rotary-scaling-factor", "mscale", "mscale-all-dim"})
+        c.ignore(name, "without --multi-latent-attention");
     if (c.args.text("rope-type") == "yarn") c.miss("rope-type", "YaRN");
     return c.ignore("rope-type", "without --multi-latent-attention");
   }
@@ -113,6 +116,58 @@ void latents(Translation& c, ModelConfig& m) {
   m.rope_original_positions = kOriginalPositions;
   m.mscale = c.args.number("mscale");
   m.mscale_all_dim = c.args.number("mscale-all-dim");
+}
+
+/// YaRN of whole heads. --enable-gpt-oss stands for the numbers that Megatron-LM's builder of ModelOpt sets.
+void yarn(Translation& c, ModelConfig& m) {
+  const bool gpt_oss = c.args.has("enable-gpt-oss");
+  const auto number = [&](const char* name, double otherwise) {
+    return c.args.has(name) && !gpt_oss ? c.args.number(name) : otherwise;
+  };
+  m.position_embedding_type = "rope";
+  m.rope_scaling_type = "yarn";
+  m.rope_scaling_factor = gpt_oss ? 32 : c.args.number("rotary-scaling-factor");
+  m.rope_original_positions = gpt_oss ? 131072
+                              : c.args.has("yarn-original-max-position-embeddings")
+                                  ? c.args.integer("yarn-original-max-position-embeddings")
+                                  : 4096;
+  m.yarn_beta_fast = number("yarn-beta-fast", 32);
+  m.yarn_beta_slow = number("yarn-beta-slow", 1);
+  m.yarn_correction_range_round_to_int = !gpt_oss && !c.args.has("no-yarn-correction-range-round-to-int");
+  const auto grown = [&](double by) {
+    return m.rope_scaling_factor <= 1 ? 1 : 0.1 * by * std::log(m.rope_scaling_factor) + 1;
+  };
+  const double mscale = c.args.number("mscale"), all_dim = c.args.number("mscale-all-dim");
+  const bool usual = gpt_oss || (mscale == 1 && all_dim == 0);  // which is what 0 stands for
+  m.yarn_attention_factor = usual ? 0 : grown(mscale) / grown(all_dim);
+  if (!c.traits().causal) c.miss("position-embedding-type", "YaRN of models other than GPTs");
+  if (c.args.has("multi-latent-attention"))
+    c.miss(gpt_oss ? "enable-gpt-oss" : "position-embedding-type", "YaRN of latents by another flag than --rope-type");
+  if (c.args.has("rotary-interleaved")) c.miss("rotary-interleaved", "YaRN that rotates pairs of neighbours");
+  m.rotary_percent = 1;
+  for (const char* name : {"rotary-percent", "use-rope-scaling", "rotary-seq-len-interpolation-factor"})
+    c.ignore(name, "with YaRN");
+  if (!gpt_oss) return;
+  for (const char* name :
+       {"position-embedding-type", "use-rotary-position-embeddings", "rotary-scaling-factor", "mscale",
+        "mscale-all-dim", "yarn-original-max-position-embeddings", "yarn-beta-fast", "yarn-beta-slow",
+        "yarn-correction-range-round-to-int", "no-yarn-correction-range-round-to-int"})
+    c.ignore(name, "with --enable-gpt-oss");
+}
+
+/// Positions divided by a whole number: the linear stretch.
+void interpolation(Translation& c, ModelConfig& m) {
+  constexpr const char* kFlag = "rotary-seq-len-interpolation-factor";
+  if (!c.args.has(kFlag)) return;
+  if (!c.traits().causal) return c.ignore(kFlag, "of pretrain_gpt");
+  if (m.position_embedding_type != "rope") return c.ignore(kFlag, "without rotary positions");
+  if (c.args.has("multi-latent-attention")) return c.ignore(kFlag, "with --multi-latent-attention");
+  const std::int64_t factor = c.args.integer(kFlag);
+  if (factor != 1 && c.args.has("use-rope-scaling"))
+    return c.miss(kFlag, "interpolation of rotary positions with --use-rope-scaling");
+  if (factor == 1) return;
+  m.rope_scaling_type = "linear";
+  m.rope_scaling_factor = static_cast<double>(factor);
 }
 
 void stages(Translation& c, ParallelConfig& p) {
@@ -187,7 +242,11 @@ void translate_model(Translation& c) {
   m.apply_residual_connection_post_layernorm = c.args.has("apply-residual-connection-post-layernorm");
   m.layernorm_epsilon = c.args.number("norm-epsilon");
   m.add_qkv_bias = c.args.has("add-qkv-bias");
-  m.qk_layernorm = c.args.has("qk-layernorm");
+  m.qk_l2_norm = c.args.has("qk-l2-norm");
+  if (m.qk_l2_norm && !c.traits().causal)
+    c.miss("qk-l2-norm", "norms of queries and keys without weights, but of a GPT");
+  m.qk_layernorm = c.args.has("qk-layernorm") && !m.qk_l2_norm;  // whose norm takes the place of the other
+  if (m.qk_l2_norm) c.ignore("qk-layernorm", "with --qk-l2-norm");
   m.softmax_type = c.args.text("softmax-type");
   if (m.softmax_type != "vanilla" && !c.traits().causal) c.miss("softmax-type", "softmax sinks, but of a GPT");
   m.apply_layernorm_1p = c.args.has("apply-layernorm-1p");
@@ -209,15 +268,18 @@ void translate_model(Translation& c) {
 void translate_positions(Translation& c) {
   ModelConfig& m = c.run.model;
   m.position_embedding_type = c.args.text("position-embedding-type");
+  bool stretched = c.args.has("enable-gpt-oss");
   if (c.args.has("use-rotary-position-embeddings")) {
     m.position_embedding_type = "rope";
     c.ignore("position-embedding-type", "with --use-rotary-position-embeddings");
-  } else if (m.position_embedding_type == "yarn" || m.position_embedding_type == "mrope") {
-    c.miss("position-embedding-type", m.position_embedding_type == "yarn" ? "YaRN" : "mRoPE");
+  } else if (m.position_embedding_type == "yarn") {
+    stretched = true;
+  } else if (m.position_embedding_type == "mrope") {
+    c.miss("position-embedding-type", "mRoPE");
   } else if (m.position_embedding_type == "relative") {
     c.miss("position-embedding-type", "relative positions as Megatron-LM has them");
   }
-  const bool rope = m.position_embedding_type == "rope";
+  const bool rope = stretched || m.position_embedding_type == "rope";
   c.require(rope || !c.args.has("no-position-embedding"), "--no-position-embedding needs rotary positions.",
             m.position_embedding_type, "--position-embedding-type none");
   m.relative_attention_num_buckets = c.args.integer("relative-attention-num-buckets");
@@ -226,7 +288,16 @@ void translate_positions(Translation& c) {
   m.rotary_percent = c.args.number("rotary-percent");
   m.rotary_interleaved = rope && c.args.has("rotary-interleaved");
   if (rope) m.no_rope_freq = skipped(c, "no-rope-freq");
-  if (rope && c.args.has("use-rope-scaling")) m.rope_scaling_factor = c.args.number("rope-scaling-factor");
+  if (stretched) {
+    yarn(c, m);
+  } else {
+    interpolation(c, m);
+    for (const char* name : {"yarn-original-max-position-embeddings", "yarn-beta-fast", "yarn-beta-slow",
+                             "yarn-correction-range-round-to-int", "no-yarn-correction-range-round-to-int"})
+      c.ignore(name, "without --position-embedding-type yarn");
+  }
+  if (rope && !stretched && c.args.has("use-rope-scaling"))
+    m.rope_scaling_factor = c.args.number("rope-scaling-factor");
   if (!rope)
     for (const char* name : {"rotary-interleaved", "use-rope-scaling", "rotary-base", "rotary-percent", "no-rope-freq"})
       c.ignore(name, "without rotary positions");

@@ -399,11 +399,13 @@ std::int64_t packed_operand_bytes(std::int64_t tokens, std::int64_t out, std::in
   return tokens < kLeastWidth ? most : std::max(most, packed(out, tokens) + packed(in, tokens));
 }
 
-std::int64_t zeros_of_norms(const ModelShape& shape, const std::vector<ParameterSpec>& specs) {
-  if (shape.rms_norm || shape.norm_bias) return 0;
+std::int64_t constants_of_norms(const ModelShape& shape, const std::vector<ParameterSpec>& specs) {
+  const bool zeros = !shape.rms_norm && !shape.norm_bias, ones = shape.attention.qk_l2_norm;
   std::int64_t numbers = 0;
-  for (const ParameterSpec& spec : specs)
-    if (spec.shape.size() == 1 && spec.name.ends_with(".weight")) numbers += spec.local_size();  // a norm's
+  for (const ParameterSpec& spec : specs) {
+    if (zeros && spec.shape.size() == 1 && spec.name.ends_with(".weight")) numbers += spec.local_size();  // a norm's
+    if (ones && spec.name.ends_with(".linear_qkv.weight")) numbers += shape.head();
+  }
   return numbers;
 }
 
@@ -504,7 +506,7 @@ MemoryPlan held_by(const ResolvedRun& run, int tp_rank, const std::vector<StageS
     memory.parameters +=
         (frozen->pool ? frozen->pool->size + owned_elements(frozen->layout, owners_of(run)) : frozen->layout.size) *
         element.value;
-  memory.parameters += zeros_of_norms(run.shape, frozen ? frozen->specs : specs) * element.value;
+  memory.parameters += constants_of_norms(run.shape, frozen ? frozen->specs : specs) * element.value;
   if (!packs_weights(config, processor)) {
     memory.packed_weights = most_packed_bytes(run, parts, frozen ? frozen->specs : specs, processor);
     return memory;

@@ -76,15 +76,16 @@ inline constexpr std::int64_t kMostPackedOperandBytes = std::int64_t{24} << 20;
 /// 0: all are too small. Of few rows the right one is packed a chunk at a time, in scratch, which is not counted.
 std::int64_t packed_operand_bytes(std::int64_t tokens, std::int64_t out, std::int64_t in);
 
-/// Numbers of the zeros that a rank with these parameters has in place of biases: a LayerNorm without one adds them.
-std::int64_t zeros_of_norms(const ModelShape& shape, const std::vector<ParameterSpec>& specs);
+/// Numbers that a rank with these parameters has in place of parameters of norms: zeros that a LayerNorm without biases
+/// adds, ones that norms of queries and keys without weights multiply by.
+std::int64_t constants_of_norms(const ModelShape& shape, const std::vector<ParameterSpec>& specs);
 
 /// Bytes that one rank holds during a step, by kind. All but `activations` and `logits` are exact; those two are the
 /// tensors that forward keeps for backward, without the workspace of single operators. Not counted either, where
 /// gradients take turns and a schedule splits backward: gradients of norms and biases that wait for the weights'
 /// (parallel::Contribution), some ten rows of the hidden width a layer and microbatch that is put off.
 struct MemoryPlan {
-  std::int64_t parameters = 0;  ///< and zeros_of_norms()
+  std::int64_t parameters = 0;  ///< and constants_of_norms()
   std::int64_t gradients = 0;
   std::int64_t optimizer_state = 0;  ///< masters and moments of what the rank updates; scales of fp8
   std::int64_t packed_weights = 0;   ///< where packs_weights(); of other float32 on AMX packed_operand_bytes()

@@ -55,7 +55,7 @@ std::int64_t bytes_in_blocks(const ResolvedRun& run, GgufType weights, int tp_ra
   const std::vector<StageSpec> parts = parts_of_rank(run.parts, run.placement, pp_rank);
   const std::int64_t element = element_bytes_of(run.config).value;
   const std::vector<ParameterSpec> specs = model_parameters(run.shape, run.config.parallel.tp, tp_rank, parts);
-  std::int64_t bytes = zeros_of_norms(run.shape, specs) * element, largest = 0;
+  std::int64_t bytes = constants_of_norms(run.shape, specs) * element, largest = 0;
   for (const ParameterSpec& spec : specs) {
     bytes += fits_blocks(spec) ? block_bytes(spec, block_type(spec, weights)) : spec.local_size() * element;
     if (fits_blocks(spec)) largest = std::max<std::int64_t>(largest, spec.local_size() * std::int64_t{sizeof(float)});

@@ -30,8 +30,20 @@ bool has_words_for_latents(const config::ModelConfig& model) {
   return model.rotary_interleaved && (model.rope_scaling_factor == 1 || yarn);
 }
 
+bool stretched_by(const config::ModelConfig& model, const char* type) {
+  return model.rope_scaling_factor != 1 && !model.multi_latent_attention && model.rope_scaling_type == type;
+}
+
+/// YaRN of whole heads, and positions divided by a whole number.
+bool has_words_for_stretch(const config::ModelConfig& model) {
+  if (stretched_by(model, "linear")) return model.rope_scaling_factor == std::floor(model.rope_scaling_factor);
+  return stretched_by(model, "yarn") && model.yarn_attention_factor == 0 && model.rotary_percent == 1 &&
+         !model.rotary_interleaved;
+}
+
 bool has_words_for_rope(const config::ModelConfig& model) {
   if (model.multi_latent_attention) return has_words_for_latents(model);
+  if (has_words_for_stretch(model)) return true;
   return model.rope_scaling_factor == 1 || (model.rope_scaling_type == "llama3" && model.rope_low_freq_factor == 1 &&
                                             model.rope_high_freq_factor == 4 && model.rope_original_positions == 8192);
 }
@@ -93,6 +105,16 @@ void write_latents(PickleWriter& pickle, const config::ModelConfig& model) {
   pickle.entry("mscale_all_dim", model.mscale_all_dim);
 }
 
+void write_yarn(PickleWriter& pickle, const config::ModelConfig& model) {
+  pickle.entry("rotary_scaling_factor", model.rope_scaling_factor);
+  pickle.entry("yarn_original_max_position_embeddings", model.rope_original_positions);
+  pickle.entry("yarn_beta_fast", model.yarn_beta_fast);
+  pickle.entry("yarn_beta_slow", model.yarn_beta_slow);
+  pickle.entry("yarn_correction_range_round_to_int", model.yarn_correction_range_round_to_int);
+  pickle.entry("mscale", 1.0);
+  pickle.entry("mscale_all_dim", 0.0);
+}
+
 /// Options of the network. Throws ConfigError for what Megatron-LM's arguments cannot say.
 void write_network(PickleWriter& pickle, const config::ModelConfig& model, std::int64_t vocabulary_rows) {
   const plan::ModelShape shape = families::shape_of(model);
@@ -108,8 +130,10 @@ void write_network(PickleWriter& pickle, const config::ModelConfig& model, std::
         concat(model.activation, gated ? ", gated" : "", by_tanh && !gated ? ", model.add_bias_linear false" : ""),
         by_tanh && !gated ? "keep the checkpoint as it is: every job here reads it" : "--format huggingface"));
   // Of these two groups of options Megatron-LM has arguments for the ones named here.
-  const config::AttentionVariant attention{
-      .add_qkv_bias = model.add_qkv_bias, .qk_layernorm = model.qk_layernorm, .no_rope_freq = model.no_rope_freq};
+  const config::AttentionVariant attention{.add_qkv_bias = model.add_qkv_bias,
+                                           .qk_layernorm = model.qk_layernorm,
+                                           .qk_l2_norm = model.qk_l2_norm,
+                                           .no_rope_freq = model.no_rope_freq};
   const config::LayerVariant layers{.apply_layernorm_1p = model.apply_layernorm_1p};
   if (!(model == attention) || !(model == layers) || model.apply_residual_connection_post_layernorm ||
       !has_words_for_rope(model) || !has_words_for_experts(model))
@@ -136,18 +160,24 @@ void write_network(PickleWriter& pickle, const config::ModelConfig& model, std::
   pickle.entry("padded_vocab_size", vocabulary_rows);
   pickle.entry("vocab_size", shape.vocab);
   pickle.entry("make_vocab_size_divisible_by", model.make_vocab_size_divisible_by);
-  pickle.entry("position_embedding_type", model.position_embedding_type);
+  pickle.entry("position_embedding_type",
+               stretched_by(model, "yarn") ? std::string("yarn") : model.position_embedding_type);
   pickle.entry("add_position_embedding", true);
-  pickle.entry("use_rotary_position_embeddings", rope);
+  pickle.entry("use_rotary_position_embeddings", rope && !stretched_by(model, "yarn"));
   pickle.entry("rotary_base", static_cast<std::int64_t>(std::llround(model.rotary_base)));
   pickle.entry("rotary_percent", model.rotary_percent);
   pickle.entry("rotary_interleaved", model.rotary_interleaved && !model.multi_latent_attention);
-  const bool scaled = model.rope_scaling_factor != 1 && !model.multi_latent_attention;
+  const bool scaled = stretched_by(model, "llama3");
   pickle.entry("use_rope_scaling", scaled);
   pickle.entry("rope_scaling_factor", scaled ? model.rope_scaling_factor : 1.0);
+  if (stretched_by(model, "linear"))
+    pickle.entry("rotary_seq_len_interpolation_factor",
+                 static_cast<std::int64_t>(std::llround(model.rope_scaling_factor)));
+  if (stretched_by(model, "yarn")) write_yarn(pickle, model);
   pickle.entry("normalization", model.normalization);
   pickle.entry("norm_epsilon", model.layernorm_epsilon);
   pickle.entry("qk_layernorm", model.qk_layernorm);
+  if (model.qk_l2_norm) pickle.entry("qk_l2_norm", true);
   if (model.no_rope_freq > 0) pickle.entry("no_rope_freq", model.no_rope_freq);
   if (model.mtp_num_layers > 0) {
     pickle.entry("mtp_num_layers", model.mtp_num_layers);
