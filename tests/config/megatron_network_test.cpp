@@ -48,6 +48,12 @@ TEST(MegatronNetwork, NormalizesQueriesAndKeysWithoutWeights) {
   EXPECT_THAT(refusal_of("--qk-l2-norm", "pretrain_bert"), HasSubstr("without weights, but of a GPT"));
 }
 
+TEST(MegatronNetwork, KeepsTheStreamInFloat32) {
+  EXPECT_FALSE(model_of("--bf16").fp32_residual_connection);
+  EXPECT_TRUE(model_of("--bf16 --fp32-residual-connection").fp32_residual_connection);
+  EXPECT_TRUE(model_of("--bf16 --fp32-residual-connection", "pretrain_bert").fp32_residual_connection);
+}
+
 using Stretch = std::tuple<std::string, std::string, double, std::int64_t, double, double, bool>;
 Stretch stretch_of(const ModelConfig& m) {
   return {m.position_embedding_type,           m.rope_scaling_type, m.rope_scaling_factor,

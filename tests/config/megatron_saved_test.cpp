@@ -130,7 +130,7 @@ TEST(SavedArguments, NameWhatIsNotHereWhereItCounts) {
       EXPECT_THAT(error_of(small({argument}), share), AllOf(HasSubstr("common.pt"), HasSubstr(flag))) << argument.name;
     }
   for (const SavedArgument& argument :
-       {value("fp8_quantizer_factory", "a.b"), truth("fp32_residual_connection", true), value("optimizer", "soap")}) {
+       {value("fp8_quantizer_factory", "a.b"), truth("qk_clip", true), value("optimizer", "soap")}) {
     EXPECT_EQ(error_of(small({argument}), SavedShare::Network), "") << argument.name;
     EXPECT_THAT(error_of(small({argument})), HasSubstr("fix:  --weights-only")) << argument.name;
   }

@@ -205,6 +205,7 @@ struct Kept {
 Kept measure(const TransformerOptions& of_one, at::ScalarType dtype, int t, const plan::StageSpec& part,
              bool partial = false, int cp = 1) {
   const bool sp = of_one.sequence_parallel, t5 = of_one.shape.encoder_decoder();
+  const at::ScalarType stream = of_one.shape.wide_stream ? at::kFloat : dtype;
   Kept kept;
   comm::run_ranks(t * cp, [&](comm::Group world) {
     const comm::Group tp = cp > 1 ? comm::Group() : world;
@@ -224,14 +225,14 @@ Kept measure(const TransformerOptions& of_one, at::ScalarType dtype, int t, cons
       at::Tensor gradient;
       parallel::GraphRoot root;
       {
-        parallel::GraphLeaf leaf(at::ones({rows, 2, 64}, dtype));
+        parallel::GraphLeaf leaf(at::ones({rows, 2, 64}, stream));
         const auto y = gpt.forward(leaf.take(), batch, true);
         root = parallel::GraphRoot(y);
       }
       world.barrier();
       const auto forward = counter().live() - before;
       world.barrier();
-      root.backward(at::ones({rows, 2, 64}, dtype));
+      root.backward(at::ones({rows, 2, 64}, stream));
       world.barrier();
       const auto weights = counter().live() - before;
       world.barrier();
@@ -376,6 +377,30 @@ TEST_P(ActivationBytes, OfNormsWithoutWeightsAreThoseOfThePlan) {
       planned += sign * plan::stage_activation_bytes(config, options.shape, part);
     }
     EXPECT_EQ(kept, planned) << kind.name;
+  }
+}
+
+/// A stream of float32 in a model of bf16, in every mode.
+TEST_P(ActivationBytes, OfAWideStreamAreThoseOfThePlan) {
+  const auto [t, sp] = GetParam();
+  const plan::StageSpec part{.num_layers = 3, .embedding = false, .output = false};
+  for (const Mode& mode : kModes) {
+    auto config = config_of(kKinds[2], mode, t, sp);
+    TransformerOptions options = options_of(kKinds[2], mode, sp);
+    Kept kept;
+    std::int64_t planned = 0, planned_weights = 0;
+    for (const bool wide : {false, true}) {
+      config.model.fp32_residual_connection = options.shape.wide_stream = wide;
+      const std::int64_t sign = wide ? 1 : -1;
+      const Kept own = measure(options, kKinds[2].dtype, t, part, mode.partial);
+      kept.for_backward += sign * own.for_backward;
+      kept.for_weights += sign * own.for_weights;
+      planned += sign * plan::stage_activation_bytes(config, options.shape, part, mode.partial);
+      planned_weights +=
+          sign * static_cast<std::int64_t>(planned_weight_bytes(config, options.shape, part, mode.partial));
+    }
+    EXPECT_EQ(kept.for_backward, planned) << mode.name;
+    EXPECT_EQ(kept.for_weights, planned_weights) << mode.name;
   }
 }
 

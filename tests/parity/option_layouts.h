@@ -75,6 +75,19 @@ inline std::vector<Layout> option_layouts() {
   return all;
 }
 
+/// Models of bf16 whose stream is float32, in layouts where messages, parts of sequences and what is computed again
+/// have its type.
+inline std::vector<Layout> wide_stream_layouts() {
+  std::vector<Layout> all;
+  all.push_back({.tp = 2, .dp = 2, .micro_batch = 2, .sp = true});
+  all.push_back({.tp = 2, .pp = 2, .dp = 2, .schedule = "zb-h1", .sharded = true, .llama = 2});
+  all.push_back({.pp = 2, .vpp = 2, .dp = 2, .recompute = "full", .sharded = true, .pooled = true});
+  all.push_back({.tp = 2, .pp = 2, .micro_batch = 2, .sp = true, .bert = true});
+  all.push_back({.pp = 2, .cp = 2, .sharded = true, .full = true, .llama = 1, .exchange = "p2p"});
+  for (Layout& layout : all) layout.with = "model.fp32_residual_connection=true";
+  return all;
+}
+
 /// A RoBERTa and a ModernBERT, as options.
 inline const char kRoberta[] =
     "model.bert_binary_head=false model.num_tokentypes=1 model.position_offset=2 model.activation=gelu";

@@ -37,6 +37,7 @@ struct ModelConfig : AttentionVariant,
   std::int64_t num_classes = 0;
   std::string normalization = "LayerNorm";
   bool apply_residual_connection_post_layernorm = false;
+  bool fp32_residual_connection = false;
   double layernorm_epsilon = 1e-5;
   std::string activation = "gelu_tanh";
   bool gated_linear_unit = false;
@@ -96,6 +97,10 @@ struct ModelConfig : AttentionVariant,
     v("apply_residual_connection_post_layernorm", apply_residual_connection_post_layernorm,
       "The residual connection begins after each norm: BERT's original order; else before it.",
       "apply-residual-connection-post-layernorm");
+    v("fp32_residual_connection", fp32_residual_connection,
+      "Keep the residual stream in float32 where train.dtype is bf16 or fp16: branches are added to it in float32, and "
+      "messages between pipeline stages are float32.",
+      "fp32-residual-connection", Affects::Step);
     v("norm_position", norm_position,
       "Where the norms of a layer are: before attention and MLP, behind them, before their sum with the stream "
       "(OLMo 2), or both (Gemma 2).",

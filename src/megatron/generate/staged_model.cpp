@@ -19,7 +19,7 @@ at::Tensor StagedModel::through_stages(const at::Tensor& tokens, std::int64_t s,
   const auto& shape = options().shape;
   at::Tensor x = tokens;
   if (stage > 0) {
-    x = at::empty({s, b, shape.hidden}, tensor_);
+    x = at::empty({s, b, shape.hidden}, model::stream_options(shape, tensor_));
     pp_.recv(x, stage - 1);
   }
   x = compute(x).contiguous();

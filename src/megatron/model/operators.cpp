@@ -35,16 +35,31 @@ std::vector<at::Tensor> inputs(std::vector<at::Tensor> tensors,
   return tensors;
 }
 
+/// Whether the stream is wider than the model's parameters (ModelShape::wide_stream), of which this norm has some.
+bool is_wide(const at::Tensor& stream, const Norm& norm) {
+  return norm.weight && norm.weight->value.scalar_type() != stream.scalar_type();
+}
+
+/// A parameter's value in the stream's type, where there is one.
+at::Tensor as_stream(const at::Tensor& value, const at::Tensor& stream) {
+  return value.defined() ? value.to(stream.scalar_type()) : value;
+}
+
+/// Computed in x's type; `y` in that of the norm's parameters.
 kernels::NormOutput norm_forward(const at::Tensor& x, const Norm& norm) {
-  const at::Tensor offset = norm.offset();
-  return offset.defined() ? kernels::layer_norm(x, norm.factor(), offset, norm.epsilon)
-                          : kernels::rms_norm(x, norm.factor(), norm.epsilon);
+  const at::Tensor factor = as_stream(norm.factor(), x), offset = as_stream(norm.offset(), x);
+  auto out = offset.defined() ? kernels::layer_norm(x, factor, offset, norm.epsilon)
+                              : kernels::rms_norm(x, factor, norm.epsilon);
+  if (is_wide(x, norm)) out.y = out.y.to(norm.weight->value.scalar_type());
+  return out;
 }
 
 /// The gradients of a norm's own parameters, while they are written.
 class NormGradients {
  public:
-  explicit NormGradients(const Norm& norm) : weight_(norm.weight, kWithTheRest), bias_(norm.bias, kWithTheRest) {
+  /// `x`: what the norm reads.
+  NormGradients(const Norm& norm, const at::Tensor& x)
+      : weight_(norm.weight, kWithTheRest), bias_(norm.bias, kWithTheRest), wide_(is_wide(x, norm)) {
     if (norm.bias && bias_.beta() != weight_.beta())
       throw std::logic_error(norm.weight->spec.name + " and its bias have not got the same contributions");
     into = {.weight = norm.weight ? weight_.target() : at::empty_like(norm.ones),
@@ -52,19 +67,30 @@ class NormGradients {
                          : norm.no_bias.defined() ? at::zeros_like(norm.no_bias)
                                                   : at::Tensor(),
             .bias = {},
-            .norm_beta = weight_.beta()};
+            .norm_beta = wide_ ? 0 : weight_.beta()};
+    if (!wide_) return;  // else what is written is of x's type, and becomes that of the buffers in written()
+    into.weight = at::empty(into.weight.sizes(), x.options());
+    if (into.norm_bias.defined()) into.norm_bias = at::empty(into.norm_bias.sizes(), x.options());
   }
   void written() {
-    weight_.written();
-    bias_.written();
+    if (!wide_) {
+      weight_.written();
+      bias_.written();
+      return;
+    }
+    weight_.write(into.weight);
+    if (bias_.target().defined()) bias_.write(into.norm_bias);
   }
   kernels::AddNormGradients into;
 
  private:
   parallel::Contribution weight_, bias_;
+  bool wide_;
 };
 
-at::Tensor weight_of(const Norm& norm) {
+/// What the norm multiplies x by, as its backward pass reads it.
+at::Tensor weight_of(const Norm& norm, const at::Tensor& x) {
+  if (is_wide(x, norm)) return as_stream(norm.factor(), x);
   return norm.weight && !norm.one_plus ? norm.weight->arrived() : norm.factor();
 }
 
@@ -72,13 +98,13 @@ at::Tensor weight_of(const Norm& norm) {
 at::Tensor norm_backward(const Norm& norm, const Gradients& grads, const at::Tensor& x, const at::Tensor& mean,
                          const at::Tensor& rstd) {
   const auto past = grads[0].defined() ? grads[0].contiguous() : at::Tensor();
-  const auto dy = grads[1].contiguous();
-  NormGradients own(norm);
+  const auto dy = grads[1].to(x.scalar_type()).contiguous();
+  NormGradients own(norm, x);
   const kernels::AddNormGradients& into = own.into;
   auto dx = into.norm_bias.defined()
-                ? kernels::layer_norm_backward(dy, x, mean, rstd, weight_of(norm), into.weight, into.norm_bias,
+                ? kernels::layer_norm_backward(dy, x, mean, rstd, weight_of(norm, x), into.weight, into.norm_bias,
                                                into.norm_beta, past)
-                : kernels::rms_norm_backward(dy, x, rstd, weight_of(norm), into.weight, into.norm_beta, past);
+                : kernels::rms_norm_backward(dy, x, rstd, weight_of(norm, x), into.weight, into.norm_beta, past);
   own.written();
   return dx;
 }
@@ -88,7 +114,7 @@ at::Tensor norm_backward(const Norm& norm, const Gradients& grads, const at::Ten
 Gradients add_norm_backward(const Norm& norm, const Gradients& grads, const at::Tensor& sum, const at::Tensor& mean,
                             const at::Tensor& rstd, const parallel::ParameterPtr& bias,
                             const kernels::Dropout& dropout) {
-  NormGradients own(norm);
+  NormGradients own(norm, sum);
   const bool adds = bias && !bias->frozen();
   // Gradients that take turns in memory are not there at once: the bias is of the layer before the norm's.
   std::optional<parallel::Contribution> added;
@@ -101,7 +127,7 @@ Gradients add_norm_backward(const Norm& norm, const Gradients& grads, const at::
   }
   const auto past = grads[0].defined() ? grads[0].contiguous() : at::Tensor();
   const auto gradients = kernels::bias_dropout_add_norm_backward(grads[1].contiguous(), sum, mean, rstd,
-                                                                 weight_of(norm), past, dropout, own.into);
+                                                                 weight_of(norm, sum), past, dropout, own.into);
   own.written();
   if (added)
     added->written();
@@ -122,6 +148,21 @@ void bias_backward(const parallel::ParameterPtr& bias, const at::Tensor& dx) {
 Gradients residual_backward(const at::Tensor& dsum, const parallel::ParameterPtr& bias,
                             const kernels::Dropout& dropout) {
   const auto dx = kernels::dropout_backward(dsum, dropout);
+  bias_backward(bias, dx);
+  return {dx, dsum};
+}
+
+/// residual + dropout(x + bias) in the residual's type, which is wider than x's.
+at::Tensor wide_sum(const at::Tensor& x, const parallel::ParameterPtr& bias, const at::Tensor& residual,
+                    const kernels::Dropout& dropout) {
+  return kernels::bias_dropout_add(x.detach().to(residual.scalar_type()), as_stream(value_of(bias), residual), residual,
+                                   dropout);
+}
+
+/// residual_backward() of wide_sum(): of x in its own type.
+Gradients wide_sum_backward(const at::Tensor& dsum, at::ScalarType of_x, const parallel::ParameterPtr& bias,
+                            const kernels::Dropout& dropout) {
+  const auto dx = kernels::dropout_backward(dsum, dropout).to(of_x);
   bias_backward(bias, dx);
   return {dx, dsum};
 }
@@ -268,6 +309,8 @@ at::Tensor add_bias(const at::Tensor& x_sbh, const parallel::ParameterPtr& bias)
 Normed add_norm(const at::Tensor& x_sbh, const parallel::ParameterPtr& bias, const at::Tensor& residual_sbh,
                 const kernels::Dropout& dropout, const Norm& norm) {
   if (!norm.weight) return as_it_is(add_residual(x_sbh, bias, residual_sbh, dropout));
+  if (x_sbh.scalar_type() != residual_sbh.scalar_type())
+    return normalized(add_residual(x_sbh, bias, residual_sbh, dropout), norm);
   const auto out = without_autograd([&] {
     const auto x = x_sbh.detach(), added = value_of(bias), weight = norm.factor(), offset = norm.offset();
     return offset.defined()
@@ -286,11 +329,14 @@ Normed add_norm(const at::Tensor& x_sbh, const parallel::ParameterPtr& bias, con
 at::Tensor add_residual(const at::Tensor& x_sbh, const parallel::ParameterPtr& bias, const at::Tensor& residual_sbh,
                         const kernels::Dropout& dropout, parallel::Value value) {
   const auto sum = without_autograd([&] {
-    if (value == parallel::Value::Unread) return x_sbh.detach();
+    if (value == parallel::Value::Unread) return x_sbh.detach().to(residual_sbh.scalar_type());
+    if (x_sbh.scalar_type() != residual_sbh.scalar_type()) return wide_sum(x_sbh, bias, residual_sbh, dropout);
     return kernels::bias_dropout_add(x_sbh.detach(), value_of(bias), residual_sbh, dropout);
   });
-  auto backward = [bias, dropout](const Gradients& grads) -> Gradients {
-    return residual_backward(grads[0].contiguous(), bias, dropout);
+  auto backward = [bias, dropout, of_x = x_sbh.scalar_type()](const Gradients& grads) -> Gradients {
+    const auto dsum = grads[0].contiguous();
+    return of_x == dsum.scalar_type() ? residual_backward(dsum, bias, dropout)
+                                      : wide_sum_backward(dsum, of_x, bias, dropout);
   };
   return with_backward(inputs({x_sbh, residual_sbh}, {&bias}), sum, std::move(backward));
 }

@@ -25,7 +25,8 @@ StageModules::StageModules(const TransformerOptions& options, const plan::StageS
                                                                                : options.shape.max_positions),
       position_offset_(options.shape.position_offset),
       output_scale_(options.shape.output_scale),
-      embedding_scale_(options.shape.embedding_scale) {
+      embedding_scale_(options.shape.embedding_scale),
+      stream_(stream_options(options.shape, parameters.options()).dtype().toScalarType()) {
   const bool split = options.sequence_parallel;
   const auto& shape = options.shape;
   const at::ScalarType dtype = parameters.dtype();
@@ -100,7 +101,8 @@ at::Tensor StageModules::embed(const at::Tensor& tokens_sb, const at::Tensor& po
     x = x.add(positions->forward(rows_of(positions_sb), rows_of(host.positions_sb)));
   }
   if (types) x = x.add(types->forward(types_sb.defined() ? types_sb : at::zeros_like(tokens_sb), host.types_sb));
-  return embedding_scale_ == 1 ? x : x.mul(embedding_scale_);
+  if (embedding_scale_ != 1) x = x.mul(embedding_scale_);
+  return x.to(stream_);
 }
 
 Normed StageModules::run(const at::Tensor& x_sbh, const AttentionOf& attention) const {
@@ -125,6 +127,11 @@ void StageModules::check_positions(const at::Tensor& position_ids, std::int64_t 
   if (lowest < 0 || highest >= max_positions_)
     throw ConfigError(rule_got_fix(concat("each position id must be one of 0 … ", max_positions_ - 1),
                                    concat("position id ", lowest < 0 ? lowest : highest)));
+}
+
+at::TensorOptions stream_options(const plan::ModelShape& shape, const at::TensorOptions& parameters) {
+  const bool widens = shape.wide_stream && parallel::Precision::is_half(parameters.dtype().toScalarType());
+  return widens ? parameters.dtype(at::kFloat) : parameters;
 }
 
 at::Tensor counted_positions(std::int64_t s, std::int64_t b, at::Device device) {

@@ -51,7 +51,8 @@ struct StageModules {
   /// Throws ConfigError where positions are not the model's: `position_ids` int64 or, where undefined, 0 … count - 1.
   void check_positions(const at::Tensor& position_ids, std::int64_t count) const;
 
-  /// tokens, positions [s, b] int64 -> [s, b, h] before dropout. Of a stage with `words`. `types_sb`: of a model with
+  /// tokens, positions [s, b] int64 -> [s, b, h] before dropout, as the stream: with ModelShape::wide_stream float32 or
+  /// wider. Of a stage with `words`. `types_sb`: of a model with
   /// token types; undefined: all 0. Ids are checked in `host`, where it has them. Collective over tp.
   at::Tensor embed(const at::Tensor& tokens_sb, const at::Tensor& positions_sb, const at::Tensor& types_sb = {},
                    const HostIds& host = {}) const;
@@ -74,7 +75,11 @@ struct StageModules {
   kernels::RopeTable no_rope_;
   std::int64_t max_positions_, position_offset_;
   double output_scale_, embedding_scale_;
+  at::ScalarType stream_;
 };
+
+/// Dtype and device of the residual stream, and so of messages between stages, of a model with such parameters.
+at::TensorOptions stream_options(const plan::ModelShape& shape, const at::TensorOptions& parameters);
 
 /// [s, b] int64: 0, 1, 2, … in each sequence.
 at::Tensor counted_positions(std::int64_t s, std::int64_t b, at::Device device);

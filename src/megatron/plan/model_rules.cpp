@@ -185,6 +185,17 @@ void check_variants(const config::ModelConfig& model, Rules& rules) {
                 "model.qk_l2_norm excludes model.qk_layernorm and model.multi_latent_attention.",
                 concat("qk_layernorm ", model.qk_layernorm, ", multi_latent_attention ", model.multi_latent_attention),
                 "--model.qk_l2_norm false (the default)");
+  const bool another_order = model.apply_residual_connection_post_layernorm || model.embedding_layernorm ||
+                             model.norm_position == "behind" || model.mtp_num_layers > 0;
+  rules.require(
+      !model.fp32_residual_connection || (!another_order && !config::model_traits(model.architecture).encoder_decoder),
+      concat("model.fp32_residual_connection needs layers of one stack whose branches read norms of the stream, and "
+             "excludes model.mtp_num_layers: not model.architecture ",
+             config::names_with(&config::ModelTraits::encoder_decoder, " or "), "."),
+      concat(model.architecture, ", norm_position ", model.norm_position, ", embedding_layernorm ",
+             model.embedding_layernorm, ", apply_residual_connection_post_layernorm ",
+             model.apply_residual_connection_post_layernorm, ", mtp_num_layers ", model.mtp_num_layers),
+      "--model.fp32_residual_connection false (the default)");
   rules.require(
       !model.apply_residual_connection_post_layernorm || (model.norm_position == "before" && !model.parallel_residual),
       "model.apply_residual_connection_post_layernorm excludes model.norm_position and "

@@ -459,6 +459,7 @@ ModelShape model_shape(const config::ModelConfig& model, int tp) {
                    .head_size = model.kv_channels,
                    .rms_norm = model.normalization == "RMSNorm",
                    .norm_bias = model.norm_bias,
+                   .wide_stream = model.fp32_residual_connection,
                    .gated = model.gated_linear_unit,
                    .linear_bias = model.add_bias_linear,
                    .attention = model,

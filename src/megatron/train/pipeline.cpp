@@ -15,6 +15,7 @@
 #include "megatron/base/error.h"
 #include "megatron/base/files/file.h"
 #include "megatron/base/text/printable.h"
+#include "megatron/model/stage_modules.h"
 #include "megatron/plan/cost/memory.h"
 #include "megatron/plan/pipeline_plan.h"
 #include "megatron/schedule/pictures/draw.h"
@@ -184,7 +185,7 @@ pipeline::Link make_link(const plan::ResolvedRun& run, const parallel::ParallelC
           context.tensor(),
           {.shape = boundary_of_sequence(run),
            .shape_of_stage = boundaries(run),
-           .tensor = parameters.options(),
+           .tensor = model::stream_options(run.shape, parameters.options()),
            .shapes_vary = config.parallel.variable_seq_lengths,
            .scatter_gather = config.parallel.scatter_gather && !config.parallel.sp}};
 }

@@ -29,10 +29,9 @@ constexpr std::array<std::string_view, 11> kOfNoRun = {"context parallelism in l
                                                        "embeddings of BERT as output"};
 
 /// Features without which a run cannot continue, but its weights mean the same.
-constexpr std::array<std::string_view, 19> kOfTraining = {"more of FP8",
+constexpr std::array<std::string_view, 18> kOfTraining = {"more of FP8",
                                                           "FP4",
                                                           "QK clip",
-                                                          "fp32 residual stream",
                                                           "frozen parameters",
                                                           "fp16 master weights",
                                                           "phases of data",

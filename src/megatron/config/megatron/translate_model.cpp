@@ -240,6 +240,9 @@ void translate_model(Translation& c) {
   }
   m.normalization = c.args.text("normalization");
   m.apply_residual_connection_post_layernorm = c.args.has("apply-residual-connection-post-layernorm");
+  m.fp32_residual_connection = c.args.has("fp32-residual-connection");
+  if (m.fp32_residual_connection && c.traits().encoder_decoder)
+    c.miss("fp32-residual-connection", "fp32 residual stream of a T5");
   m.layernorm_epsilon = c.args.number("norm-epsilon");
   m.add_qkv_bias = c.args.has("add-qkv-bias");
   m.qk_l2_norm = c.args.has("qk-l2-norm");

@@ -98,7 +98,12 @@ ModelEnds ends_of(const plan::ModelShape& shape, const parallel::ParameterStore&
 
 std::unique_ptr<TokenGraph> TokenGraph::of(const TransformerOptions& options, const StageModules& modules,
                                            const ModelEnds& ends, KvCache& cache) {
-  if (!ends.words || options.shape.lora || cache.keys.empty() || !serves(ends.words) || !serves(ends.output)) return {};
+  const auto widened = [&](const at::TensorOptions& own) {
+    return stream_options(options.shape, own).dtype() != own.dtype();
+  };
+  if (!ends.words || widened(ends.words->value.options()) || options.shape.lora || cache.keys.empty() ||
+      !serves(ends.words) || !serves(ends.output))
+    return {};
   const at::Tensor& keys = cache.keys.front();
   const kernels::TokenKernels* const kernels = kernels::token_kernels(keys.device());
   if (kernels == nullptr || keys.size(1) > kMostSequences || !modules.final_norm ||

@@ -182,8 +182,9 @@ class Pieces {
     return passes;
   }
 
-  /// Of the whole stream, before sp splits it.
+  /// Of the whole stream, before sp splits it, as ranks of tp sum it and as it goes to the next stage.
   double stream_bytes() const { return tokens_ * hidden_ * element_; }
+  double message_bytes() const { return tokens_ * hidden_ * as_double(stream_element_bytes(run_.config)); }
 
   /// Operations of a layer's forward products on this rank.
   double layer_flops_of(const LayerSpec& spec) const {
@@ -393,15 +394,14 @@ void set_messages(schedule::Costs& costs, const ResolvedRun& run, const Hardware
   const Span span = span_of(run.grid, run.grid.peers(0, Axis::Pp), hardware.ranks_per_node);
   const double tp = run.grid.size(Axis::Tp);
   const bool gathers = run.config.parallel.scatter_gather && !run.config.parallel.sp;
-  const bool parts = gathers || run.config.parallel.sp;
-  costs.message_bytes = pieces.stream_bytes() / (parts ? tp : 1);
+  costs.message_bytes = pieces.message_bytes() / (gathers || run.config.parallel.sp ? tp : 1);
   costs.bandwidth = span.nodes > 1
                         ? std::min(hardware.node.bytes_per_s(), hardware.cluster.bytes_per_s() / span.sharing)
                         : hardware.node.bytes_per_s();
   costs.latency = (span.nodes > 1 ? hardware.cluster : hardware.node).latency_s();
   if (gathers)
     costs.latency += ring_pass_s(hardware, span_of(run.grid, run.grid.peers(0, Axis::Tp), hardware.ranks_per_node),
-                                 pieces.stream_bytes());
+                                 pieces.message_bytes());
 }
 
 /// The sums of the two copies of what the first and the last stage share.

@@ -99,6 +99,11 @@ std::int64_t element_bytes(const config::RunConfig& config) {
   return config.train.dtype == "fp64" ? 8 : config.train.dtype == "fp32" ? 4 : 2;
 }
 
+std::int64_t stream_element_bytes(const config::RunConfig& config) {
+  return config.model.fp32_residual_connection ? std::max<std::int64_t>(element_bytes(config), 4)
+                                               : element_bytes(config);
+}
+
 std::int64_t bucket_elements(const config::OptimizerConfig& optimizer, int dp) {
   if (!optimizer.overlap_grad_reduce) return 0;
   if (optimizer.bucket_size > 0) return optimizer.bucket_size;

@@ -42,6 +42,10 @@ double output_flops(const ModelShape& shape, std::int64_t tokens);
 /// Bytes of one element of parameters and activations: train.dtype.
 std::int64_t element_bytes(const config::RunConfig& config);
 
+/// Bytes of one element of the residual stream and of messages between stages: float32 or wider with
+/// model.fp32_residual_connection, else element_bytes().
+std::int64_t stream_element_bytes(const config::RunConfig& config);
+
 /// Elements at which a bucket of gradients closes, as buffer_layout() takes it: optimizer.bucket_size, or Megatron's
 /// default of max(40 M, 1 M x dp). 0, one bucket, without overlap: there is nothing to gain from several reductions.
 std::int64_t bucket_elements(const config::OptimizerConfig& optimizer, int dp);

@@ -99,16 +99,16 @@ std::int64_t row_norm_bytes(const config::RunConfig& config, const LayerSpec& la
 
 /// Bytes that a layer keeps between its two halves of backward: what its weight products multiply.
 std::int64_t layer_weight_bytes(const config::RunConfig& config, const LayerSpec& layer, bool partial) {
-  std::int64_t elements = 0, wide = 0;
+  std::int64_t elements = 0, wide = 0, read = 0;  // read: of the stream
   for (std::size_t i = 0; i < layer.branches.size(); ++i) {
     const Kept inputs = layer.branches[i].weight_inputs(config.parallel.tp, recomputed_of(config, partial));
-    const std::int64_t streams = layer.parallel && i > 0 ? 1 : 2;  // branches in parallel read the same
-    elements += tokens_of(config, layer.decoder) * (streams * stream_width(config, layer.hidden) + inputs.per_token) +
-                tokens_of(config) * inputs.per_encoder_token;
+    const std::int64_t rows = tokens_of(config, layer.decoder), width = stream_width(config, layer.hidden);
+    read += layer.parallel && i > 0 ? 0 : rows * width;  // branches in parallel read the same
+    elements += rows * (width + inputs.per_token) + tokens_of(config) * inputs.per_encoder_token;
     wide += tokens_of(config, layer.decoder) * inputs.wide_per_token;
   }
-  return elements * element_bytes(config) + wide * std::max<std::int64_t>(element_bytes(config), 4) +
-         row_norm_bytes(config, layer);
+  return read * stream_element_bytes(config) + elements * element_bytes(config) +
+         wide * std::max<std::int64_t>(element_bytes(config), 4) + row_norm_bytes(config, layer);
 }
 
 /// Of a stage with the output, what its depths of multi-token prediction keep: of each the embeddings and the states
@@ -157,9 +157,10 @@ std::int64_t layer_activation_bytes(const config::RunConfig& config, const Layer
   std::int64_t bytes = row_norm_bytes(config, layer);
   for (std::size_t i = 0; i < layer.branches.size(); ++i) {
     const Kept kept = layer.branches[i].kept(config.parallel.tp, layer.rms_norm, recomputed_of(config, partial));
-    bytes += (tokens * (layer.streams_kept(i) * stream_width(config, layer.hidden) + kept.per_token) +
-              tokens_of(config) * kept.per_encoder_token) *
-             element_bytes(config);
+    const std::int64_t streams = tokens * layer.streams_kept(i) * stream_width(config, layer.hidden),
+                       given = tokens * (layer.norms.behind ? stream_width(config, layer.hidden) : 0);
+    bytes += (given + tokens * kept.per_token + tokens_of(config) * kept.per_encoder_token) * element_bytes(config) +
+             (streams - given) * stream_element_bytes(config);
     // Statistics of norms are one token's whether or not it is this rank's: with sp a rank has 1/t of the tokens.
     bytes += (tokens * kept.wide_per_token + tokens * layer.norm_statistics(i) / split) * wide_bytes;
   }
@@ -169,7 +170,7 @@ std::int64_t layer_activation_bytes(const config::RunConfig& config, const Layer
 std::int64_t stage_activation_bytes(const config::RunConfig& config, const ModelShape& shape, const StageSpec& part,
                                     bool partial) {
   const auto stream_of = [&](bool decoder) {
-    return tokens_of(config, decoder) * stream_width(config, shape.hidden) * element_bytes(config);
+    return tokens_of(config, decoder) * stream_width(config, shape.hidden) * stream_element_bytes(config);
   };
   const bool parts = config.train.distribute_saved_activations && config.parallel.tp > 1 && !config.parallel.sp;
   std::int64_t bytes = 0;
@@ -193,7 +194,9 @@ std::int64_t stage_activation_bytes(const config::RunConfig& config, const Model
   // The final norm's input, and the gradient of what the output layer takes, which it computes with the loss. A
   // BERT's head: the norm's output, and its own product before and after the activation.
   if (part.output)
-    bytes += (shape.masked_lm_head && shape.predicts_tokens() ? 5 : 2) * stream_of(shape.encoder_decoder());
+    bytes += stream_of(shape.encoder_decoder()) + (shape.masked_lm_head && shape.predicts_tokens() ? 4 : 1) *
+                                                      tokens_of(config, shape.encoder_decoder()) *
+                                                      stream_width(config, shape.hidden) * element_bytes(config);
   bytes += depth_bytes(config, shape, part, partial).kept;
   // What the first norm gives is dropped in Devlin's order and where embeddings are normalized: no pass over the norm's
   // input gives that again.

@@ -107,6 +107,7 @@ struct ModelShape {
   std::int64_t head_size = 0;   ///< 0: hidden / num_heads
   bool rms_norm = false;        ///< else LayerNorm
   bool norm_bias = true;        ///< of a LayerNorm; an RMSNorm has none
+  bool wide_stream = false;     ///< the residual stream is float32 or wider whatever the parameters are
   bool gated = false;           ///< linear_fc1 is [gate; up], 2 ffn_hidden rows
   bool linear_bias = true;      ///< of every linear layer of the blocks
   config::AttentionVariant attention = {};

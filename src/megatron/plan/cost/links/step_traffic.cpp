@@ -51,6 +51,8 @@ class LayerTraffic {
 
   /// Of the whole stream, before sp splits it.
   double stream() const { return tokens_ * count_of(run_.shape.hidden) * element_; }
+  /// Of the stream as it goes to the next stage.
+  double message() const { return tokens_ * count_of(run_.shape.hidden) * count_of(stream_element_bytes(run_.config)); }
   /// What one rank sends of it around the ring of tensor-parallel ranks.
   double stream_pass() const { return ring_share(tp_) * stream(); }
   bool exchanges_heads() const { return exchange_ == SequenceExchange::AllToAll; }
@@ -244,7 +246,7 @@ std::vector<Traffic> step_traffic(const ResolvedRun& run) {
   const config::ParallelConfig& parallel = run.config.parallel;
   const bool gathers = parallel.scatter_gather && !parallel.sp;
   const double message =
-      pieces.stream() * count_of(run.microbatches_per_step) / (gathers || parallel.sp ? run.grid.size(Axis::Tp) : 1);
+      pieces.message() * count_of(run.microbatches_per_step) / (gathers || parallel.sp ? run.grid.size(Axis::Tp) : 1);
   const int last = placement.rank_of(placement.num_stages() - 1), first = placement.rank_of(0);
   std::vector<Traffic> all;
   for (int rank = 0; rank < run.grid.world_size(); ++rank) {
@@ -265,7 +267,8 @@ std::vector<Traffic> step_traffic(const ResolvedRun& run) {
         sender.send(pipeline.ranks[static_cast<std::size_t>(placement.rank_of(other))], TrafficKind::Pipeline, message);
         // As much comes from there, in parts.
         if (gathers)
-          sender.pass_on(tensor, TrafficKind::Tensor, pieces.stream_pass() * count_of(run.microbatches_per_step));
+          sender.pass_on(tensor, TrafficKind::Tensor,
+                         ring_share(run.grid.size(Axis::Tp)) * pieces.message() * count_of(run.microbatches_per_step));
       }
     }
     const UpdateBytes& update = updates[static_cast<std::size_t>(pipeline.index)];
