@@ -48,6 +48,12 @@ TEST(MegatronNetwork, NormalizesQueriesAndKeysWithoutWeights) {
   EXPECT_THAT(refusal_of("--qk-l2-norm", "pretrain_bert"), HasSubstr("without weights, but of a GPT"));
 }
 
+TEST(MegatronNetwork, GatesWhatAttentionGives) {
+  EXPECT_FALSE(model_of("").attention_output_gate);
+  EXPECT_TRUE(model_of("--attention-output-gate").attention_output_gate);
+  EXPECT_THAT(refusal_of("--attention-output-gate", "pretrain_bert"), HasSubstr("gated attention, but of a GPT"));
+}
+
 TEST(MegatronNetwork, KeepsTheStreamInFloat32) {
   EXPECT_FALSE(model_of("--bf16").fp32_residual_connection);
   EXPECT_TRUE(model_of("--bf16 --fp32-residual-connection").fp32_residual_connection);

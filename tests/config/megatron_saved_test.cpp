@@ -122,7 +122,7 @@ TEST(SavedArguments, KeepWeightDecayThatGrows) {
 }
 
 TEST(SavedArguments, NameWhatIsNotHereWhereItCounts) {
-  const auto of_network = {value("glu_linear_offset", "1.0"), truth("attention_output_gate", true)};
+  const auto of_network = {value("glu_linear_offset", "1.0"), truth("enable_mhc_connections", true)};
   for (const SavedArgument& argument : of_network)
     for (const SavedShare share : {SavedShare::Network, SavedShare::Run}) {
       std::string flag = "--" + argument.name;

@@ -185,6 +185,7 @@ TEST(Mapping, FollowsLayersThatDiffer) {
             if (!family.grouped || !shape.linear_bias) attention->bias = family.bias;
             attention->latents.reset();                   // whose names are DeepSeek's
             attention->variant.softmax_type = "vanilla";  // no family that is tried here has sinks
+            attention->variant.attention_output_gate = false;
           }
           if (auto* across = std::get_if<plan::CrossAttention>(&branch.inner)) across->bias = family.bias;
           if (auto* experts = std::get_if<plan::Experts>(&branch.inner)) {  // Mixtral's, or Qwen3-MoE's

@@ -184,7 +184,7 @@ std::string refused_argument(const std::string& name, const PickleNode& value) {
 
 TEST(MegatronTorch, ArgumentsThatChangeTheResultAreRefusedByName) {
   using Kind = PickleNode::Kind;
-  for (const char* name : {"multi_latent_attention", "attention_output_gate"})
+  for (const char* name : {"multi_latent_attention", "enable_mhc_connections"})
     EXPECT_NE(refused_argument(name, node_of(Kind::Bool, 1)).find(name), std::string::npos) << name;
   EXPECT_NE(refused_argument("num_experts", node_of(Kind::Integer, 1 << 20)).find("num_experts"), std::string::npos);
   EXPECT_EQ(refused_argument("num_experts", node_of(Kind::Integer, 8)), "");

@@ -145,12 +145,13 @@ MODELS["odd_experts"] = dict(MODELS["moe"], moe_ffn_hidden_size=11)  # which no 
 # Queries and keys normalized without weights, of interpolated positions; and YaRN of whole heads.
 MODELS["normed"] = dict(MODELS["llama"], num_layers=2, qk_l2_norm=True)
 MODELS["yarn"] = dict(MODELS["llama"], num_layers=2)
+MODELS["gated"] = dict(MODELS["llama"], num_layers=2, attention_output_gate=True, add_qkv_bias=True)
 # Of positions, by the names of Megatron-LM's arguments.
 POSITIONS = {"normed": dict(rotary_seq_len_interpolation_factor=3),
              "yarn": dict(position_embedding_type="yarn", rotary_scaling_factor=4.0, mscale=1.0, mscale_all_dim=0.0,
                           yarn_original_max_position_embeddings=8, yarn_beta_fast=2.0, yarn_beta_slow=0.5,
                           yarn_correction_range_round_to_int=False)}
-LLAMAS = "llama", "mtp", "moe", "deepseek", "odd_experts", "normed", "yarn"
+LLAMAS = "llama", "mtp", "moe", "deepseek", "odd_experts", "normed", "yarn", "gated"
 LATENTS = ("q_lora_rank", "kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim", "rope_type",
            "rotary_scaling_factor", "mscale", "mscale_all_dim")
 DECODER_SEQUENCE = 12
@@ -214,10 +215,12 @@ def arguments(name, dtype, tp, pp, **others):
         seq_length=SEQUENCE, encoder_seq_length=SEQUENCE, padded_vocab_size=PADDED, vocab_size=VOCABULARY,
         make_vocab_size_divisible_by=8, swiglu=llama, squared_relu=False, openai_gelu=False,
         bias_gelu_fusion=name == "gpt2", normalization="RMSNorm" if llama else "LayerNorm",
-        norm_epsilon=1e-6 if llama else 1e-5, add_bias_linear=not llama, add_qkv_bias=False,
+        norm_epsilon=1e-6 if llama else 1e-5, add_bias_linear=not llama,
+        add_qkv_bias=options.get("add_qkv_bias", False),
         untie_embeddings_and_output_weights=llama, position_embedding_type="rope" if llama else "learned_absolute",
         rotary_base=50000, rotary_percent=1.0, rotary_interleaved=False, use_rope_scaling=False,
         qk_l2_norm=options.get("qk_l2_norm", False),
+        attention_output_gate=options.get("attention_output_gate", False),
         num_experts=options.get("num_moe_experts"), qk_layernorm=options.get("qk_layernorm", False),
         multi_latent_attention="kv_lora_rank" in options,
         expert_model_parallel_size=parallel_state.get_expert_model_parallel_world_size(),

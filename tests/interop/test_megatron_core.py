@@ -137,6 +137,11 @@ class MegatronCore(unittest.TestCase):
         """Of positions that are interpolated."""
         self.there_and_back("normed", {}, here=("--world-size", 2, "--tp", 2), back=({},))
 
+    def test_gated_attention_resumes_here_and_there(self):
+        """On two ranks of each, with the fused matrix of queries, gates, keys and values."""
+        self.there_and_back("gated", {"tp": 2, "sharding": "fully_reshardable"}, world=2,
+                            here=("--world-size", 2, "--tp", 2), back=({"sharding": "fully_reshardable"},))
+
     def test_positions_that_yarn_stretches_resume_here_and_there(self):
         self.there_and_back("yarn", {}, here=("--world-size", 2, "--pp", 2), back=({},))
 

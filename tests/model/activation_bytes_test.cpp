@@ -380,6 +380,23 @@ TEST_P(ActivationBytes, OfNormsWithoutWeightsAreThoseOfThePlan) {
   }
 }
 
+/// Gates of what attention gives, in every mode.
+TEST_P(ActivationBytes, OfGatesAreThoseOfThePlan) {
+  const auto [t, sp] = GetParam();
+  const plan::StageSpec part{.num_layers = 3, .embedding = false, .output = false};
+  for (const Mode& mode : kModes) {
+    SCOPED_TRACE(mode.name);
+    const auto config = config_of(kKinds[2], mode, t, sp);
+    TransformerOptions options = options_of(kKinds[2], mode, sp);
+    options.shape.attention.attention_output_gate = true;
+    const Kept kept = measure(options, kKinds[2].dtype, t, part, mode.partial);
+    const auto planned = static_cast<double>(plan::stage_activation_bytes(config, options.shape, part, mode.partial));
+    EXPECT_NEAR(static_cast<double>(kept.for_backward) / planned, 1, 0.02);
+    const double weights = planned_weight_bytes(config, options.shape, part, mode.partial);
+    EXPECT_NEAR(static_cast<double>(kept.for_weights) / weights, 1, 0.02);
+  }
+}
+
 /// A stream of float32 in a model of bf16, in every mode.
 TEST_P(ActivationBytes, OfAWideStreamAreThoseOfThePlan) {
   const auto [t, sp] = GetParam();

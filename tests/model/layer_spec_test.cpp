@@ -125,6 +125,7 @@ std::int64_t elements_of(const plan::LayerSpec& layer, std::int64_t h) {
   } else {
     add(layer.mlp(), 1);
   }
+  if (attention.gated()) count += h * q + (attention.qkv_bias() ? q : 0);
   if (attention.qkv_bias()) count += q + 2 * kv;
   if (attention.bias) count += h;
   if (attention.variant.softmax_type == "learnable") count += attention.heads;
@@ -177,7 +178,7 @@ double flops_by_counting(const plan::LayerSpec& layer, std::int64_t h, std::int6
         matrix(s, value, h);
         of_pair = query + value;
       } else {
-        matrix(s, h, q + 2 * attention->groups * attention->head_size);
+        matrix(s, h, (attention->gated() ? 2 : 1) * q + 2 * attention->groups * attention->head_size);
         matrix(s, q, h);
       }
       const std::int64_t window = attention->variant.sliding_window;
@@ -288,7 +289,7 @@ TEST_F(RandomLayers, GiveTheSameLogitsUncachedCachedAndTokenByToken) {
       if (tp.rank() == 0) {
         ++one_stack;
         const auto all_rows = [](const plan::LayerSpec& layer) {
-          return layer.experts() != nullptr || layer.attention().latents;
+          return layer.experts() != nullptr || layer.attention().latents || layer.attention().gated();
         };
         if (std::ranges::any_of(options.shape.layers, all_rows)) ++other_way;
         token_by_token += takes_token(modules, at::zeros({1, 2, options.shape.hidden})) ? 1 : 0;

@@ -66,6 +66,7 @@ inline std::vector<plan::LayerSpec> random_layers(std::uint64_t seed, const plan
         }
         attention->variant.qk_layernorm_full = attention->variant.qk_layernorm && !attention->latents && rms && flip();
         attention->variant.qk_l2_norm = !attention->variant.qk_layernorm && seed % 3 == 0;
+        attention->variant.attention_output_gate = !attention->latents && seed % 4 == 1;
         attention->variant.attn_logit_softcapping = flip() ? 0 : 0.5;
         constexpr const char* kSoftmax[] = {"vanilla", "learnable", "off-by-one"};
         attention->variant.softmax_type = kSoftmax[random() % std::size(kSoftmax)];

@@ -48,6 +48,8 @@ inline std::vector<Layout> option_layouts() {
         "model.activation_func_clamp_value=0.01 model.glu_linear_offset=1 model.num_query_groups=2 "
         "model.position_embedding_type=rope model.sliding_window=5 model.window_attn_skip_freq=2",
         "model.qk_l2_norm=true model.num_query_groups=2 model.position_embedding_type=rope model.rotary_percent=0.5",
+        "model.attention_output_gate=true model.num_query_groups=2 model.position_embedding_type=rope "
+        "model.add_bias_linear=false model.add_qkv_bias=true",
         "model.parallel_residual=true model.parallel_shared_norm=true model.add_bias_linear=false "
         "model.num_query_groups=1 model.position_embedding_type=rope",
         "model.parallel_residual=true model.parallel_shared_norm=true model.num_query_groups=2 "
@@ -72,6 +74,11 @@ inline std::vector<Layout> option_layouts() {
       all.push_back(layout);
     }
   }
+  const std::string gated = "model.attention_output_gate=true data.seq_length=24 model.max_position_embeddings=28";
+  for (const char* exchange : {"allgather", "p2p", "a2a"})
+    all.push_back({.tp = 2, .cp = 2, .micro_batch = 2, .sp = true, .llama = 4, .with = gated, .exchange = exchange});
+  all.push_back({.tp = 2, .pp = 2, .schedule = "zb-h1", .recompute = "selective", .llama = 2, .with = gated});
+  all.push_back({.tp = 2, .dp = 2, .sharded = true, .full = true, .llama = 1, .with = gated});
   return all;
 }
 

@@ -169,6 +169,11 @@ inline std::vector<Layout> lora_layouts() {
       all.push_back(layout);
     }
   }
+  const std::string gated = " model.attention_output_gate=true",
+                    gates = " lora.targets=q_gate_proj lora.targets=k_proj";
+  all.push_back({.tp = 4, .micro_batch = 2, .llama = 2, .with = all_linear + gated});
+  all.push_back(
+      {.tp = 2, .dp = 2, .sp = true, .sharded = true, .with = all_linear + gates + gated + " lora.dora=true"});
   for (const Layout& layout : expert_adapter_layouts(all_linear)) all.push_back(layout);
   for (const Layout& layout : encoder_adapter_layouts(all_linear)) all.push_back(layout);
   // Of ranks that share sequences, each of which drops what its tokens are.

@@ -140,6 +140,10 @@ struct ModelConfig : AttentionVariant,
     v("qk_l2_norm", qk_l2_norm,
       "Divide queries and keys, each head by itself, by their root mean square, without weights (Llama 4).",
       "qk-l2-norm");
+    v("attention_output_gate", attention_output_gate,
+      "Multiply what each head's attention gives by a sigmoid of as many more features that linear_qkv makes of each "
+      "token (Qwen3-Next).",
+      "attention-output-gate");
     v("sliding_window", sliding_window,
       "Tokens that each token sees, itself and those before it (Mistral), in an encoder as many behind it too; 0: all "
       "of them.");

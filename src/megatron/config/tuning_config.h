@@ -26,8 +26,8 @@ struct LoraConfig {
     v("dropout", dropout, "Dropout probability of the adapters' input.", when("lora.rank"), OnlyInTraining());
     v("targets", targets, "Linear layers that get adapters, by PEFT's names; all-linear: every one.", Affects::Weights,
       when("lora.rank"), OnlyInTraining(),
-      Choices({"all-linear", "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "q_a_proj",
-               "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj"}));
+      Choices({"all-linear", "q_proj", "q_gate_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj",
+               "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj"}));
     v("rslora", rslora, "Scale the adapters by alpha / sqrt(rank) (Kalajdzievski 2023).", Affects::Weights,
       when("lora.rank"), OnlyInTraining());
     v("dora", dora,

@@ -197,7 +197,18 @@ class RowSteps {
     x_ = linear.forward(stream_.y, norm_again(), sites_.adapted_samples);
   }
   void normalize_heads(const BranchModules& branch) { x_ = normalized_queries_and_keys(x_, branch, block_.tp()); }
+  void take_gates(const BranchModules& branch) {
+    Ungated parts = without_gates(x_, branch.groups, branch.heads / branch.groups * branch.head_size);
+    x_ = std::move(parts.qkv);
+    gates_ = std::move(parts.gates);
+  }
   void attend(const plan::SelfAttention& /*attention*/, const BranchModules& /*branch*/) { take(attend_.heads(x_)); }
+  /// An attention that gave the last rows alone has the gates of these.
+  void gate() {
+    const at::Tensor gates = std::exchange(gates_, {});
+    const std::int64_t ended = gates.size(0) - x_.size(0);
+    take(gated(x_, ended > 0 ? gates.narrow(0, ended, x_.size(0)) : gates));
+  }
   void attend_latents(const plan::SelfAttention& /*attention*/, const BranchModules& branch) {
     const at::Tensor& samples = sites_.adapted_samples;
     const LatentInput in =
@@ -273,6 +284,7 @@ class RowSteps {
   const EncoderOutput* encoder_output_;
   bool recomputes_mlp_;
   at::Tensor x_;
+  at::Tensor gates_;  ///< of an attention under way
   parallel::RecomputeFunction recompute_fn_;
   std::optional<parallel::Activated> activated_;  ///< of an MLP, in place of x_
   parallel::InnerActivation inner_;

@@ -10,8 +10,10 @@ template <class Steps>
 void walk_inside(const plan::SelfAttention& attention, const BranchModules& branch, Steps& steps) {
   if (attention.latents) return steps.attend_latents(attention, branch);
   steps.project(branch.in.front());
+  if (attention.gated()) steps.take_gates(branch);
   if (!branch.head_norms.empty()) steps.normalize_heads(branch);
   steps.attend(attention, branch);
+  if (attention.gated()) steps.gate();
 }
 
 template <class Steps>

@@ -1,7 +1,9 @@
 #include "megatron/model/operators.h"
 
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/sigmoid.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/zeros_like.h>
 
@@ -349,6 +351,35 @@ at::Tensor bias_activation(const at::Tensor& x_sbf, const parallel::ParameterPtr
     bias_backward(bias, dx);
     return {dx};
   });
+}
+
+Ungated without_gates(const at::Tensor& x, std::int64_t groups, std::int64_t queries) {
+  const std::int64_t s = x.size(0), b = x.size(1), all = x.size(2) / groups;
+  const auto rows = x.detach().view({s, b, groups, all});
+  const auto parts = without_autograd([&] {
+    return std::vector<at::Tensor>{
+        at::cat({rows.narrow(3, 0, queries), rows.narrow(3, 2 * queries, all - 2 * queries)}, 3).view({s, b, -1}),
+        rows.narrow(3, queries, queries).contiguous().view({s, b, -1})};
+  });
+  auto backward = [s, b, groups, queries](const Gradients& grads) -> Gradients {
+    const auto qkv = grads[0].reshape({s, b, groups, -1}), gates = grads[1].reshape({s, b, groups, -1});
+    return {
+        at::cat({qkv.narrow(3, 0, queries), gates, qkv.narrow(3, queries, qkv.size(3) - queries)}, 3).view({s, b, -1})};
+  };
+  const auto outputs = with_backward({x}, parts, std::move(backward));
+  return {outputs[0], outputs[1]};
+}
+
+Recomputable gated(const at::Tensor& x, const at::Tensor& gates) {
+  const auto kept = x.detach(), by = gates.detach();
+  const auto factor = [by] { return at::sigmoid(by.to(by.scalar_type() == at::kDouble ? at::kDouble : at::kFloat)); };
+  const auto product = [kept, factor] { return kept.mul(factor()).to(kept.scalar_type()); };
+  auto backward = [kept, factor](const Gradients& grads) -> Gradients {
+    const auto f = factor();
+    const auto dy = grads[0].to(f.scalar_type());
+    return {dy.mul(f).to(kept.scalar_type()), dy.mul(kept).mul_(f.mul(1 - f)).to(kept.scalar_type())};
+  };
+  return {with_backward({x, gates}, parallel::without_autograd(product), std::move(backward)), product};
 }
 
 at::Tensor dropout(const at::Tensor& x_sbh, const kernels::Dropout& options) {

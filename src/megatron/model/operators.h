@@ -81,6 +81,16 @@ struct Recomputable {
 /// f(x + bias) [s, b, f]. `bias` may be null. x's memory becomes x + bias, which is kept.
 at::Tensor bias_activation(const at::Tensor& x_sbf, const parallel::ParameterPtr& bias, kernels::Activation form);
 
+/// The projection x [s, b, g * (2 n/g + 2) * d], of a group its queries, their gates, key and value, as `qkv`
+/// [s, b, g * (n/g + 2) * d] and `gates` [s, b, n * d], which are copies. `queries`: n/g * d.
+struct Ungated {
+  at::Tensor qkv, gates;
+};
+Ungated without_gates(const at::Tensor& x, std::int64_t groups, std::int64_t queries);
+
+/// x times the sigmoid of `gates`, computed in float32 or wider, [s, b, n * d]. Both are kept.
+Recomputable gated(const at::Tensor& x, const at::Tensor& gates);
+
 /// x with elements dropped and the others scaled.
 at::Tensor dropout(const at::Tensor& x_sbh, const kernels::Dropout& options);
 

@@ -145,6 +145,8 @@ Kept kept_by(const SelfAttention& attention, int tp, bool rms_norm, const Recomp
   const auto [queries, keys] = widths_of(attention, tp);
   Kept kept = kept_core(attention.heads, queries, tp, again);
   kept.per_token += queries + 2 * keys;
+  // Gates, and what they multiply, which attention keeps where it is not computed again.
+  if (attention.gated()) kept.per_token += again.core_attention ? 2 * queries : queries;
   if (attention.latents) {  // latents before their norms, with the statistics of these
     const Latents& latents = *attention.latents;
     kept.per_token += latents.q_rank + latents.kv_rank;
@@ -197,7 +199,8 @@ Kept weight_inputs_of(const SelfAttention& attention, int tp, const Recomputed& 
     return {.per_token = queries + heads * (latents.query() + latents.nope + latents.value) + 2 * latents.q_rank +
                          2 * latents.kv_rank + latents.rope};
   }
-  return {.per_token = 2 * queries + 2 * keys};
+  // Of linear_proj's input, with gates, both factors; of linear_qkv's gradient theirs.
+  return {.per_token = (attention.gated() ? 4 : 2) * queries + 2 * keys};
 }
 
 Kept weight_inputs_of(const CrossAttention& attention, int tp, const Recomputed& /*again*/) {

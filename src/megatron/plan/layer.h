@@ -16,7 +16,7 @@ namespace megatron::plan {
 struct Linear {
   enum class Split : std::uint8_t {
     Outputs,  ///< column-parallel: evenly
-    Groups,   ///< column-parallel: groups of heads, each its queries, key and value
+    Groups,   ///< column-parallel: groups of heads, each its queries, their gates if any, its key and value
     Pairs,    ///< column-parallel: heads, each its key and value
     Halves,   ///< column-parallel: evenly of each half, [gate; up]
     Inputs,   ///< row-parallel: every rank has the whole bias
@@ -74,12 +74,16 @@ struct SelfAttention {
   /// Within the layer: the name of that parameter.
   static constexpr const char* kSinks = "self_attention.core_attention.softmax_offset";
 
+  /// What attention gives is multiplied by a sigmoid of gates, as many as queries.
+  bool gated() const { return variant.attention_output_gate; }
+  std::int64_t gate_rows() const { return gated() ? query_rows() : 0; }
+
   bool qkv_bias() const { return bias || variant.add_qkv_bias; }
   std::int64_t query_rows() const { return heads * head_size; }  ///< width of the output
   std::int64_t key_rows() const { return groups * head_size; }
   /// Width of what linear_proj reads: of latents without padding.
   std::int64_t value_rows() const { return heads * (latents ? latents->value : head_size); }
-  std::int64_t qkv_rows() const { return query_rows() + 2 * key_rows(); }
+  std::int64_t qkv_rows() const { return query_rows() + gate_rows() + 2 * key_rows(); }
 };
 
 /// Attention over the encoder's output; every head has its own key and value.

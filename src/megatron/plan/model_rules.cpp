@@ -185,6 +185,9 @@ void check_variants(const config::ModelConfig& model, Rules& rules) {
                 "model.qk_l2_norm excludes model.qk_layernorm and model.multi_latent_attention.",
                 concat("qk_layernorm ", model.qk_layernorm, ", multi_latent_attention ", model.multi_latent_attention),
                 "--model.qk_l2_norm false (the default)");
+  rules.require(!model.attention_output_gate || !model.multi_latent_attention,
+                "model.attention_output_gate excludes model.multi_latent_attention.", "both",
+                "--model.attention_output_gate false (the default)");
   const bool another_order = model.apply_residual_connection_post_layernorm || model.embedding_layernorm ||
                              model.norm_position == "behind" || model.mtp_num_layers > 0;
   rules.require(
@@ -229,19 +232,21 @@ void check_variants(const config::ModelConfig& model, Rules& rules) {
                                           .masked_lm_bias = two_stacks || model.masked_lm_bias};
   rules.require(
       has_causal_kind || (model == plain && model == plain_layers),
-      concat("norm_position, apply_layernorm_1p, parallel_residual, parallel_shared_norm, linear_bias_in, "
-             "scale_embeddings, qk_layernorm_full, qk_l2_norm, query_pre_attn_scalar, softcapping, "
-             "softmax_type, "
-             "activation_func_clamp_value, glu_linear_offset, and layers without positions are for "
-             "model.architecture ",
-             config::names_with(&config::ModelTraits::causal),
-             "; layers without a window, rotary_base_local, norm_bias, embedding_layernorm and masked_lm_bias are not "
-             "for ",
-             config::names_with(&config::ModelTraits::encoder_decoder), "."),
+      concat(
+          "norm_position, apply_layernorm_1p, parallel_residual, parallel_shared_norm, linear_bias_in, "
+          "scale_embeddings, qk_layernorm_full, qk_l2_norm, attention_output_gate, query_pre_attn_scalar, softcapping, "
+          "softmax_type, "
+          "activation_func_clamp_value, glu_linear_offset, and layers without positions are for "
+          "model.architecture ",
+          config::names_with(&config::ModelTraits::causal),
+          "; layers without a window, rotary_base_local, norm_bias, embedding_layernorm and masked_lm_bias are not "
+          "for ",
+          config::names_with(&config::ModelTraits::encoder_decoder), "."),
       model.architecture,
       "--model.norm_position before --model.apply_layernorm_1p false --model.parallel_residual false "
       "--model.parallel_shared_norm false --model.linear_bias_in all --model.scale_embeddings false "
-      "--model.qk_layernorm_full false --model.qk_l2_norm false --model.query_pre_attn_scalar 0 "
+      "--model.qk_layernorm_full false --model.qk_l2_norm false --model.attention_output_gate false "
+      "--model.query_pre_attn_scalar 0 "
       "--model.attn_logit_softcapping 0 "
       "--model.final_logit_softcapping 0 --model.window_attn_skip_freq 0 --model.window_attn_skip_first false "
       "--model.no_rope_freq 0 --model.rotary_base_local 0 --model.softmax_type vanilla "

@@ -218,13 +218,13 @@ json memory_of(const ResolvedRun& run, const schedule::Timeline& timeline, std::
 }
 
 /// Bytes that a layer keeps of one microbatch, with those that a layer as the papers have it would keep: 16-bit
-/// elements, four hidden widths in the MLP, a key for each head, no experts nor latents. null for others.
+/// elements, four hidden widths in the MLP, a key for each head, no experts, latents nor gates. null for others.
 json layer_activations_of(const ResolvedRun& run) {
   const config::RunConfig& config = run.config;
   const ModelShape& shape = run.shape;
   if (element_bytes(config) != 2 || shape.gated || shape.encoder_decoder() || shape.ffn_hidden != 4 * shape.hidden ||
       shape.experts || shape.latents || shape.groups() != shape.num_heads || shape.query_rows() != shape.hidden ||
-      config.train.recompute == "full" || config.parallel.cp > 1)
+      shape.attention.attention_output_gate || config.train.recompute == "full" || config.parallel.cp > 1)
     return nullptr;
   const bool selective = config.train.recompute == "selective";
   const auto number = [](std::int64_t n) { return static_cast<double>(n); };

@@ -11,6 +11,7 @@ namespace {
 std::string missing_with(const config::ModelConfig& model, const std::string& target) {
   const bool latents = model.multi_latent_attention, queries = latents && model.q_lora_rank > 0;
   if (target == "gate_proj" && !model.gated_linear_unit) return "without model.gated_linear_unit";
+  if (target == "q_gate_proj" && !model.attention_output_gate) return "without model.attention_output_gate";
   if (target == "q_proj" && queries) return "with model.q_lora_rank";
   if ((target == "k_proj" || target == "v_proj") && latents) return "with model.multi_latent_attention";
   if ((target == "q_a_proj" || target == "q_b_proj") && !queries)

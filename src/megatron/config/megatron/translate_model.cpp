@@ -248,6 +248,8 @@ void translate_model(Translation& c) {
   m.qk_l2_norm = c.args.has("qk-l2-norm");
   if (m.qk_l2_norm && !c.traits().causal)
     c.miss("qk-l2-norm", "norms of queries and keys without weights, but of a GPT");
+  m.attention_output_gate = c.args.has("attention-output-gate");
+  if (m.attention_output_gate && !c.traits().causal) c.miss("attention-output-gate", "gated attention, but of a GPT");
   m.qk_layernorm = c.args.has("qk-layernorm") && !m.qk_l2_norm;  // whose norm takes the place of the other
   if (m.qk_l2_norm) c.ignore("qk-layernorm", "with --qk-l2-norm");
   m.softmax_type = c.args.text("softmax-type");

@@ -11,6 +11,7 @@ struct AttentionVariant {
   bool qk_layernorm = false;
   bool qk_layernorm_full = false;
   bool qk_l2_norm = false;
+  bool attention_output_gate = false;
   std::int64_t sliding_window = 0;
   std::int64_t window_attn_skip_freq = 0;
   bool window_attn_skip_first = false;

@@ -28,7 +28,7 @@ bool serves(const parallel::ParameterPtr& weight) {
 
 bool serves(const plan::SelfAttention& attention) {
   return attention.causal && !attention.distance_bias && !attention.latents && !attention.variant.qk_layernorm_full &&
-         attention.head_size <= kernels::kMostTokenHeadSize;
+         !attention.gated() && attention.head_size <= kernels::kMostTokenHeadSize;
 }
 bool serves(const plan::CrossAttention&) { return false; }
 bool serves(const plan::Mlp&) { return true; }
@@ -184,6 +184,8 @@ class TokenGraph::Recorder {
   }
 
   // serves() has refused the model.
+  [[noreturn]] void take_gates(const BranchModules&) { refuse(); }
+  [[noreturn]] void gate() { refuse(); }
   [[noreturn]] void attend_latents(const plan::SelfAttention&, const BranchModules&) { refuse(); }
   [[noreturn]] void attend_across(const plan::CrossAttention&, const BranchModules&) { refuse(); }
   [[noreturn]] void route(const plan::Experts&, const BranchModules&) { refuse(); }

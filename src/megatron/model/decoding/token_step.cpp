@@ -26,7 +26,7 @@ std::int64_t inputs(const parallel::ParameterPtr& weight) { return weight->value
 
 // What the steps below compute; a model with anything else goes the way of all rows.
 bool takes(const plan::SelfAttention& attention) {
-  return attention.causal && !attention.distance_bias && !attention.latents;
+  return attention.causal && !attention.distance_bias && !attention.latents && !attention.gated();
 }
 bool takes(const plan::CrossAttention& /*attention*/) { return false; }
 bool takes(const plan::Mlp& /*mlp*/) { return true; }
@@ -44,6 +44,8 @@ class TokenSteps {
   void project(const parallel::ColumnParallelLinear& linear);
   void normalize_heads(const BranchModules& branch);
   void attend(const plan::SelfAttention& attention, const BranchModules& branch);
+  [[noreturn]] void take_gates(const BranchModules& /*branch*/) { gate(); }
+  [[noreturn]] void gate() { throw std::logic_error("takes_token() does not let gated attention through"); }
   [[noreturn]] void attend_latents(const plan::SelfAttention& /*attention*/, const BranchModules& /*branch*/) {
     throw std::logic_error("takes_token() does not let latent attention through");
   }

@@ -227,10 +227,10 @@ class Pieces {
     if (linear.split == Linear::Split::Inputs) return {count, rows, outputs, inputs / slices};
     if (linear.split == Linear::Split::Whole) return {count, rows, outputs, inputs};
     if (linear.split != Linear::Split::Groups) return {count, rows, outputs / slices, inputs};
-    // Ranks that share a group have its key and value each.
-    const SelfAttention& attention = layer.attention();
+    const SelfAttention& attention = layer.attention();  // ranks that share a group have its key and value each
     const double groups = std::max(1.0, as_double(attention.groups) / tp_);
-    return {1, rows, as_double(attention.query_rows()) / tp_ + 2 * groups * as_double(attention.head_size), inputs};
+    const std::int64_t queries = attention.query_rows() + attention.gate_rows();
+    return {1, rows, as_double(queries) / tp_ + 2 * groups * as_double(attention.head_size), inputs};
   }
   /// Of ranks that share sequences each has all queries of a share of the heads, or of its two pieces of queries at a
   /// time one, with all keys up to its end, or in a ring with one of all pieces of keys.
@@ -257,7 +257,7 @@ class Pieces {
     core.share = seen_share(attention, tokens.length);
     core.causal = attention.causal;
     work.cores.push_back(core);
-    work.queries += as_double(attention.query_rows()) / tp_;
+    work.queries += as_double(attention.query_rows() + attention.gate_rows()) / tp_;
   }
   void add_inside(LayerWork& work, const CrossAttention& attention, const LayerTokens& tokens) const {
     work.cores.push_back(core_of(attention.heads, attention.head_size, tokens, tokens.encoder_length));

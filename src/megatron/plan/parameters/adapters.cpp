@@ -12,6 +12,9 @@ namespace {
 
 using Split = Linear::Split;
 
+/// The gates of a gated attention's queries.
+constexpr const char* kGates = "q_gate_proj";
+
 /// Every part of every linear layer of so many layers that has an adapter, whole.
 template <class Visit>
 void for_each_adapter(const ModelShape& shape, std::int64_t first, std::int64_t count, const Visit& visit) {
@@ -51,7 +54,8 @@ std::vector<ShardSlice> rows_of(const LayerSpec& layer, const Linear& linear, co
                                 int tp_rank) {
   const std::int64_t groups = linear.split == Split::Groups ? layer.attention().groups : 0;
   // Ranks that share a group have its key and value all.
-  if (groups == 0 || groups % tp == 0 || whole.offset == 0) return even(whole.outputs(), tp, tp_rank);
+  const bool divided = whole.offset == 0 || whole.name == kGates;  // between these, of a group
+  if (groups == 0 || groups % tp == 0 || divided) return even(whole.outputs(), tp, tp_rank);
   const int sharing = tp / static_cast<int>(groups);
   return {{.offset = tp_rank / sharing * whole.length,
            .length = whole.length,
@@ -87,10 +91,13 @@ std::vector<ProjectionSlice> projection_slices(const LayerSpec& layer, const Lin
     case Split::Groups: {
       const SelfAttention& attention = layer.attention();
       const std::int64_t groups = std::max<std::int64_t>(attention.groups / ranks, 1), size = attention.head_size,
-                         queries = attention.query_rows() / ranks / groups, all = queries + 2 * size;
-      return {{"q_proj", groups, all, 0, queries},
-              {"k_proj", groups, all, queries, size},
-              {"v_proj", groups, all, queries + size, size}};
+                         queries = attention.query_rows() / ranks / groups,
+                         gates = attention.gate_rows() / ranks / groups, all = queries + gates + 2 * size;
+      std::vector<ProjectionSlice> slices{{"q_proj", groups, all, 0, queries}};
+      if (gates > 0) slices.push_back({kGates, groups, all, queries, gates});
+      slices.push_back({"k_proj", groups, all, queries + gates, size});
+      slices.push_back({"v_proj", groups, all, queries + gates + size, size});
+      return slices;
     }
     case Split::Halves: {
       const std::int64_t half = outputs / 2 / ranks;

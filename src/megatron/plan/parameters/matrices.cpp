@@ -36,7 +36,9 @@ std::vector<MatrixRows> matrices_of(const ParameterSpec& spec, const ModelShape&
       switch (linear.split) {
         case Linear::Split::Groups: {
           const SelfAttention& attention = layer.attention();
-          return taking_turns({attention.heads / attention.groups * head, head, head}, attention.groups);
+          const std::int64_t queries = attention.heads / attention.groups * head;
+          return attention.gated() ? taking_turns({queries, queries, head, head}, attention.groups)
+                                   : taking_turns({queries, head, head}, attention.groups);
         }
         case Linear::Split::Pairs:
           return taking_turns({head, head}, linear.outputs / (2 * head));

@@ -15,10 +15,10 @@ struct MatrixSplits {
   bool qkv = true, gated = true;
 };
 
-/// The linear maps that the parameter of a layer stores as one tensor [rows, columns]: of linear_qkv the queries', the
-/// keys' and the values' (of every group: its queries, key, value), of linear_kv the last two, of a gated linear_fc1
-/// the gate's and the other one's; else the tensor itself. For optimizers that treat each as a matrix (Muon). Throws
-/// std::logic_error where `spec` is no ParameterSpec::is_layer_matrix().
+/// The linear maps that the parameter of a layer stores as one tensor [rows, columns]: of linear_qkv the queries',
+/// their gates' if any, the keys' and the values' (of every group: its queries, gates, key, value), of linear_kv the
+/// last two, of a gated linear_fc1 the gate's and the other one's; else the tensor itself. For optimizers that treat
+/// each as a matrix (Muon). Throws std::logic_error where `spec` is no ParameterSpec::is_layer_matrix().
 std::vector<MatrixRows> matrices_of(const ParameterSpec& spec, const ModelShape& shape,
                                     const MatrixSplits& splits = {});
 

@@ -26,14 +26,20 @@ void check_divides(const char* what, std::int64_t size, int ranks, const char* a
 /// How a tensor-parallel rank has a share of something.
 using Pieces = std::vector<ShardSlice>;
 
-/// Its heads with their keys and values: whole groups, or a part of one group's queries and its key and value.
+/// Its heads with their keys and values: whole groups, or a part of one group's queries, of their gates if any, and its
+/// key and value.
 Pieces group_pieces(const Linear& linear, const SelfAttention& attention, int tp, int tp_rank) {
   const std::int64_t groups = attention.groups, group_rows = linear.outputs / groups;
   if (groups % tp == 0) return {{.offset = groups / tp * group_rows * tp_rank, .length = groups / tp * group_rows}};
   const int sharing = tp / static_cast<int>(groups), among = tp_rank % sharing;
   const std::int64_t queries = attention.query_rows() / tp, begin = tp_rank / sharing * group_rows;
-  return {{.offset = begin + among * queries, .length = queries},
-          {.offset = begin + sharing * queries, .length = 2 * attention.head_size, .copies = sharing, .copy = among}};
+  Pieces pieces{{.offset = begin + among * queries, .length = queries}};
+  if (attention.gated()) pieces.push_back({.offset = begin + (sharing + among) * queries, .length = queries});
+  pieces.push_back({.offset = begin + group_rows - 2 * attention.head_size,
+                    .length = 2 * attention.head_size,
+                    .copies = sharing,
+                    .copy = among});
+  return pieces;
 }
 
 /// Of the keys' features: those of its groups, or of the one that it shares.

@@ -192,7 +192,9 @@ struct ModelShape {
   std::int64_t query_rows() const { return num_heads * head(); }  ///< width of the attention's output
   double words_std() const { return words_init_std > 0 ? words_init_std : init_std; }
   double output_matrix_std() const { return output_matrix_init_std > 0 ? output_matrix_init_std : init_std; }
-  std::int64_t qkv_rows() const { return query_rows() + 2 * groups() * head(); }
+  std::int64_t qkv_rows() const {
+    return (attention.attention_output_gate ? 2 : 1) * query_rows() + 2 * groups() * head();
+  }
 };
 
 /// ParameterSpec::depth of depth k of multi-token prediction.

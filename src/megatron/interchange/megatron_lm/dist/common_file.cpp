@@ -133,6 +133,7 @@ void write_network(PickleWriter& pickle, const config::ModelConfig& model, std::
   const config::AttentionVariant attention{.add_qkv_bias = model.add_qkv_bias,
                                            .qk_layernorm = model.qk_layernorm,
                                            .qk_l2_norm = model.qk_l2_norm,
+                                           .attention_output_gate = model.attention_output_gate,
                                            .no_rope_freq = model.no_rope_freq};
   const config::LayerVariant layers{.apply_layernorm_1p = model.apply_layernorm_1p};
   if (!(model == attention) || !(model == layers) || model.apply_residual_connection_post_layernorm ||
@@ -178,6 +179,7 @@ void write_network(PickleWriter& pickle, const config::ModelConfig& model, std::
   pickle.entry("norm_epsilon", model.layernorm_epsilon);
   pickle.entry("qk_layernorm", model.qk_layernorm);
   if (model.qk_l2_norm) pickle.entry("qk_l2_norm", true);
+  if (model.attention_output_gate) pickle.entry("attention_output_gate", true);
   if (model.no_rope_freq > 0) pickle.entry("no_rope_freq", model.no_rope_freq);
   if (model.mtp_num_layers > 0) {
     pickle.entry("mtp_num_layers", model.mtp_num_layers);
