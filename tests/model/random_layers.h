@@ -103,6 +103,7 @@ inline std::vector<plan::LayerSpec> random_layers(std::uint64_t seed, const plan
         }
         experts.expert.bias = experts.router.linear_bias = experts.shared_width == 0 && flip();
         experts.router.jitter = flip() ? 0.3 : 0;
+        experts.router.drawn = seed % 4 == 2;
         if (flip()) experts.capacity_factor = 0.75;
         experts.drop = flip() ? plan::Experts::Drop::Least : plan::Experts::Drop::Last;
       }

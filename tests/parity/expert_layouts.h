@@ -40,6 +40,11 @@ inline std::vector<Layout> expert_layouts() {
     some.push_back({.pp = 2, .dp = 4, .schedule = "zb-h1", .sharded = true, .pooled = true, .ep = 4});
     some.push_back({.dp = 4, .sharded = true, .ep = 2, .muon = true});
     some.push_back({.tp = 2, .dp = 2, .gloo = true, .sharded = true, .ep = 2});
+    const std::string drawn = "model.moe_router_force_load_balancing=true";
+    some.push_back({.tp = 2, .dp = 2, .sp = true, .ep = 2, .with = drawn});
+    some.push_back({.tp = 4, .sp = true, .recompute = "full", .ep = 2, .with = drawn + " parallel.etp=1"});
+    some.push_back({.pp = 2, .dp = 2, .schedule = "zb-h1", .sharded = true, .full = true, .with = drawn});
+    some.push_back({.cp = 2, .micro_batch = 2, .with = drawn, .exchange = "p2p"});
     for (Layout& layout : some) {
       layout.experts = kind;
       layout.llama = 2;

@@ -10,7 +10,6 @@
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/softmax.h>
-#include <ATen/ops/stack.h>
 #include <ATen/ops/tanh.h>
 #include <ATen/ops/zeros.h>
 
@@ -18,6 +17,7 @@
 
 #include "megatron/model/transformer_stage.h"
 #include "tests/testing/dense_parts.h"
+#include "tests/testing/dense_router.h"
 #include "tests/testing/distance_bias.h"
 #include "tests/testing/rope.h"
 #include "tests/testing/stores.h"
@@ -101,11 +101,10 @@ class DenseModel {
   }
   at::Tensor experts(const at::Tensor& x, const std::string& p, const std::string& layer, const plan::Experts& spec,
                      const model::Batch& batch, bool training) const {
-    const bool jittered = training && spec.router.jitter > 0;
     const auto by = [&](const at::Tensor& in, const std::string& name) {
-      if (!jittered || name != "router") return linear(in, p + name);
-      const auto factors = jitter(o_.seed, layer + "/mlp router", spec.router.jitter, batch.sample_ids, in[0].numel());
-      return linear(in * factors.view_as(in), p + name);
+      const auto plain = [&](const at::Tensor& read) { return linear(read, p + name); };
+      if (name != "router") return plain(in);
+      return router_logits(in, spec.router, o_.seed, layer, batch.sample_ids, training, plain);
     };
     const auto mlp = [&](const std::string& name, const plan::Mlp& of) {
       return by(activation(by(x, name + "linear_fc1"), of), name + "linear_fc2");
@@ -118,7 +117,6 @@ class DenseModel {
   at::Tensor activation(const at::Tensor& u, const plan::Mlp& mlp) const {
     return mlp.gated ? gated(u, mlp.width, o_.activation) : activated(u, o_.activation);
   }
-
   at::Tensor rotated(const at::Tensor& heads, const plan::SelfAttention& spec, const model::Batch& batch) const {
     return spec.rotary ? turned(heads, spec.local_rotary ? o_.local_rope : o_.rope, positions_of(batch)) : heads;
   }
@@ -143,8 +141,9 @@ class DenseModel {
           [&](const at::Tensor& in, const char* name) { return norm(in, p + name); },
           [&](const at::Tensor& in) { return rotated(in, spec, batch); });
     const auto qkv = linear(x, p + "linear_qkv");
-    const std::int64_t b = qkv.size(0), s = qkv.size(1), n = spec.heads, g = spec.groups, d = spec.head_size, m = n / g;
-    const auto groups = qkv.view({b, s, g, m + 2, d}).permute({0, 2, 3, 1, 4});  // [b, g, queries, key, value, s, d]
+    const std::int64_t b = qkv.size(0), s = qkv.size(1), n = spec.heads, g = spec.groups, d = spec.head_size, m = n / g,
+                       key = spec.gated() ? 2 * m : m;
+    const auto groups = qkv.view({b, s, g, key + 2, d}).permute({0, 2, 3, 1, 4});  // [b, g, queries, key, value, s, d]
     const auto each = [&](const at::Tensor& x) { return x.unsqueeze(2).expand({b, g, m, s, d}).reshape({b, n, s, d}); };
     const auto normed = [&](const at::Tensor& heads, const char* name) {  // [b, heads, s, d]
       if (spec.variant.qk_l2_norm) return heads / (heads * heads).mean(-1, true).add(o_.layernorm_epsilon).sqrt();
@@ -153,7 +152,7 @@ class DenseModel {
       return norm(heads.transpose(1, 2).reshape({b, s, count * d}), p + name).view({b, s, count, d}).transpose(1, 2);
     };
     return {rotated(normed(groups.narrow(2, 0, m).reshape({b, n, s, d}), "q_layernorm"), spec, batch),
-            rotated(each(normed(groups.select(2, m), "k_layernorm")), spec, batch), each(groups.select(2, m + 1))};
+            rotated(each(normed(groups.select(2, key), "k_layernorm")), spec, batch), each(groups.select(2, key + 1))};
   }
   at::Tensor attention(const at::Tensor& x, std::int64_t l, const model::Batch& batch, bool training) const {
     const plan::SelfAttention spec = o_.shape.layer(l).attention();
@@ -167,8 +166,9 @@ class DenseModel {
                                                     : at::zeros({}, at::kDouble);
     auto sinks = spec.zero_sinks() ? at::zeros({n}, at::kDouble) : at::Tensor();
     if (spec.learned_sinks()) sinks = w(o_.shape.layer_prefix(l) + plan::SelfAttention::kSinks);
-    return weighted(q, k, v, hidden, bias, "layer " + std::to_string(l) + "/attention", batch, training,
-                    spec.variant.attn_logit_softcapping, sinks);
+    const std::string site = "layer " + std::to_string(l) + "/attention";
+    const auto y = weighted(q, k, v, hidden, bias, site, batch, training, spec.variant.attn_logit_softcapping, sinks);
+    return spec.gated() ? y * gates_of(linear(x, o_.shape.layer_prefix(l) + "self_attention.linear_qkv"), spec) : y;
   }
   /// Of heads [b, n, s, d] over others [b, n, k, d]; `sinks` [n]: scores without values.
   at::Tensor weighted(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& hidden,

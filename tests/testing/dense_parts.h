@@ -5,6 +5,7 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/erf.h>
 #include <ATen/ops/ones.h>
+#include <ATen/ops/sigmoid.h>
 #include <ATen/ops/softmax.h>
 #include <ATen/ops/tanh.h>
 #include <ATen/ops/zeros.h>
@@ -91,6 +92,13 @@ inline at::Tensor jitter(std::uint64_t seed, const std::string& site, double eps
   return drawn(seed, site, sample_ids, n, [eps](std::uint32_t word) {
     return 1 - eps + 2 * eps * (static_cast<double>(word >> 8) + 0.5) / (1 << 24);
   });
+}
+
+/// What gated attention multiplies by [b, s, n * d], of linear_qkv [b, s, …]: behind the queries of each group its
+/// gates.
+inline at::Tensor gates_of(const at::Tensor& qkv, const plan::SelfAttention& spec) {
+  const std::int64_t queries = spec.heads / spec.groups * spec.head_size;
+  return at::sigmoid(qkv.unflatten(-1, {spec.groups, -1}).narrow(-1, queries, queries)).flatten(-2);
 }
 
 struct DenseExperts {

@@ -31,6 +31,7 @@ struct ExpertsVariant {
   double moe_aux_loss_coeff = 0;
   double moe_z_loss_coeff = 0;
   double moe_input_jitter_eps = 0;
+  bool moe_router_force_load_balancing = false;
 
   friend bool operator==(const ExpertsVariant&, const ExpertsVariant&) = default;
 
@@ -93,6 +94,10 @@ struct ExpertsVariant {
     v("moe_input_jitter_eps", moe_input_jitter_eps,
       "In training, routers multiply what they read by random numbers from 1 - this to 1 + this; 0: they do not.",
       "moe-input-jitter-eps", Affects::Step, when("model.num_experts"));
+    v("moe_router_force_load_balancing", moe_router_force_load_balancing,
+      "For benchmarks: in training and evaluation, routers choose by random numbers in place of their logits, so that "
+      "experts get about equally many tokens. What is trained so is of no use.",
+      "moe-router-force-load-balancing", Affects::Step, when("model.num_experts"));
   }
 };
 

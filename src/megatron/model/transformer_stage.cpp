@@ -221,8 +221,10 @@ Block::Sites TransformerStage::Impl::sites(const Pass& pass, std::int64_t number
     sites.outputs.push_back(stream_site(pass, name + " output", rows));
     if (const auto* experts = std::get_if<plan::Experts>(&branch.spec.inner)) {
       sites.router.jitter = site(experts->router.jitter, options.seed, name + " router", pass.sample_ids);
-      parallel::place_rows(sites.router.jitter, options.sequence.share(),
-                           rows.size(0) * (options.sequence_parallel ? tp.size() : 1));
+      sites.router.logits = site(experts->router.drawn ? 1 : 0, options.seed, name + " logits", pass.sample_ids);
+      for (kernels::Dropout* const drawn : {&sites.router.jitter, &sites.router.logits})
+        parallel::place_rows(*drawn, options.sequence.share(),
+                             rows.size(0) * (options.sequence_parallel ? tp.size() : 1));
     }
     const auto* mlp = std::get_if<plan::Mlp>(&branch.spec.inner);
     if (mlp == nullptr || !mlp->inner_dropout) continue;

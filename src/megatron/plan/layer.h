@@ -123,6 +123,7 @@ struct Router {
   bool bias = false;
   bool linear_bias = false;  ///< of the layer that makes the logits
   double jitter = 0;         ///< in training what it reads is multiplied by numbers from 1 - jitter to 1 + jitter
+  bool drawn = false;  ///< over samples, logits are normal random numbers with the gradient of what the layer makes
 
   bool operator==(const Router&) const = default;
 };

@@ -131,6 +131,7 @@ void translate_experts(Translation& c) {
                              "num-experts",
                              "moe-z-loss-coeff",
                              "moe-input-jitter-eps",
+                             "moe-router-force-load-balancing",
                              "moe-router-num-groups",
                              "moe-router-group-topk",
                              "moe-router-enable-expert-bias",
@@ -159,6 +160,7 @@ void translate_experts(Translation& c) {
   m.moe_router_bias_update_rate = c.args.number("moe-router-bias-update-rate");
   capacity(c, m);
   if (c.args.has("moe-z-loss-coeff")) m.moe_z_loss_coeff = c.args.number("moe-z-loss-coeff");
+  m.moe_router_force_load_balancing = c.args.has("moe-router-force-load-balancing");
   if (c.args.has("moe-input-jitter-eps")) m.moe_input_jitter_eps = c.args.number("moe-input-jitter-eps");
   balance(c, m);
 }

@@ -15,6 +15,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <numbers>
 #include <optional>
 #include <utility>
 
@@ -177,9 +178,8 @@ at::Tensor ExpertLayer::second(const at::Tensor& y, const Mlps& mlps, const Offs
   return z;
 }
 
-/// Where in the sequence the `positions` that this rank routes are.
-kernels::Dropout ExpertLayer::placed(const RouterSite& site, std::int64_t positions) const {
-  kernels::Dropout place = site.jitter;
+/// `site` of the `positions` of the sequence that this rank routes.
+kernels::Dropout ExpertLayer::placed(kernels::Dropout place, std::int64_t positions) const {
   if (sends_part()) {
     place.position_offset += tp_.rank() * positions;
     place.jump_at -= tp_.rank() * positions;
@@ -218,9 +218,19 @@ ParameterPtr ExpertLayer::trained() const {
 at::Tensor ExpertLayer::jitter(const at::Tensor& x_rh, std::int64_t batch, const RouterSite& site) const {
   if (!site.training || spec_.router.jitter == 0) return {};
   const std::int64_t positions = x_rh.size(0) / batch;
-  return kernels::jitter_factors(placed(site, positions), spec_.router.jitter, positions, batch, x_rh.size(1),
+  return kernels::jitter_factors(placed(site.jitter, positions), spec_.router.jitter, positions, batch, x_rh.size(1),
                                  wide_type(x_rh), x_rh.device())
       .view(x_rh.sizes());
+}
+
+/// Standard normal numbers [R, E] in place of the router's logits, which need not be computed; undefined: there are
+/// none.
+at::Tensor ExpertLayer::drawn_logits(const at::Tensor& x_rh, std::int64_t batch, const RouterSite& site) const {
+  if (!spec_.router.drawn || !site.logits.sample_ids.defined()) return {};
+  const std::int64_t positions = x_rh.size(0) / batch;
+  const auto even = kernels::jitter_factors(placed(site.logits, positions), 1, positions, batch, spec_.count,
+                                            at::kDouble, x_rh.device());
+  return even.sub_(1).erfinv_().mul_(std::numbers::sqrt2).to(wide_type(x_rh)).view({x_rh.size(0), spec_.count});
 }
 
 /// Those that are added to what the second products of all ranks that split an expert sum up to: on one of them.
@@ -297,9 +307,12 @@ Routes ExpertLayer::routes_of(const at::Tensor& kept, const at::Tensor& experts)
 
 /// Chooses experts for the rows x [R, h], where to send them, and what each expert counts.
 void ExpertLayer::route(Inner& inner, const at::Tensor& x_rh, std::int64_t batch, const RouterSite& site) const {
-  const auto factors = jitter(x_rh, batch, site);
-  inner.logits = wide_product(factors.defined() ? x_rh.to(factors.scalar_type()) * factors : x_rh, router_);
-  if (router_bias_) inner.logits.add_(router_bias_->arrived().detach());
+  inner.logits = drawn_logits(x_rh, batch, site);
+  if (!inner.logits.defined()) {
+    const auto factors = jitter(x_rh, batch, site);
+    inner.logits = wide_product(factors.defined() ? x_rh.to(factors.scalar_type()) * factors : x_rh, router_);
+    if (router_bias_) inner.logits.add_(router_bias_->arrived().detach());
+  }
   // A capacity is one of whole sequences, and so is the load that the auxiliary loss evens out.
   if (sends_part()) inner.logits = tp_.all_gather(inner.logits, 0);
   inner.experts =
@@ -340,7 +353,7 @@ ExpertLayer::Inner ExpertLayer::inner(const Rows& x, std::int64_t batch, const R
   const bool adapts = experts_.adapter1 || experts_.adapter2 || shared_.adapter1 || shared_.adapter2;
   if (adapts && site.adapted_samples.defined()) {
     const std::int64_t positions = x.routed.size(0) / batch;
-    const auto of_tokens = ids_of(site, positions, placed(site, positions)).to(x.routed.device());
+    const auto of_tokens = ids_of(site, positions, placed(site.jitter, positions)).to(x.routed.device());
     const auto copies = of_tokens.unsqueeze(1).expand({-1, spec_.top_k}).contiguous();
     inner.ids = numbered(inner.routes->copies_to_experts(of_places(copies)).take(), inner.routes->offsets());
     if (x.all.defined()) inner.shared_ids = ids_of(site, x.all.size(0) / batch, site.jitter);

@@ -30,6 +30,9 @@ struct RouterSite {
   /// Where the jitter of this layer's input, a number of each element, is drawn (kernels::jitter_factors); and where in
   /// the sequence rows are.
   kernels::Dropout jitter = {};
+  /// Where the logits of this layer are drawn in place of the router's own, a number of each token and expert; without
+  /// samples they are not.
+  kernels::Dropout logits = {};
   at::Tensor adapted_samples = {};  ///< Block::Sites::adapted_samples
 };
 
@@ -144,11 +147,12 @@ class ExpertLayer {
   Routes routes_of(const at::Tensor& kept, const at::Tensor& experts) const;
   at::Tensor places(const at::Tensor& experts) const;
   at::Tensor of_places(const at::Tensor& numbers) const;
-  kernels::Dropout placed(const RouterSite& site, std::int64_t positions) const;
+  kernels::Dropout placed(kernels::Dropout place, std::int64_t positions) const;
   at::Tensor ids_of(const RouterSite& site, std::int64_t positions, const kernels::Dropout& place) const;
   at::Tensor numbered(const at::Tensor& ids, const std::vector<std::int64_t>& offsets) const;
   parallel::ParameterPtr trained() const;
   at::Tensor jitter(const at::Tensor& x_rh, std::int64_t batch, const RouterSite& site) const;
+  at::Tensor drawn_logits(const at::Tensor& x_rh, std::int64_t batch, const RouterSite& site) const;
   std::vector<parallel::ParameterPtr> biases_of_sum() const;
   bool apart() const { return options_.slices > 0; }
   /// Whether it sends the rows of its own part of the sequence.
