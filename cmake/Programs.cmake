@@ -74,7 +74,7 @@ if(MEGATRON_TESTS)
   if(NOT MEGATRON_SANITIZE)
     # The tests for a GPU as one program, for `make gpu-bundle`.
     add_executable(gpu_test EXCLUDE_FROM_ALL tests/gpu/main.cpp tests/gpu/rates.cpp tests/kernels/cuda_test.cpp
-      tests/kernels/phases_test.cpp tests/kernels/flash_test.cpp tests/kernels/grouped_test.cpp tests/kernels/token_test.cpp tests/model/cuda_test.cpp
+      tests/kernels/phases_test.cpp tests/kernels/flash_test.cpp tests/kernels/fp8_test.cpp tests/kernels/grouped_test.cpp tests/kernels/token_test.cpp tests/model/cuda_test.cpp
       tests/model/token_graph_test.cpp tests/train/cuda_test.cpp tests/comm/contract_test.cpp
       tests/comm/cuda_plugin_test.cpp tests/testing/seed.cpp)
     set_target_properties(gpu_test PROPERTIES UNITY_BUILD OFF)

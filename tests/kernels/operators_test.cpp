@@ -39,6 +39,8 @@ at::ScalarType wide_type(at::ScalarType dtype) { return dtype == at::kDouble ? a
 
 Dropout dropout() { return {.p = 0.25, .key = 11, .sample_ids = at::arange(3, at::kLong) + 5}; }
 
+Fp8Scale fp8_scale() { return {at::full({}, 64.0, at::kFloat), at::full({}, 1.0 / 64, at::kFloat)}; }
+
 Outputs of(const NormOutput& out) { return {out.y, out.mean, out.rstd}; }
 Outputs of(const AddNormOutput& out) { return {out.sum, out.y, out.mean, out.rstd}; }
 
@@ -196,6 +198,32 @@ const std::map<std::string, Case>& cases() {
          const Groups into = groups(wide_type(t), {0, 0, 3, kS}, {24, kH});
          o.grouped_weight_gradient(into, data({kS, 24}, t, 1), data({kS, kH}, t, 2), {0, 1, 0});
          return into.weights;
+       }},
+      {"fp8_magnitude",
+       [](auto& o, auto t) {
+         const at::Tensor seen = at::zeros({});
+         return Outputs{o.fp8_magnitude(sbh(t, 1), seen), seen};
+       }},
+      {"fp8_scale_of",
+       [](auto& o, auto) {
+         const Fp8Scale scale = o.fp8_scale_of(data({kH}, at::kFloat, 1).abs(), at::kFloat8_e5m2);
+         return Outputs{scale.scale, scale.inverse};
+       }},
+      {"fp8_numbers",
+       [](auto& o, auto t) {
+         const auto both = o.fp8_numbers(sbh(t, 1), at::kFloat8_e4m3fn, fp8_scale(), {.turned = true}, {});
+         return Outputs{both.rows, both.turned};
+       }},
+      {"fp8_rounded",
+       [](auto& o, auto t) { return Outputs{o.fp8_rounded(sbh(t, 1), at::kFloat8_e5m2, fp8_scale(), {})}; }},
+      {"fp8_matrices",
+       [](auto& o, auto t) {
+         const auto both = o.fp8_matrices(data({64, 3, 96}, t, 1), at::kFloat8_e4m3fn, 32, false, {.turned = true});
+         return Outputs{both.rows.numbers, both.rows.inverse, both.turned.numbers, both.turned.inverse};
+       }},
+      {"fp8_rounded_in_blocks",
+       [](auto& o, auto t) {
+         return Outputs{o.fp8_rounded_in_blocks(sbh(t, 1), at::kFloat8_e4m3fn, {Fp8Tile::Along::First, 32})};
        }},
       {"layer_norm", [](auto& o, auto t) { return of(o.layer_norm(sbh(t, 1), h(t, 2), h(t, 3), 1e-5)); }},
       {"layer_norm_backward",

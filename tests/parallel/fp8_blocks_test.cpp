@@ -29,6 +29,9 @@ namespace {
 using plan::Fp8Scales;
 using plan::Fp8Type;
 using Along = Fp8Tile::Along;
+using kernels::Fp8Blocks;
+using testing::fp8_in_blocks;
+using testing::fp8_rounded_in_blocks;
 using testing::list_of;
 using testing::magnitudes_of;
 using testing::make_parameter;
@@ -262,28 +265,27 @@ TEST(Fp8Matrices, LieAsUnitsReadThem) {
     const std::int64_t block = reference.recipe.block();
     const std::int64_t outputs = 3 * block, inputs = 5 * block;  // no whole tiles of scales
     const at::Tensor x = uneven({256, 3, inputs}), dy = uneven({256, 3, outputs}), w = uneven({outputs, inputs});
-    const Fp8Tile along{Along::Last, block}, turned{Along::First, block};
-    const auto of_weight = [&](Fp8Tile tile) {
-      if (scales == Fp8Scales::Mx) return fp8_matrix_of_tiles(w, Fp8Type::E4M3, tile);
-      return fp8_matrix_of_squares(w, Fp8Type::E4M3, tile.along == Along::First);
+    const auto matrices = [&](const at::Tensor& t, Fp8Type type, bool squares = false) {
+      return kernels::fp8_matrices(t, scalar_type_of(type), block, squares, {.rows = true, .turned = true});
     };
-    const Fp8Matrix input = fp8_matrix_of_tiles(x, Fp8Type::E4M3, along), weight = of_weight(along),
-                    gradient = fp8_matrix_of_tiles(dy, Fp8Type::E5M2, along), weight_turned = of_weight(turned),
-                    gradients = fp8_matrix_of_tiles(dy, Fp8Type::E5M2, turned),
-                    tokens = fp8_matrix_of_tiles(x, Fp8Type::E4M3, turned);
+    const auto [input, tokens] = matrices(x, Fp8Type::E4M3);
+    const auto [gradient, gradients] = matrices(dy, Fp8Type::E5M2);
+    const auto [weight, weight_turned] = matrices(w, Fp8Type::E4M3, scales == Fp8Scales::Block);
     for (const Fp8Matrix& matrix : {input, weight, gradient, weight_turned, gradients, tokens})
       expect_as_aten_wants(matrix);
     Fp8Pass pass(reference.products());
     const auto near = [](const at::Tensor& got, const at::Tensor& want) {
       EXPECT_NEAR_TENSOR(got, Reference::rows(want), 1e-13);
     };
+    for (const auto& [a, b] : {std::pair{input, weight}, {gradient, weight_turned}, {gradients, tokens}})
+      EXPECT_NEAR_TENSOR(fp8_emulated_product(a, b, at::kDouble), as_units_read(a, b), 1e-13);
     near(as_units_read(input, weight), pass.output(x, w, {}));
     near(as_units_read(gradient, weight_turned), pass.input_gradient(dy, w));
     const at::Tensor grad = at::zeros_like(w);
     pass.weight_gradient(grad, dy, x, 0);
     near(as_units_read(gradients, tokens), grad);
-    EXPECT_THROW(fp8_matrix_of_tiles(uneven({130, 1, 128}), Fp8Type::E4M3, turned), std::invalid_argument);
-    EXPECT_THROW(fp8_matrix_of_tiles(w, Fp8Type::E4M3, {Along::Both}), std::invalid_argument);
+    EXPECT_THROW(matrices(uneven({130, 1, 128}), Fp8Type::E4M3), std::invalid_argument);
+    EXPECT_THROW(matrices(x, Fp8Type::E4M3, /*squares=*/true), std::invalid_argument);
   }
 }
 

@@ -8,6 +8,8 @@
 #include <limits>
 #include <vector>
 
+#include "megatron/kernels/fp8/fp8.h"
+#include "megatron/parallel/fp8.h"
 #include "megatron/plan/parameters/fp8.h"
 
 // The numbers of 8-bit formats and rounding to them, from their definitions.
@@ -59,6 +61,20 @@ inline at::Tensor tensor_of(const std::vector<double>& numbers) {
 inline std::vector<double> list_of(const at::Tensor& x) {
   const at::Tensor wide = x.to(at::kDouble).contiguous();
   return {wide.const_data_ptr<double>(), wide.const_data_ptr<double>() + wide.numel()};
+}
+
+/// The functions of kernels/fp8/fp8.h, of a plan's type.
+inline at::Tensor fp8_quantized(const at::Tensor& x, plan::Fp8Type type, const kernels::Fp8Scale& scale) {
+  return kernels::fp8_numbers(x, parallel::scalar_type_of(type), scale, {}, {}).rows;
+}
+inline at::Tensor fp8_rounded(const at::Tensor& x, plan::Fp8Type type, const kernels::Fp8Scale& scale) {
+  return kernels::fp8_rounded(x, parallel::scalar_type_of(type), scale, {});
+}
+inline kernels::Fp8Blocks fp8_in_blocks(const at::Tensor& x, plan::Fp8Type type, kernels::Fp8Tile tile) {
+  return kernels::fp8_in_blocks(x, parallel::scalar_type_of(type), tile);
+}
+inline at::Tensor fp8_rounded_in_blocks(const at::Tensor& x, plan::Fp8Type type, kernels::Fp8Tile tile) {
+  return kernels::fp8_rounded_in_blocks(x, parallel::scalar_type_of(type), tile);
 }
 
 }  // namespace megatron::testing

@@ -27,6 +27,8 @@ namespace {
 
 using plan::Fp8Operand;
 using plan::Fp8Type;
+using testing::fp8_quantized;
+using testing::fp8_rounded;
 using testing::kNaN;
 using testing::list_of;
 using testing::magnitudes_of;

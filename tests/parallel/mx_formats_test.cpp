@@ -17,7 +17,10 @@
 namespace megatron::parallel {
 namespace {
 
+using kernels::Fp8Blocks;
 using plan::Fp8Type;
+using testing::fp8_in_blocks;
+using testing::fp8_rounded_in_blocks;
 
 /// Bits of float32 exponents as E8M0 has them.
 int exponent_of(float number) { return static_cast<int>(std::bit_cast<std::uint32_t>(number) >> 23); }

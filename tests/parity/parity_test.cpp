@@ -500,6 +500,8 @@ INSTANTIATE_TEST_SUITE_P(PooledLayouts, HalfPrecisionParity, ::testing::ValuesIn
                          [](const auto& test) { return name_of(test.param); });
 INSTANTIATE_TEST_SUITE_P(Fp8Layouts, Parity, ::testing::ValuesIn(fp8_layouts()),
                          [](const auto& test) { return name_of(test.param); });
+INSTANTIATE_TEST_SUITE_P(Fp8Layouts, EmulatedParity, ::testing::ValuesIn(fp8_layouts()),
+                         [](const auto& test) { return name_of(test.param); });
 INSTANTIATE_TEST_SUITE_P(SomeLayouts, EmulatedParity, ::testing::ValuesIn(emulated_layouts()),
                          [](const auto& test) { return name_of(test.param); });
 INSTANTIATE_TEST_SUITE_P(WideStreamLayouts, HalfPrecisionParity, ::testing::ValuesIn(wide_stream_layouts()),

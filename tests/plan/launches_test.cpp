@@ -170,6 +170,39 @@ TEST(LayerLaunches, OverRanksSumOnStreamsOfTheirOwnBesideWeightGradients) {
   EXPECT_THAT(launch_text(plan), HasSubstr("operators a layer"));
 }
 
+// Each of a layer's four products forward reads x and w once as bf16 and writes them in 8 bits; the data gradient's
+// pass over dy writes both copies of it, the weight gradient's turns x. A tensor's own scale takes one pass more over x
+// and dy, and over weights in a step's first microbatch.
+TEST(LayerLaunches, In8BitsReadEachOperandOnce) {
+  ResolvedRun run = run_of(1, 1);
+  run.config.fp8.format = "hybrid";
+  ASSERT_TRUE(multiplies_in_8_bits(run));
+  const double tokens = 4 * 2048, h = 2048, weights = 12 * h * h;
+  const auto bytes = [](const LaunchPlan& plan, const std::string& call) {
+    double sum = 0;
+    for (const Launch& launch : plan.launches) sum += launch.call == call ? launch.bytes : 0;
+    return sum;
+  };
+  const double x = tokens * (h + h + h + 4 * h), dy = tokens * (3 * h + h + 4 * h + h);
+  const LaunchPlan delayed = layer_launches(run);
+  EXPECT_EQ(bytes(delayed, "fp8_numbers"), 2 * x * 3 + dy * 4 + 2 * weights * 3);
+  EXPECT_EQ(bytes(delayed, "fp8_magnitude"), 0);
+  run.config.fp8.recipe = "tensorwise";
+  run.microbatches_per_step = 4;
+  EXPECT_EQ(bytes(layer_launches(run), "fp8_magnitude"), 2 * (x + dy + weights / 4));
+  run.config.fp8.recipe = "mxfp8";
+  EXPECT_EQ(bytes(layer_launches(run), "fp8_matrices"), (2 * x + 2 * weights) * (3 + 1.0 / 32) + dy * (4 + 2.0 / 32));
+  run.config.fp8.wgrad = false;
+  EXPECT_EQ(bytes(layer_launches(run), "fp8_matrices"), (x + 2 * weights + dy) * (3 + 1.0 / 32));
+  run.config.fp8.recipe = "blockwise";
+  run.config.data.seq_length = 2000;
+  EXPECT_TRUE(multiplies_in_8_bits(run)) << "no product sums over tokens";
+  run.config.fp8.wgrad = true;
+  EXPECT_FALSE(multiplies_in_8_bits(run));
+  run.config.fp8.format = "none";
+  EXPECT_FALSE(multiplies_in_8_bits(run));
+}
+
 // What all-reduces moved is moved by reduce-scatters and all-gathers, and once more for the two inputs that are
 // gathered again for the weights' gradients; norms and sums are those of half of the tokens.
 TEST(LayerLaunches, OfASequenceInPartsGatherWhatLayersRead) {

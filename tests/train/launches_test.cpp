@@ -159,6 +159,40 @@ TEST(LayerLaunches, OfASequenceInPartsAreWhatAStepCalls) {
     }
 }
 
+/// Layers of sizes that units multiply, which the emulated device has too: whole blocks, on two ranks each.
+config::RunConfig small_fp8(const char* dtype, const char* recipe) {
+  config::RunConfig config = small(dtype);
+  config.model.hidden_size = config.model.ffn_hidden_size = 256;
+  config.model.num_attention_heads = 4;
+  config.data.seq_length = config.model.max_position_embeddings = 128;
+  config.fp8.format = "e4m3";
+  config.fp8.recipe = recipe;
+  return config;
+}
+
+TEST(LayerLaunches, In8BitsAreWhatAStepCalls) {
+  for (const char* recipe : {"delayed", "tensorwise", "blockwise", "mxfp8"}) {
+    SCOPED_TRACE(recipe);
+    config::RunConfig config = small_fp8("bf16", recipe);
+    const Calls gpt2 = planned(config);
+    EXPECT_EQ(gpt2, calls_of_layer(config));
+    EXPECT_EQ(gpt2.count("linear"), 0U) << "no product is that of the type";
+    config.fp8.wgrad = false;
+    EXPECT_EQ(planned(config), calls_of_layer(config)) << "with weight gradients of the type";
+    config = small_fp8("fp32", recipe);
+    config.parallel.tp = config.parallel.world_size = 2;
+    config.parallel.sp = true;
+    config.model.normalization = "RMSNorm";
+    config.model.gated_linear_unit = true;
+    config.model.activation = "silu";
+    config.model.add_bias_linear = false;
+    config.model.position_embedding_type = "rope";
+    config.model.hidden_dropout = config.model.attention_dropout = 0;
+    config.model.num_query_groups = 2;
+    EXPECT_EQ(planned(config), calls_of_layer(config)) << "of Llama's layers on two ranks, in parts";
+  }
+}
+
 // The plan's rule is the operators' own.
 TEST(LayerLaunches, HaveActivationsInProductsWhereCuBlasLtComputesThem) {
   for (const char* dtype : {"fp32", "bf16", "fp16"})

@@ -19,7 +19,7 @@ namespace {
 
 const Operators* plugins_operators = nullptr;  // as they are, null members too: set before any rank starts
 
-enum class OwnDtypes { Stored, Masks, Any };
+enum class OwnDtypes { Stored, Masks, Any, None };
 
 bool is_own(OwnDtypes own, at::ScalarType dtype) {
   switch (own) {
@@ -29,6 +29,8 @@ bool is_own(OwnDtypes own, at::ScalarType dtype) {
       return dtype == at::kFloat || dtype == at::kDouble;
     case OwnDtypes::Any:
       return true;
+    case OwnDtypes::None:
+      return false;
   }
   return false;
 }

@@ -9,6 +9,7 @@
 #include "megatron/kernels/dropout.h"
 #include "megatron/kernels/embedding.h"
 #include "megatron/kernels/experts.h"
+#include "megatron/kernels/fp8/fp8.h"
 #include "megatron/kernels/matmul.h"
 #include "megatron/kernels/normalization.h"
 #include "megatron/kernels/optimizer.h"

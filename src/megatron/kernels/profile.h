@@ -75,6 +75,12 @@ class ProfiledCall {
   void take(const ActivatedOutput& x) { tensors_.insert(tensors_.end(), {x.u, x.y}); }
   void take(const WeightedGradient& x) { tensors_.insert(tensors_.end(), {x.du, x.y, x.weights}); }
   void take(const Groups& groups) { tensors_.insert(tensors_.end(), groups.weights.begin(), groups.weights.end()); }
+  void take(const Fp8Scale& x) { tensors_.insert(tensors_.end(), {x.scale, x.inverse}); }
+  void take(const Fp8Numbers& x) { tensors_.insert(tensors_.end(), {x.rows, x.turned}); }
+  void take(const Fp8Matrices& x) {
+    for (const Fp8Matrix& matrix : {x.rows, x.turned})
+      tensors_.insert(tensors_.end(), {matrix.numbers, matrix.inverse});
+  }
   void take(const SoftmaxPieces& x) { tensors_.insert(tensors_.end(), {x.max, x.sum_exp, x.target}); }
   template <class Other>
   void take(const Other&) {}

@@ -10,6 +10,8 @@ namespace megatron::kernels {
 void check_groups(const at::Tensor& q, const at::Tensor& k);
 void check_rotation(const at::Tensor& heads, const RopeTable& table, const at::Tensor& position_ids,
                     std::int64_t first_position);
+/// Throws std::invalid_argument.
+void check_fp8_matrices(const at::Tensor& x, std::int64_t size, bool squares, Fp8Wanted wanted);
 
 namespace reference {
 

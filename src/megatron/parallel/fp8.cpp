@@ -1,10 +1,7 @@
 #include "megatron/parallel/fp8.h"
 
 #include <ATen/ops/_scaled_mm.h>
-#include <ATen/ops/aminmax.h>
-#include <ATen/ops/maximum.h>
 #include <ATen/ops/ones.h>
-#include <ATen/ops/rsub.h>
 #include <ATen/ops/scalar_tensor.h>
 #include <ATen/ops/zeros.h>
 
@@ -14,6 +11,7 @@
 #include <stdexcept>
 
 #include "megatron/kernels/matmul.h"
+#include "megatron/kernels/runtime.h"
 
 namespace megatron::parallel {
 namespace {
@@ -21,25 +19,17 @@ namespace {
 using plan::Fp8Operand;
 using Along = Fp8Tile::Along;
 
-/// What numbers are scaled in, so that only the 8-bit number is rounded, and what units write of blocks, too: fp16 has
-/// too few exponents.
+/// What units write of blocks: of fp16 not fp16.
 at::ScalarType scaled_type(at::ScalarType type) { return type == at::kHalf ? at::kFloat : type; }
-
-/// A scale, so that what it multiplies stays of `type`: a scalar changes no type.
-at::Tensor of_type(const at::Tensor& scale, at::ScalarType type) { return scale.dim() == 0 ? scale : scale.to(type); }
-
-at::ScalarType scalar_type_of(plan::Fp8Type type) {
-  return type == plan::Fp8Type::E4M3 ? at::kFloat8_e4m3fn : at::kFloat8_e5m2;
-}
 
 std::int64_t row_count(const at::Tensor& x) { return x.numel() / x.size(-1); }
 
 /// Whether the matrix units of the device compute the products of x [.., k] and w [n, k]: they want multiples of 16,
-/// and of features whole blocks.
+/// and of features whole blocks. The emulated device has some for float64 too.
 bool has_units(const at::Tensor& x, const at::Tensor& w, const plan::Fp8Recipe& recipe) {
   const std::int64_t unit = recipe.in_blocks() ? recipe.block() : 16;
-  return x.is_cuda() && x.scalar_type() != at::kDouble && row_count(x) % 16 == 0 && w.size(0) % unit == 0 &&
-         w.size(1) % unit == 0;
+  const bool any = x.is_cuda() ? x.scalar_type() != at::kDouble : kernels::emulates_cuda();
+  return any && row_count(x) % 16 == 0 && w.size(0) % unit == 0 && w.size(1) % unit == 0;
 }
 
 /// grad_w (= or +=, by beta) product.
@@ -47,42 +37,17 @@ void add_to_gradient(const at::Tensor& grad_w, const at::Tensor& product, double
   if (beta == 0)
     grad_w.copy_(product);
   else
-    grad_w.mul_(beta).add_(product);
-}
-
-/// The largest magnitude in x: a float32 scalar, NaN where x has one, 0 where x is empty.
-at::Tensor largest_in(const at::Tensor& x) {
-  if (x.numel() == 0) return at::zeros({}, x.options().dtype(at::kFloat));
-  const auto [low, high] = at::aminmax(x.detach());
-  return at::maximum(high, low.neg()).to(at::kFloat);
+    (beta == 1 ? grad_w : grad_w.mul_(beta)).add_(product);
 }
 
 }  // namespace
 
-// With x = m 2^e, 1 <= m < 2, and the largest numbers 1.75 2^8 and 1.75 2^15, the scale is 2 to the power 8 or 15 less
-// e, and one less where m is above 1.75: then adding a quarter less the last place carries into float32's exponent.
+at::ScalarType scalar_type_of(plan::Fp8Type type) {
+  return type == plan::Fp8Type::E4M3 ? at::kFloat8_e4m3fn : at::kFloat8_e5m2;
+}
+
 Fp8Scale fp8_scale_of(const at::Tensor& amax, plan::Fp8Type type) {
-  constexpr std::int64_t kMantissaBits = 23, kBias = 127, kMost = 126, kCarry = (1 << (kMantissaBits - 2)) - 1;
-  const at::Tensor above = amax.view(at::kInt).add(kCarry).bitwise_right_shift(kMantissaBits);
-  const at::Tensor exponent = at::rsub(above, 2 * kBias + std::ilogb(plan::largest_of(type)));
-  const at::Tensor bits = exponent.clamp_(kBias - kMost, kBias + kMost).bitwise_left_shift(kMantissaBits);
-  const at::Tensor scale = bits.view(at::kFloat);
-  return {scale, scale.reciprocal()};
-}
-
-at::Tensor fp8_quantized(const at::Tensor& x, plan::Fp8Type type, const Fp8Scale& scale) {
-  const double most = plan::largest_of(type);
-  const at::ScalarType wide = scaled_type(x.scalar_type());
-  return x.detach().to(wide).mul(of_type(scale.scale, wide)).clamp_(-most, most).to(scalar_type_of(type));
-}
-
-at::Tensor fp8_divided(const at::Tensor& numbers, const Fp8Scale& scale, at::ScalarType dtype) {
-  const at::ScalarType wide = scaled_type(dtype);
-  return numbers.to(wide).mul_(of_type(scale.inverse, wide)).to(dtype);
-}
-
-at::Tensor fp8_rounded(const at::Tensor& x, plan::Fp8Type type, const Fp8Scale& scale) {
-  return fp8_divided(fp8_quantized(x, type, scale), scale, x.scalar_type());
+  return kernels::fp8_scale_of(amax, scalar_type_of(type));
 }
 
 Fp8Scaling::Fp8Scaling(const plan::Fp8Recipe& recipe, const std::vector<std::string>& layers, at::Device device)
@@ -116,18 +81,21 @@ Fp8Scale Fp8Scaling::delayed_scale(std::int64_t layer, Fp8Operand operand) const
           inverses_.select(0, layer).select(0, static_cast<std::int64_t>(operand))};
 }
 
-void Fp8Scaling::see(std::int64_t layer, Fp8Operand operand, const at::Tensor& x) {
-  if (x.numel() == 0) return;
-  if (operand == Fp8Operand::Weight) {
-    if (weight_seen_[static_cast<std::size_t>(layer)]) return;
-    weight_seen_[static_cast<std::size_t>(layer)] = true;
-  }
-  note(layer, operand, largest_in(x));
+at::Tensor Fp8Scaling::magnitude(std::int64_t layer, Fp8Operand operand) const {
+  return magnitudes_.select(0, layer).select(0, static_cast<std::int64_t>(operand));
 }
 
-void Fp8Scaling::note(std::int64_t layer, Fp8Operand operand, const at::Tensor& largest) {
-  const at::Tensor seen = magnitudes_.select(0, layer).select(0, static_cast<std::int64_t>(operand));
-  seen.copy_(at::maximum(seen, largest));
+at::Tensor Fp8Scaling::to_note(std::int64_t layer, Fp8Operand operand) {
+  if (operand == Fp8Operand::Weight) {
+    if (weight_seen_[static_cast<std::size_t>(layer)]) return {};
+    weight_seen_[static_cast<std::size_t>(layer)] = true;
+  }
+  return magnitude(layer, operand);
+}
+
+void Fp8Scaling::see(std::int64_t layer, Fp8Operand operand, const at::Tensor& x) {
+  if (x.numel() == 0) return;
+  if (const at::Tensor seen = to_note(layer, operand); seen.defined()) (void)kernels::fp8_magnitude(x, seen);
 }
 
 Fp8Scale Fp8Scaling::current_scale(std::int64_t layer, Fp8Operand operand, const at::Tensor& x,
@@ -135,8 +103,8 @@ Fp8Scale Fp8Scaling::current_scale(std::int64_t layer, Fp8Operand operand, const
   const bool is_weight = operand == Fp8Operand::Weight;
   if (is_weight && weight_scales_.at(static_cast<std::size_t>(layer)).scale.defined())
     return weight_scales_[static_cast<std::size_t>(layer)];
-  const at::Tensor largest = largest_in(x);
-  note(layer, operand, largest);  // before a maximum over ranks, which may lose a NaN
+  // Noted before a maximum over ranks, which may lose a NaN.
+  const at::Tensor largest = kernels::fp8_magnitude(x, magnitude(layer, operand));
   for (const comm::Group& group : holders) group.all_reduce(largest, comm::ReduceOp::Max);
   const Fp8Scale scale = fp8_scale_of(largest, recipe_.type(operand));
   if (is_weight) weight_scales_[static_cast<std::size_t>(layer)] = scale;
@@ -213,8 +181,10 @@ Fp8Scale Fp8Products::current_scale(const at::Tensor& x, Fp8Operand operand) con
   return scaling_->current_scale(layer_, operand, x, holders_[static_cast<std::size_t>(operand)]);
 }
 
-void Fp8Pass::see(const at::Tensor& x, Fp8Operand operand) const {
-  if (recipe().delayed()) layer_->scaling_->see(layer_->layer_, operand, x);
+at::Tensor Fp8Pass::to_note(Fp8Operand operand) {
+  bool& noted = noted_[static_cast<std::size_t>(operand)];
+  if (!recipe().delayed() || std::exchange(noted, true)) return {};
+  return layer_->scaling_->to_note(layer_->layer_, operand);
 }
 
 Fp8Scale Fp8Pass::scale_of(const at::Tensor& x, Fp8Operand operand) {
@@ -225,53 +195,52 @@ Fp8Scale Fp8Pass::scale_of(const at::Tensor& x, Fp8Operand operand) {
   return scale;
 }
 
-Fp8Pass::Quantized Fp8Pass::quantized(const at::Tensor& x, Fp8Operand operand) {
+Fp8Matrices Fp8Pass::quantized(const at::Tensor& x, Fp8Operand operand, kernels::Fp8Wanted wanted) {
+  const at::ScalarType type = scalar_type_of(recipe().type(operand));
+  if (recipe().in_blocks())
+    return kernels::fp8_matrices(x, type, recipe().block(), recipe().in_squares(operand), wanted);
   const Fp8Scale scale = scale_of(x, operand);
-  return {fp8_quantized(x.reshape({-1, x.size(-1)}), recipe().type(operand), scale), scale.inverse};
-}
-
-Fp8Tile Fp8Pass::tile_of(Fp8Operand operand, Along along) const {
-  return {recipe().in_squares(operand) ? Along::Both : along, recipe().block()};
-}
-
-Fp8Matrix Fp8Pass::matrix_of(const at::Tensor& x, Fp8Operand operand, Along along) const {
-  const plan::Fp8Type type = recipe().type(operand);
-  if (recipe().in_squares(operand)) return fp8_matrix_of_squares(x, type, along == Along::First);
-  return fp8_matrix_of_tiles(x, type, tile_of(operand, along));
-}
-
-at::Tensor Fp8Pass::rounded(const at::Tensor& x, Fp8Operand operand, Along along) {
-  if (recipe().in_blocks()) return fp8_rounded_in_blocks(x, recipe().type(operand), tile_of(operand, along));
-  return fp8_rounded(x, recipe().type(operand), scale_of(x, operand));
-}
-
-void Fp8Pass::see_gradient(const at::Tensor& dy) {
-  see(dy, Fp8Operand::OutputGradient);
-  if (recipe().scales == plan::Fp8Scales::Tensor) scale_of(dy, Fp8Operand::OutputGradient);
+  const kernels::Fp8Numbers numbers =
+      kernels::fp8_numbers(x.reshape({-1, x.size(-1)}), type, scale, wanted, to_note(operand));
+  return {{numbers.rows, scale.inverse, {}}, {numbers.turned, scale.inverse, {}}};
 }
 
 // Sums are those of Transformer Engine's products: fast ones forward, full ones backward; of blocks full ones always.
+at::Tensor Fp8Pass::product(const Fp8Matrix& a, const Fp8Matrix& b, at::ScalarType dtype, bool fast_sums) const {
+  if (a.numbers.is_cpu()) return fp8_emulated_product(a, b, dtype);
+  if (recipe().in_blocks()) return fp8_product(a, b, scaled_type(dtype)).to(dtype);
+  return at::_scaled_mm(a.numbers, b.numbers.t(), a.inverse, b.inverse, {}, {}, dtype, fast_sums);
+}
+
+at::Tensor Fp8Pass::rounded(const at::Tensor& x, Fp8Operand operand, Along along) {
+  const at::ScalarType type = scalar_type_of(recipe().type(operand));
+  if (recipe().in_blocks())
+    return kernels::fp8_rounded_in_blocks(x, type,
+                                          {recipe().in_squares(operand) ? Along::Both : along, recipe().block()});
+  return kernels::fp8_rounded(x, type, scale_of(x, operand), to_note(operand));
+}
+
+bool Fp8Pass::has_units_for_weight(const at::Tensor& dy, const at::Tensor& w) const {
+  return has_units(dy, w, recipe()) && (!recipe().in_blocks() || dy.size(0) % recipe().block() == 0);
+}
+
+void Fp8Pass::see_gradient(const at::Tensor& dy, bool input, bool weight) {
+  constexpr auto kGradient = Fp8Operand::OutputGradient;
+  both_gradients_ = input && weight && recipe().weight_gradients;
+  if (recipe().scales == plan::Fp8Scales::Tensor) scale_of(dy, kGradient);
+  if (input) return;  // who quantizes it looks at it
+  if (const at::Tensor seen = to_note(kGradient); seen.defined()) (void)kernels::fp8_magnitude(dy, seen);
+}
 
 at::Tensor Fp8Pass::output(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias) {
-  see(x, Fp8Operand::Input);
-  see(w, Fp8Operand::Weight);
   if (!has_units(x, w, recipe())) {
     const at::Tensor input = rounded(x, Fp8Operand::Input, Along::Last);
     return kernels::linear(input, rounded(w, Fp8Operand::Weight, Along::Last), nullptr, bias);
   }
   auto shape = x.sizes().vec();
   shape.back() = w.size(0);
-  at::Tensor y;
-  if (recipe().in_blocks()) {
-    const Fp8Matrix input = matrix_of(x, Fp8Operand::Input, Along::Last),
-                    weight = matrix_of(w, Fp8Operand::Weight, Along::Last);
-    y = fp8_product(input, weight, scaled_type(x.scalar_type())).to(x.scalar_type());
-  } else {
-    const Quantized input = quantized(x, Fp8Operand::Input), weight = quantized(w, Fp8Operand::Weight);
-    y = at::_scaled_mm(input.numbers, weight.numbers.t(), input.inverse, weight.inverse, {}, {}, x.scalar_type(),
-                       /*use_fast_accum=*/true);
-  }
-  y = y.view(shape);
+  const Fp8Matrix input = quantized(x, Fp8Operand::Input, {}).rows, weight = quantized(w, Fp8Operand::Weight, {}).rows;
+  const at::Tensor y = product(input, weight, x.scalar_type(), /*fast_sums=*/true).view(shape);
   return bias.defined() ? y.add_(bias) : y;
 }
 
@@ -282,33 +251,25 @@ at::Tensor Fp8Pass::input_gradient(const at::Tensor& dy, const at::Tensor& w) {
   }
   auto shape = dy.sizes().vec();
   shape.back() = w.size(1);
-  if (recipe().in_blocks()) {
-    const Fp8Matrix gradient = matrix_of(dy, Fp8Operand::OutputGradient, Along::Last),
-                    weight = matrix_of(w, Fp8Operand::Weight, Along::First);
-    return fp8_product(gradient, weight, scaled_type(dy.scalar_type())).to(dy.scalar_type()).view(shape);
-  }
-  const Quantized gradient = quantized(dy, Fp8Operand::OutputGradient), weight = quantized(w, Fp8Operand::Weight);
-  return at::_scaled_mm(gradient.numbers, by_columns(weight.numbers), gradient.inverse, weight.inverse, {}, {},
-                        dy.scalar_type())
-      .view(shape);
+  Fp8Matrices gradient =
+      quantized(dy, Fp8Operand::OutputGradient, {.turned = both_gradients_ && has_units_for_weight(dy, w)});
+  turned_gradient_ = std::move(gradient.turned);
+  const Fp8Matrix weight = quantized(w, Fp8Operand::Weight, {.rows = false, .turned = true}).turned;
+  return product(gradient.rows, weight, dy.scalar_type()).view(shape);
 }
 
 void Fp8Pass::weight_gradient(const at::Tensor& grad_w, const at::Tensor& dy, const at::Tensor& x, double beta) {
   if (!recipe().weight_gradients) return kernels::linear_weight_gradient(grad_w, dy, x, beta);
-  const bool in_blocks = recipe().in_blocks();
-  if (!has_units(x, grad_w, recipe()) || (in_blocks && x.size(0) % recipe().block() != 0)) {
+  if (!has_units_for_weight(dy, grad_w)) {
     const at::Tensor gradient = rounded(dy, Fp8Operand::OutputGradient, Along::First);
     return kernels::linear_weight_gradient(grad_w, gradient, rounded(x, Fp8Operand::Input, Along::First), beta);
   }
-  if (in_blocks) {
-    const Fp8Matrix gradient = matrix_of(dy, Fp8Operand::OutputGradient, Along::First),
-                    input = matrix_of(x, Fp8Operand::Input, Along::First);
-    return add_to_gradient(grad_w, fp8_product(gradient, input, at::kFloat), beta);
-  }
-  const Quantized gradient = quantized(dy, Fp8Operand::OutputGradient), input = quantized(x, Fp8Operand::Input);
-  const at::Tensor product = at::_scaled_mm(gradient.numbers.t().contiguous(), by_columns(input.numbers),
-                                            gradient.inverse, input.inverse, {}, {}, at::kFloat);
-  add_to_gradient(grad_w, product, beta);
+  constexpr kernels::Fp8Wanted kTurned{.rows = false, .turned = true};
+  Fp8Matrix gradient = std::exchange(turned_gradient_, {});
+  if (!gradient.numbers.defined()) gradient = quantized(dy, Fp8Operand::OutputGradient, kTurned).turned;
+  const Fp8Matrix input = quantized(x, Fp8Operand::Input, kTurned).turned;
+  const at::ScalarType sums = x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  add_to_gradient(grad_w, product(gradient, input, sums), beta);
 }
 
 }  // namespace megatron::parallel

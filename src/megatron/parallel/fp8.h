@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "megatron/comm/group.h"
+#include "megatron/kernels/fp8/fp8.h"
 #include "megatron/parallel/fp8/blocks.h"
 #include "megatron/plan/parameters/fp8.h"
 
@@ -21,24 +22,11 @@
 // otherwise.
 namespace megatron::parallel {
 
-/// What numbers are multiplied by before they are rounded, a power of two: two float32 scalars, `scale` on the CPU or
-/// where the numbers are, `inverse` where they are. Of blocks (fp8/blocks.h) two tensors that are broadcast to
-/// the numbers.
-struct Fp8Scale {
-  at::Tensor scale, inverse;
-};
+using kernels::Fp8Scale;
 
-/// plan::fp8_scale() without a margin of numbers whose largest magnitude is `amax`, each of a float32 tensor, on its
-/// device and without waiting for it. 2^126 of 0; a power of two of what is not finite, too.
+/// What kernels/fp8/fp8.h has of a plan's type.
+at::ScalarType scalar_type_of(plan::Fp8Type type);
 Fp8Scale fp8_scale_of(const at::Tensor& amax, plan::Fp8Type type);
-
-/// The 8-bit numbers nearest to scale * x, ties to even, of a magnitude of at most largest_of(type): x's shape, ATen's
-/// float8. NaN stays NaN. float64 is rounded to float32 on the way.
-at::Tensor fp8_quantized(const at::Tensor& x, plan::Fp8Type type, const Fp8Scale& scale);
-/// Such numbers divided by the scale, in `dtype`.
-at::Tensor fp8_divided(const at::Tensor& numbers, const Fp8Scale& scale, at::ScalarType dtype);
-/// fp8_divided() of fp8_quantized(), in x's dtype.
-at::Tensor fp8_rounded(const at::Tensor& x, plan::Fp8Type type, const Fp8Scale& scale);
 
 /// The scales of all linear layers of a model that compute in 8 bits, on every rank, and the largest magnitudes that
 /// this rank's layers have multiplied since the step began. Of scales of blocks there is nothing to keep or to see: the
@@ -58,6 +46,9 @@ class Fp8Scaling {
 
   /// x is an operand of the step. Does not wait for the device. A weight is looked at once per step.
   void see(std::int64_t layer, plan::Fp8Operand operand, const at::Tensor& x);
+  /// For who looks at an operand while it does something else with it: what becomes the larger of itself and the
+  /// largest magnitude, a view. Undefined of a weight that was looked at in this step.
+  at::Tensor to_note(std::int64_t layer, plan::Fp8Operand operand);
   /// The scale of x, an operand of the step that each rank of `holders` has a part of, or has whole: where scales are
   /// not delayed. Communication: an all-reduce of one number over each of them. A weight is looked at once per step and
   /// in what is computed between steps; whoever changes it elsewhere calls forget_magnitudes().
@@ -83,7 +74,7 @@ class Fp8Scaling {
   std::int64_t bytes() const;
 
  private:
-  void note(std::int64_t layer, plan::Fp8Operand operand, const at::Tensor& largest);
+  at::Tensor magnitude(std::int64_t layer, plan::Fp8Operand operand) const;
   void compute_scales();
 
   plan::Fp8Recipe recipe_;
@@ -129,24 +120,28 @@ class Fp8Pass {
   at::Tensor output(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias);
   at::Tensor input_gradient(const at::Tensor& dy, const at::Tensor& w);
   void weight_gradient(const at::Tensor& grad_w, const at::Tensor& dy, const at::Tensor& x, double beta);
-  /// A backward pass calls it first, with the gradient that its products read.
-  void see_gradient(const at::Tensor& dy);
+  /// A backward pass calls it first, with the gradient that its products read. `input`, `weight`: whose gradients it
+  /// computes at once; of both the units' copies of dy are made together, in the first.
+  void see_gradient(const at::Tensor& dy, bool input = true, bool weight = false);
 
  private:
-  struct Quantized {
-    at::Tensor numbers, inverse;  ///< [rows, columns] in 8 bits, and what they are multiplied by
-  };
   const plan::Fp8Recipe& recipe() const { return layer_->scaling_->recipe(); }
-  void see(const at::Tensor& x, plan::Fp8Operand operand) const;  ///< for delayed scales
+  /// Where the magnitude of an operand is noted that is quantized now: for delayed scales, once in a pass.
+  at::Tensor to_note(plan::Fp8Operand operand);
   Fp8Scale scale_of(const at::Tensor& x, plan::Fp8Operand operand);
-  Quantized quantized(const at::Tensor& x, plan::Fp8Operand operand);
-  // Along which dimension of x the product sums: scales of blocks follow it.
-  Fp8Tile tile_of(plan::Fp8Operand operand, Fp8Tile::Along along) const;
-  Fp8Matrix matrix_of(const at::Tensor& x, plan::Fp8Operand operand, Fp8Tile::Along along) const;
+  /// What units read of x, with scales of blocks or not; then `inverse` is that of all.
+  Fp8Matrices quantized(const at::Tensor& x, plan::Fp8Operand operand, kernels::Fp8Wanted wanted);
+  at::Tensor product(const Fp8Matrix& a, const Fp8Matrix& b, at::ScalarType dtype, bool fast_sums = false) const;
+  /// `along`: which dimension of x the product sums over. Scales of blocks follow it.
   at::Tensor rounded(const at::Tensor& x, plan::Fp8Operand operand, Fp8Tile::Along along);
+  /// Whether units compute the gradient of a weight like w.
+  bool has_units_for_weight(const at::Tensor& dy, const at::Tensor& w) const;
 
   Fp8ProductsPtr layer_;
   std::array<Fp8Scale, plan::kFp8Operands> scales_;  ///< of the pass's input and gradient; undefined: not yet
+  std::array<bool, plan::kFp8Operands> noted_ = {};
+  bool both_gradients_ = false;
+  Fp8Matrix turned_gradient_;  ///< made with the other copy, until the weight's gradient is computed
 };
 
 }  // namespace megatron::parallel

@@ -107,9 +107,9 @@ class LinearBackward {
   std::vector<at::Tensor> operator()(const std::vector<at::Tensor>& grads) const {
     const at::Tensor dy_part = grads[0].contiguous();
     const at::Tensor dy = links_.scatter_y.all_gather(dy_part);
-    if (products_.fp8) products_.fp8->see_gradient(dy);
     const bool reads_x = !weight_->frozen() || adaptation_.adapter;
     const bool later = adaptation_.adapter ? adaptation_.adapter->deferring() : weight_->deferring();
+    if (products_.fp8) products_.fp8->see_gradient(dy, needs_dx_, !later && !weight_->frozen());
     // The input comes while the product for dx is computed, and dx goes while that for the weight is.
     std::optional<Gathering> gathered;
     if (reads_x && !later && links_.gather_x.size() > 1) gathered.emplace(input_.x_fn(), links_.gather_x);

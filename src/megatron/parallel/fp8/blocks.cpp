@@ -1,114 +1,32 @@
 #include "megatron/parallel/fp8/blocks.h"
 
 #include <ATen/BlasBackend.h>
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/_scaled_mm_v2.h>
-#include <ATen/ops/amax.h>
-#include <ATen/ops/constant_pad_nd.h>
 
-#include <stdexcept>
 #include <vector>
 
-#include "megatron/parallel/fp8.h"
+#include "megatron/plan/parameters/fp8.h"
 
 namespace megatron::parallel {
-namespace {
 
 using Along = Fp8Tile::Along;
 
-/// The dimensions of x that are cut, ascending.
-std::vector<std::int64_t> cut_dimensions(const at::Tensor& x, Along along) {
-  if (along == Along::Both) return {0, 1};
-  return {along == Along::First ? 0 : x.dim() - 1};
-}
+namespace {
 
-/// What lacks at `count` for a multiple of `unit`.
-std::int64_t behind(std::int64_t count, std::int64_t unit) { return (unit - count % unit) % unit; }
-
-/// x, each of its `dimensions` cut into [blocks, size], with zeros behind the last numbers.
-at::Tensor cut(at::Tensor x, const std::vector<std::int64_t>& dimensions, std::int64_t size) {
-  for (auto dimension = dimensions.rbegin(); dimension != dimensions.rend(); ++dimension) {
-    if (const std::int64_t zeros = behind(x.size(*dimension), size); zeros > 0) {
-      std::vector<std::int64_t> sides(static_cast<std::size_t>(2 * (x.dim() - *dimension)), 0);
-      sides.back() = zeros;  // the last dimension's come first
-      x = at::constant_pad_nd(x, sides);
-    }
-    x = x.unflatten(*dimension, {-1, size});
-  }
-  return x;
-}
-
-/// What cut() made of a tensor like `x`, in its shape again.
-at::Tensor joined(at::Tensor blocks, const std::vector<std::int64_t>& dimensions, const at::Tensor& x) {
-  for (const std::int64_t dimension : dimensions)
-    blocks = blocks.flatten(dimension, dimension + 1).narrow(dimension, 0, x.size(dimension));
-  return blocks.contiguous();
-}
-
-/// Numbers and scales of x as cut() shapes them: of the scales each size of a block is 1.
-struct CutBlocks {
-  at::Tensor numbers, inverse;
-};
-
-CutBlocks quantized(const at::Tensor& x, plan::Fp8Type type, const std::vector<std::int64_t>& dimensions,
-                    std::int64_t size) {
-  const at::Tensor blocks = cut(x.detach(), dimensions, size);
-  std::vector<std::int64_t> within;  // each cut moves those behind it by one
-  for (std::size_t i = 0; i < dimensions.size(); ++i)
-    within.push_back(dimensions[i] + 1 + static_cast<std::int64_t>(i));
-  const at::Tensor largest = at::amax(blocks.abs(), within, /*keepdim=*/true).to(at::kFloat);
-  const Fp8Scale scale = fp8_scale_of(largest, type);
-  return {fp8_quantized(blocks, type, scale), scale.inverse.add_(largest.mul_(0))};  // infinity times 0 is NaN
-}
-
-/// Scales [outer, blocks] as cuBLAS reads those of 32 numbers (Fp8Matrix::inverse).
-at::Tensor in_tiles_of_scales(const at::Tensor& inverse) {
-  constexpr std::int64_t kRows = 128, kColumns = 4, kApart = 32;
-  const at::Tensor whole =
-      at::constant_pad_nd(inverse, {0, behind(inverse.size(1), kColumns), 0, behind(inverse.size(0), kRows)});
-  return whole.view({-1, kRows / kApart, kApart, whole.size(1) / kColumns, kColumns})
-      .permute({0, 3, 2, 1, 4})
-      .to(at::kFloat8_e8m0fnu)
-      .contiguous();
+/// What each number of an operand is multiplied by, of float32: in its shape, or a scalar.
+at::Tensor inverse_of(const Fp8Matrix& matrix) {
+  const std::int64_t outer = matrix.numbers.size(0), inner = matrix.numbers.size(1), size = matrix.tile.size;
+  if (matrix.inverse.dim() == 0) return matrix.inverse;
+  at::Tensor scales = matrix.inverse;
+  if (matrix.tile.along == Along::Both)
+    scales = scales.t().repeat_interleave(size, 0);
+  else if (size == plan::kMxBlock)  // tiles of [32, 4, 4]: rows one after the other, 32 apart, blocks
+    scales = scales.to(at::kFloat).permute({0, 3, 2, 1, 4}).reshape({-1, scales.size(1) * scales.size(4)});
+  return scales.narrow(0, 0, outer).repeat_interleave(size, 1).narrow(1, 0, inner);
 }
 
 }  // namespace
-
-at::Tensor by_columns(const at::Tensor& x) { return x.t().contiguous().t(); }
-
-Fp8Blocks fp8_in_blocks(const at::Tensor& x, plan::Fp8Type type, Fp8Tile tile) {
-  const auto dimensions = cut_dimensions(x, tile.along);
-  auto [numbers, inverse] = quantized(x, type, dimensions, tile.size);
-  for (const std::int64_t dimension : dimensions) inverse = inverse.squeeze(dimension + 1);
-  return {joined(numbers, dimensions, x), inverse};
-}
-
-at::Tensor fp8_rounded_in_blocks(const at::Tensor& x, plan::Fp8Type type, Fp8Tile tile) {
-  const auto dimensions = cut_dimensions(x, tile.along);
-  const auto [numbers, inverse] = quantized(x, type, dimensions, tile.size);
-  return joined(fp8_divided(numbers, {{}, inverse}, x.scalar_type()), dimensions, x);
-}
-
-Fp8Matrix fp8_matrix_of_tiles(const at::Tensor& x, plan::Fp8Type type, Fp8Tile tile) {
-  const bool turned = tile.along == Along::First;
-  if (tile.along == Along::Both || x.size(turned ? 0 : -1) % tile.size != 0)
-    throw std::invalid_argument("fp8_matrix_of_tiles: whole tiles along one dimension");
-  const auto [numbers, inverse] = fp8_in_blocks(x, type, tile);
-  const auto rows = [&](const at::Tensor& t) {
-    if (!turned) return t.reshape({-1, t.size(-1)});
-    // [first, samples, last] to [last, samples x first]
-    return t.reshape({t.size(0), -1, t.size(-1)}).permute({2, 1, 0}).reshape({t.size(-1), -1});
-  };
-  return {rows(numbers).contiguous(),
-          tile.size == plan::kMxBlock ? in_tiles_of_scales(rows(inverse)) : by_columns(rows(inverse)), tile};
-}
-
-Fp8Matrix fp8_matrix_of_squares(const at::Tensor& w, plan::Fp8Type type, bool turned) {
-  const Fp8Tile tile{Along::Both};
-  const auto [numbers, inverse] = fp8_in_blocks(w, type, tile);
-  const at::Tensor scales = turned ? inverse.t() : inverse;
-  return {(turned ? numbers.t() : numbers).contiguous(),
-          at::constant_pad_nd(scales, {0, behind(scales.size(1), 4)}).contiguous().t(), tile};
-}
 
 at::Tensor fp8_product(const Fp8Matrix& a, const Fp8Matrix& b, at::ScalarType dtype) {
   using at::blas::ScalingType, at::blas::SwizzleType;
@@ -121,6 +39,12 @@ at::Tensor fp8_product(const Fp8Matrix& a, const Fp8Matrix& b, at::ScalarType dt
   if (a.tile.size == plan::kMxBlock) swizzle = {static_cast<std::int64_t>(SwizzleType::SWIZZLE_32_4_4)};
   return at::_scaled_mm_v2(a.numbers, b.numbers.t(), {a.inverse}, scaling(a.tile), swizzle, {b.inverse},
                            scaling(b.tile), swizzle, {}, dtype);
+}
+
+at::Tensor fp8_emulated_product(const Fp8Matrix& a, const Fp8Matrix& b, at::ScalarType dtype) {
+  const at::ScalarType wide = dtype == at::kDouble ? at::kDouble : at::kFloat;
+  const auto read = [&](const Fp8Matrix& matrix) { return matrix.numbers.to(wide).mul_(inverse_of(matrix)); };
+  return read(a).matmul(read(b).t()).to(dtype);
 }
 
 }  // namespace megatron::parallel

@@ -1,12 +1,14 @@
 #pragma once
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "megatron/plan/parameters/fp8.h"
 #include "megatron/plan/steps/launches.h"
 
-// How the launches of a layer are written down (layer_launches.cpp, expert_launches.cpp).
+// How the launches of a layer are written down (layer_launches.cpp, expert_launches.cpp, fp8_launches.cpp).
 namespace megatron::plan {
 
 /// Sizes of a rank's layer, in elements.
@@ -56,9 +58,21 @@ class LaunchWriter {
   void wait_for(int launch) {
     if (launch >= 0) after_.push_back(launch);
   }
+  /// What linear layers multiply, and whose scales; nothing: numbers of train.dtype.
+  const std::optional<Fp8Recipe>& fp8() const { return fp8_; }
   /// `weights`: elements of the matrix; 0: of `in` times `out`.
   void product(const std::string& call, const std::string& name, const std::string& from, const std::string& to,
                double in, double out, double weights = 0);
+  /// In place of product(), with fp8(): y = x w^T. `row_parallel`: ranks have parts of x, else of y.
+  void fp8_product(const std::string& name, const std::string& x, const std::string& y, double in, double out,
+                   bool row_parallel);
+  /// dx = dy w, and what of dy the weight's gradient reads.
+  void fp8_input_gradient(const std::string& name, const std::string& dy, const std::string& dx, double out, double in,
+                          bool row_parallel);
+  /// The weight's gradient, after fp8_input_gradient() of the same dy.
+  void fp8_weight_gradient(const std::string& name, const std::string& dy, const std::string& x, double out, double in);
+  /// By a launch of its own.
+  void bias_gradient(const std::string& name, const std::string& dy, double out);
   /// A weight's gradient: sums in float32 or wider; bytes are the average over a step's microbatches.
   /// `bias`: with the gradient of a bias, in the product where 16 bits allow it.
   void weight_gradient(const std::string& name, const std::string& dy, const std::string& x, double out, double in,
@@ -79,8 +93,15 @@ class LaunchWriter {
   LaunchPlan plan;
 
  private:
+  /// Where tensors have scales of their own: finds that of `numbers` numbers, or ranks with parts do. `times`: how
+  /// often in a microbatch.
+  void fp8_scale(const std::string& from, const std::string& name, double numbers, bool in_parts, double times = 1);
+  /// Makes 8-bit numbers of `numbers` numbers: as they are, turned, or both.
+  void fp8_numbers(const std::string& from, const std::string& name, double numbers, bool rows, bool turned);
+
   LaunchSizes size_;
   const ResolvedRun& run_;
+  std::optional<Fp8Recipe> fp8_;
   std::vector<int> after_;
 };
 

@@ -40,6 +40,10 @@ LaunchPlan layer_launches(const ResolvedRun& run);
 /// bytes (kernels/cuda/epilogue_choice.h).
 bool activates_in_products(const ResolvedRun& run);
 
+/// Whether a GPU's units multiply 8-bit numbers of these sizes, which fp8.format asks for: the layer's launches are
+/// those of a layer that does, and of no other sizes with fp8.format. False without.
+bool multiplies_in_8_bits(const ResolvedRun& run);
+
 /// A line for each launch, and the sums over the layer.
 std::string launch_text(const LaunchPlan& plan);
 

@@ -22,7 +22,7 @@ LaunchSizes::LaunchSizes(const ResolvedRun& run)
       wide(std::max(4.0, element)),
       gradient_uses(2 - 1 / static_cast<double>(run.microbatches_per_step)) {}
 
-LaunchWriter::LaunchWriter(const ResolvedRun& run) : size_(run), run_(run) {
+LaunchWriter::LaunchWriter(const ResolvedRun& run) : size_(run), run_(run), fp8_(fp8_recipe(run.config.fp8)) {
   plan.streams = {"compute", "tensor parallel", "reduction", "experts"};
   plan.inputs = {"x", "y", "weights", "gradients", "sample ids", "d(next x)", "d(next y)", "next mean, rstd"};
 }
@@ -92,10 +92,11 @@ class Layer {
 
   void forward() {
     const std::string y = to_.gathered("y");
-    to_.product("linear", "qkv", y, "qkv", size_.hidden, size_.qkv);  // with its bias, as every product forward
+    product("qkv", y, "qkv", size_.hidden, size_.qkv, false);
+    if (to_.fp8() && has_qkv_bias()) add_bias("qkv", size_.qkv);
     if (rotates()) to_.add("rotate_", "rotation", {"qkv"}, {"qkv"}, size_.qkv + size_.heads);  // queries and keys
     to_.add("attention", "attention", {"qkv", "sample ids"}, {"attention", "logsumexp"}, size_.qkv + size_.heads);
-    to_.product("linear", "attention output", "attention", "branch", size_.heads, size_.hidden);
+    product("attention output", "attention", "branch", size_.heads, size_.hidden, true);
     to_.sum_over_ranks("branch");
     add_and_normalize("branch", "x", {"x2", "y2", "mean, rstd"});
     if (run_.shape.experts)
@@ -113,12 +114,12 @@ class Layer {
     else
       mlp_backward(to_.gathered(dbranch2));
     const std::string dbranch = to_.gathered(add_norm_backward("dy2", "x2", "dx2", "dx", "dbranch", biased_));
-    to_.product("linear_input_gradient", "attention output, input", dbranch, "dattention", size_.hidden, size_.heads);
-    to_.weight_gradient("attention output", dbranch, "attention", size_.hidden, size_.heads);
+    input_gradient("attention output", dbranch, "dattention", size_.hidden, size_.heads, true);
+    weight_gradient("attention output", dbranch, "attention", size_.hidden, size_.heads);
     to_.add("attention_backward", "attention, backward", {"dattention", "qkv", "attention", "logsumexp", "sample ids"},
             {"dqkv"}, 2 * size_.qkv + 2 * size_.heads);
     if (rotates()) to_.add("rotate_", "rotation, backward", {"dqkv"}, {"dqkv"}, size_.qkv + size_.heads);
-    column_backward("qkv", "dqkv", "x", "y", "dy", size_.qkv, run_.shape.attention.add_qkv_bias || biased_);
+    column_backward("qkv", "dqkv", "x", "y", "dy", size_.qkv, has_qkv_bias());
     if (run_.grid.size(Axis::Dp) > 1)
       to_.message(LaunchWriter::kReduction, "sum of the gradients", "gradients", "gradients", 2 * gradient_bytes());
   }
@@ -126,6 +127,32 @@ class Layer {
   const LaunchPlan& plan() const { return to_.plan; }
 
  private:
+  // Products with a weight, in train.dtype or in 8 bits; with their biases forward, where they are those of the type.
+  void product(const std::string& name, const std::string& x, const std::string& y, double in, double out,
+               bool row_parallel) {
+    if (to_.fp8()) return to_.fp8_product(name, x, y, in, out, row_parallel);
+    to_.product("linear", name, x, y, in, out);
+  }
+  void input_gradient(const std::string& name, const std::string& dy, const std::string& dx, double out, double in,
+                      bool row_parallel) {
+    if (to_.fp8()) return to_.fp8_input_gradient(name, dy, dx, out, in, row_parallel);
+    to_.product("linear_input_gradient", name + ", input", dy, dx, out, in);
+  }
+  void weight_gradient(const std::string& name, const std::string& dy, const std::string& x, double out, double in,
+                       bool bias = false) {
+    if (!to_.fp8()) return to_.weight_gradient(name, dy, x, out, in, bias);
+    if (bias && name == "fc1") to_.bias_gradient(name, dy, out);  // which autograd hands on at once
+    to_.fp8_weight_gradient(name, dy, x, out, in);
+    if (bias && name != "fc1") to_.bias_gradient(name, dy, out);
+  }
+  void add_bias(const std::string& y, double features) {
+    to_.add("", y + "'s bias, added", {y, "weights"}, {y}, 2 * features);
+  }
+  bool has_qkv_bias() const { return run_.shape.attention.add_qkv_bias || biased_; }
+  std::string activation_call(const char* direction) const {
+    return to_.fp8() ? concat(run_.shape.gated ? "gated_" : "", "activation", direction) : "";
+  }
+
   /// Both gradients of a column-parallel layer whose input y is norm(x). Its sum over ranks is under way while the
   /// weight's gradient is computed; the input's gradient while y is gathered.
   void column_backward(const std::string& name, const std::string& du, const std::string& x, const std::string& y,
@@ -133,11 +160,11 @@ class Layer {
     const bool gathers = run_.config.parallel.sp && size_.tp > 1;
     if (gathers) to_.norm_again(x, y);
     const auto [gathering, all] = to_.gather(y);
-    to_.product("linear_input_gradient", name + ", input", du, dy, features, size_.hidden);
+    input_gradient(name, du, dy, features, size_.hidden, false);
     const int sum = to_.sum_over_ranks(dy);
     if (!gathers) to_.norm_again(x, y);
     to_.wait_for(gathering);
-    to_.weight_gradient(name, du, all, features, size_.hidden, bias);
+    weight_gradient(name, du, all, features, size_.hidden, bias);
     to_.wait_for(sum);
   }
 
@@ -148,10 +175,15 @@ class Layer {
                   size_.hidden * size_.fc1);
       to_.plan.launches.back().writes.emplace_back("a");
     } else {
-      to_.product("linear_activation", "fc1", y, "u", size_.hidden, size_.fc1);
-      to_.add("", "activation", {"u"}, {"a"}, size_.fc1 + size_.ffn);
+      if (to_.fp8()) {
+        product("fc1", y, "u", size_.hidden, size_.fc1, false);
+        if (biased_) add_bias("u", size_.fc1);
+      } else {
+        to_.product("linear_activation", "fc1", y, "u", size_.hidden, size_.fc1);
+      }
+      to_.add(activation_call(""), "activation", {"u"}, {"a"}, size_.fc1 + size_.ffn);
     }
-    to_.product("linear", "fc2", "a", "branch2", size_.ffn, size_.hidden);
+    product("fc2", "a", "branch2", size_.ffn, size_.hidden, true);
     to_.sum_over_ranks("branch2");
   }
 
@@ -162,6 +194,10 @@ class Layer {
                   size_.ffn + size_.fc1, size_.hidden * size_.ffn);
       to_.plan.launches.back().reads.emplace_back("u");
       if (again) to_.add("", "activation, again", {"u"}, {"a"}, size_.fc1 + size_.ffn);
+    } else if (to_.fp8()) {
+      input_gradient("fc2", dbranch, "da", size_.hidden, size_.ffn, true);
+      to_.add(activation_call("_backward"), "activation, backward", {"da", "u"}, {"du"}, 2 * size_.fc1 + size_.ffn);
+      if (again) to_.add(activation_call(""), "activation, again", {"u"}, {"a"}, size_.fc1 + size_.ffn);
     } else {
       to_.product("linear_activation_gradient", "fc2, input", dbranch, "da", size_.hidden, size_.ffn);
       to_.add("", again ? "activation, backward and again" : "activation, backward", {"da", "u"}, {"du"},
@@ -171,7 +207,7 @@ class Layer {
         to_.plan.launches.back().bytes += size_.ffn * size_.tokens * size_.element;
       }
     }
-    to_.weight_gradient("fc2", dbranch, "a", size_.hidden, size_.ffn);
+    weight_gradient("fc2", dbranch, "a", size_.hidden, size_.ffn);
     column_backward("fc1", "du", "x2", "y2", "dy2", size_.fc1, biased_);
   }
 
@@ -228,8 +264,8 @@ bool activates_in_products(const ResolvedRun& run) {
   const LaunchSizes size(run);
   constexpr double kUnit = 8;  // elements of 16 bytes
   const auto in_units = [](double features) { return std::fmod(features, kUnit) == 0; };
-  return size.element == 2 && !run.shape.gated && run.config.model.activation == "gelu_tanh" && in_units(size.ffn) &&
-         in_units(size.hidden);
+  return size.element == 2 && run.config.fp8.format == "none" && !run.shape.gated &&
+         run.config.model.activation == "gelu_tanh" && in_units(size.ffn) && in_units(size.hidden);
 }
 
 LaunchPlan layer_launches(const ResolvedRun& run) {

@@ -3,6 +3,7 @@
 #include "megatron/kernels/phases/operators/dropout.h"
 #include "megatron/kernels/phases/operators/elementwise.h"
 #include "megatron/kernels/phases/operators/experts.h"
+#include "megatron/kernels/phases/operators/fp8.h"
 #include "megatron/kernels/phases/operators/losses.h"
 #include "megatron/kernels/phases/operators/normalization.h"
 #include "megatron/kernels/phases/operators/updates.h"
@@ -15,6 +16,7 @@ constexpr Operators operators_of() {
   using Drop = DropoutOperators<Driver>;
   using Elementwise = ElementwiseOperators<Driver>;
   using Experts = ExpertOperators<Driver>;
+  using EightBits = Fp8Operators<Driver>;
   using Norm = NormOperators<Driver>;
   using Loss = LossOperators<Driver>;
   using Updates = UpdateOperators<Driver>;
@@ -33,6 +35,12 @@ constexpr Operators operators_of() {
           .linear_gradients = Norm::linear_gradients,
           .weighted_activation_backward = Experts::weighted_activation_backward,
           .combined_rows = Experts::combined_rows,
+          .fp8_magnitude = EightBits::fp8_magnitude,
+          .fp8_scale_of = EightBits::fp8_scale_of,
+          .fp8_numbers = EightBits::fp8_numbers,
+          .fp8_rounded = EightBits::fp8_rounded,
+          .fp8_matrices = EightBits::fp8_matrices,
+          .fp8_rounded_in_blocks = EightBits::fp8_rounded_in_blocks,
           .layer_norm = Norm::layer_norm,
           .layer_norm_backward = Norm::layer_norm_backward,
           .rms_norm = Norm::rms_norm,

@@ -8,8 +8,7 @@
 namespace megatron::plan {
 namespace {
 
-constexpr double kOfScale = 6;  ///< operations that make a scale of a magnitude
-constexpr double kWide = 4;     ///< bytes of float32, in which fp16 is scaled and units give weight gradients
+constexpr double kWide = 4;  ///< bytes of float32, in which units give weight gradients
 
 bool divides(double unit, double size) { return std::fmod(size, unit) == 0; }
 
@@ -39,48 +38,18 @@ bool LinearProducts::on_units(const Product& product) const {
   return has_units_ && divides(16, product.m) && divides(unit, product.n) && divides(unit, product.k);
 }
 
-// What is counted are ATen's operations, each of which reads its operand and writes its result.
+// What is counted are the launches of kernels/fp8/fp8.h on a GPU, which read an operand once.
 
 void LinearProducts::add_magnitude(LinearCost& cost, double numbers) const {
-  cost.moved_bytes += numbers * element_;     // aminmax
-  cost.launches += dtype_ == "fp32" ? 5 : 6;  // and of single numbers neg, maximum, to, maximum, copy_
-  if (fp8_->scales == Fp8Scales::Tensor) cost.launches += kOfScale;  // add, shift, rsub, clamp_, shift, reciprocal
+  if (fp8_->delayed()) ++cost.launches;  // the largest of those that the rounding's blocks found
+  if (fp8_->scales != Fp8Scales::Tensor) return;
+  cost.moved_bytes += numbers * element_;
+  cost.launches += 3;  // of blocks, of all, its scale
 }
 
-void LinearProducts::add_block_scales(LinearCost& cost, double numbers, bool units, bool turned) const {
-  cost.moved_bytes += numbers * 3 * element_;  // abs, amax
-  cost.launches += 2 + kOfScale + 2;           // and of the scales mul_ and add_, for what is not finite
-  const bool narrow = dtype_ != "fp32", other = narrow && dtype_ != "fp16";
-  cost.launches += (narrow ? 1 : 0) + (other ? 1 : 0);  // magnitudes as float32, scales as what they multiply
-  if (!units && other) ++cost.launches;                 // what divides too
-  if (!units) return;
-  cost.launches += fp8_->scales == Fp8Scales::Mx ? 3 : 1;  // scales as units read them
-  if (turned) ++cost.launches;
-}
-
-void LinearProducts::add_rounding(LinearCost& cost, double numbers, bool units, bool turned) const {
-  if (fp8_->in_blocks()) add_block_scales(cost, numbers, units, turned);
-  const bool half = dtype_ == "fp16";
-  const double scaled = half ? kWide : element_;
-  double bytes = 5 * scaled + 1, launches = 3;  // mul, clamp_, to 8 bits
-  if (half) {
-    bytes += element_ + scaled;
-    ++launches;
-  }
-  if (units && turned) {
-    bytes += 2;
-    ++launches;
-  }
-  if (!units) {
-    bytes += 1 + 3 * scaled;  // back, and divided by the scale
-    launches += 2;
-    if (half) {
-      bytes += scaled + element_;
-      ++launches;
-    }
-  }
-  cost.moved_bytes += numbers * bytes;
-  cost.launches += launches;
+void LinearProducts::add_rounding(LinearCost& cost, double numbers, bool units, int copies) const {
+  cost.moved_bytes += numbers * (element_ + (units ? copies : element_));
+  ++cost.launches;
 }
 
 LinearCost LinearProducts::multiplied(const Product& product, double result_bytes) const {
@@ -88,36 +57,45 @@ LinearCost LinearProducts::multiplied(const Product& product, double result_byte
   return {.products_s = product_s(hardware_, kFp8, product, result_bytes)};
 }
 
-LinearCost LinearProducts::by_weight(const Product& product, bool turned) const {
+bool LinearProducts::weight_on_units(const Product& product) const {
+  const auto& [count, m, n, k] = product;
+  if (!fp8_->weight_gradients) return false;
+  const double unit = fp8_->in_blocks() ? static_cast<double>(fp8_->block()) * samples_ : 16;  // blocks of one sequence
+  return on_units(product) && on_units({count, n, k, m}) && divides(unit, m);
+}
+
+LinearCost LinearProducts::by_weight(const Product& product, int copies) const {
   const auto& [count, m, n, k] = product;
   LinearCost cost = multiplied(product, element_);
   if (!fp8_) return cost;
-  if (!fp8_->in_blocks()) add_magnitude(cost, count * m * k);
-  add_rounding(cost, count * m * k, on_units(product), false);
-  add_rounding(cost, count * n * k, on_units(product), turned);
+  add_magnitude(cost, count * m * k);
+  add_rounding(cost, count * m * k, on_units(product), copies);
+  add_rounding(cost, count * n * k, on_units(product), 1);
   return cost;
 }
 
-LinearCost LinearProducts::forward(const Product& product) const { return by_weight(product, false); }
+LinearCost LinearProducts::forward(const Product& product) const { return by_weight(product, 1); }
 
 LinearCost LinearProducts::input_gradient(const Product& product) const {
   const auto& [count, m, n, k] = product;
-  return by_weight({count, m, k, n}, true);
+  return by_weight({count, m, k, n}, fp8_ && weight_on_units(product) ? 2 : 1);
 }
 
 LinearCost LinearProducts::weight_gradient(const Product& product) const {
   const auto& [count, m, n, k] = product;
   const Product own{count, n, k, m};
   if (!fp8_ || !fp8_->weight_gradients) return {.products_s = product_s(hardware_, dtype_, own)};
-  const double unit = fp8_->in_blocks() ? static_cast<double>(fp8_->block()) * samples_ : 16;  // blocks of one sequence
-  const bool units = on_units(product) && on_units(own) && divides(unit, m);
-  LinearCost cost = units ? multiplied(own, kWide) : LinearCost{.products_s = product_s(hardware_, dtype_, own)};
-  add_rounding(cost, count * m * n, units, true);
-  add_rounding(cost, count * m * k, units, true);
-  if (!units) return cost;                                                                 // the product itself adds
-  const double copied = kWide + gradient_, added = 2 * gradient_ + 2 * gradient_ + kWide;  // copy_; mul_ and add_
+  if (!weight_on_units(product)) {
+    LinearCost cost{.products_s = product_s(hardware_, dtype_, own)};
+    add_rounding(cost, count * m * n, false, 1);
+    add_rounding(cost, count * m * k, false, 1);
+    return cost;
+  }
+  LinearCost cost = multiplied(own, kWide);
+  add_rounding(cost, count * m * k, true, 1);                              // dy was, with its other copy
+  const double copied = kWide + gradient_, added = kWide + 2 * gradient_;  // copy_; add_
   cost.moved_bytes += count * n * k * (first_microbatches_ * copied + (1 - first_microbatches_) * added);
-  cost.launches += first_microbatches_ + 2 * (1 - first_microbatches_);
+  ++cost.launches;
   return cost;
 }
 
@@ -125,7 +103,7 @@ double LinearProducts::peak() const { return peak_flops(hardware_, has_units_ ? 
 
 LinearCost LinearProducts::of_step(const Product& product) const {
   LinearCost cost;
-  if (fp8_ && !fp8_->in_blocks()) add_magnitude(cost, product.count * product.n * product.k);
+  if (fp8_) add_magnitude(cost, product.count * product.n * product.k);
   return cost;
 }
 

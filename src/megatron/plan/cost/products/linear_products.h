@@ -11,7 +11,7 @@ namespace megatron::plan {
 /// Products, and what is done for them besides.
 struct LinearCost {
   double products_s = 0;
-  double moved_bytes = 0;  ///< read and written besides: operands are looked at, scaled, cut off, rounded, turned
+  double moved_bytes = 0;  ///< read and written besides: operands are looked at and rounded
   double launches = 0;     ///< operations for that
 };
 
@@ -44,14 +44,15 @@ class LinearProducts {
   bool on_units(const Product& product) const;
   /// The product alone, in 8 bits where on_units(), with so many bytes for a number of the result.
   LinearCost multiplied(const Product& product, double result_bytes) const;
-  /// x or dy, of which the largest magnitude is found, times the weight.
-  LinearCost by_weight(const Product& product, bool turned) const;
-  /// Adds what makes `numbers` of an operand 8-bit numbers, `turned` for units that want rows for columns, or on none
-  /// numbers of train.dtype again.
-  void add_rounding(LinearCost& cost, double numbers, bool units, bool turned) const;
+  /// Whether those of the weight's gradient are, so that dy is made for both gradients at once: not counted where one
+  /// is put off.
+  bool weight_on_units(const Product& product) const;
+  /// x or dy, of which so many copies are made, times the weight.
+  LinearCost by_weight(const Product& product, int copies) const;
+  /// Adds what makes `numbers` of an operand 8-bit numbers, or without units numbers of train.dtype again.
+  void add_rounding(LinearCost& cost, double numbers, bool units, int copies) const;
+  /// Adds what finds the largest magnitude of an operand.
   void add_magnitude(LinearCost& cost, double numbers) const;
-  /// Adds what finds the scales of `numbers` in blocks.
-  void add_block_scales(LinearCost& cost, double numbers, bool units, bool turned) const;
 
   const Hardware& hardware_;
   std::string dtype_;
