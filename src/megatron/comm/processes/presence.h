@@ -9,7 +9,7 @@ namespace megatron::comm {
 /// Throws PeerError where a rank is known to be gone; empty: nobody knows.
 using PeerCheck = std::function<void()>;
 
-/// What a rank reads before the ranks meet may take minutes, and a process that is killed meanwhile says nothing. From
+/// What a rank reads before the ranks meet may take minutes, and a process that is killed meanwhile tells nobody. From
 /// its first moment each rank keeps a connection to rank 0 open, which the system closes when the process ends in any
 /// way; rank 0 tells the others of one that closes. For ranks of which rank 0 keeps the store: a launcher that keeps it
 /// watches its processes itself.
