@@ -205,20 +205,23 @@ int plan(const Args& args) {
                                      "leave --json, --draw, --traffic and --trace out"));
     const bool experts_differ =
         run.shape.experts && (run.shape.experts->capacity_factor > 0 || run.shape.experts->router.jitter > 0 ||
+                              run.shape.experts->router.drawn ||
                               (run.config.parallel.etp > 0 && run.config.parallel.etp != run.config.parallel.tp));
     const bool sequence_of_experts = run.config.parallel.sp && run.shape.experts;
     if (sequence_of_experts || run.config.parallel.cp > 1 || run.shape.encoder_decoder() || run.shape.sentence_head ||
-        experts_differ || run.shape.latents || (run.config.fp8.format != "none" && !plan::multiplies_in_8_bits(run)) ||
+        experts_differ || run.shape.latents || run.shape.wide_stream ||
+        (run.config.fp8.format != "none" && !plan::multiplies_in_8_bits(run)) ||
         !(run.config.model == config::LayerVariant{}) ||
         !(run.config.model == config::AttentionVariant{.add_qkv_bias = run.config.model.add_qkv_bias}))
       throw ConfigError(rule_got_fix(
-          "--launches is for a GPT of GPT-2's, Llama's or Mixtral's layers without parallel.cp, fp8.format of sizes "
-          "that "
-          "a GPU's units do not multiply and, of experts, parallel.sp, parallel.etp, capacities and jitter.",
-          experts_differ ? "parallel.etp, a capacity or jitter of experts"
+          "--launches is for a GPT of GPT-2's, Llama's or Mixtral's layers without parallel.cp, a float32 "
+          "residual stream, fp8.format of sizes that a GPU's units do not multiply and, of experts, parallel.sp, "
+          "parallel.etp, capacities, jitter and random routing.",
+          experts_differ ? "parallel.etp, a capacity, jitter or random routing of experts"
                          : "another model, or one of the other options",
-          experts_differ ? "--etp 0, and experts without capacity and jitter"
-                         : "a GPT's recipe, --sp false --cp 1 --fp8-format none"));
+          experts_differ ? "--etp 0 --moe-expert-capacity-factor 0 --moe-input-jitter-eps 0 "
+                           "--moe-router-force-load-balancing false"
+                         : "a GPT's recipe, --sp false --cp 1 --fp8-format none --fp32-residual-connection false"));
     print_text(plan::launch_text(plan::layer_launches(run)));
     return kDone;
   }

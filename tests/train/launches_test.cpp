@@ -77,16 +77,21 @@ config::RunConfig small(const char* dtype) {
   return config;
 }
 
+/// Llama's layers, in place of GPT-2's.
+void take_llamas_layers(config::ModelConfig& model) {
+  model.normalization = "RMSNorm";
+  model.gated_linear_unit = true;
+  model.activation = "silu";
+  model.add_bias_linear = false;
+  model.position_embedding_type = "rope";
+  model.hidden_dropout = model.attention_dropout = 0;
+  model.num_query_groups = 2;
+}
+
 /// Mixtral's layers.
 config::RunConfig small_mixtral(const char* dtype) {
   config::RunConfig mixtral = small(dtype);
-  mixtral.model.normalization = "RMSNorm";
-  mixtral.model.gated_linear_unit = true;
-  mixtral.model.activation = "silu";
-  mixtral.model.add_bias_linear = false;
-  mixtral.model.position_embedding_type = "rope";
-  mixtral.model.hidden_dropout = mixtral.model.attention_dropout = 0;
-  mixtral.model.num_query_groups = 2;
+  take_llamas_layers(mixtral.model);
   mixtral.model.num_experts = 4;
   mixtral.model.moe_router_topk = 2;
   mixtral.model.moe_aux_loss_coeff = 0.02;
@@ -136,13 +141,7 @@ TEST(LayerLaunches, AreWhatAStepCalls) {
     gpt2.model.hidden_dropout = 0;
     EXPECT_EQ(planned(gpt2), calls_of_layer(gpt2)) << dtype << " without dropout";
     config::RunConfig llama = small(dtype);
-    llama.model.normalization = "RMSNorm";
-    llama.model.gated_linear_unit = true;
-    llama.model.activation = "silu";
-    llama.model.add_bias_linear = false;
-    llama.model.position_embedding_type = "rope";
-    llama.model.hidden_dropout = llama.model.attention_dropout = 0;
-    llama.model.num_query_groups = 2;
+    take_llamas_layers(llama.model);
     EXPECT_EQ(planned(llama), calls_of_layer(llama)) << dtype << " of Llama's layers";
     llama.model.add_qkv_bias = true;
     EXPECT_EQ(planned(llama), calls_of_layer(llama)) << dtype << " of Qwen2's layers";
@@ -182,13 +181,7 @@ TEST(LayerLaunches, In8BitsAreWhatAStepCalls) {
     config = small_fp8("fp32", recipe);
     config.parallel.tp = config.parallel.world_size = 2;
     config.parallel.sp = true;
-    config.model.normalization = "RMSNorm";
-    config.model.gated_linear_unit = true;
-    config.model.activation = "silu";
-    config.model.add_bias_linear = false;
-    config.model.position_embedding_type = "rope";
-    config.model.hidden_dropout = config.model.attention_dropout = 0;
-    config.model.num_query_groups = 2;
+    take_llamas_layers(config.model);
     EXPECT_EQ(planned(config), calls_of_layer(config)) << "of Llama's layers on two ranks, in parts";
   }
 }

@@ -73,6 +73,8 @@ WRONG = {
         --trace {text}
         --launches --json
         --launches --cp 2 --world-size 2
+        --launches --fp32-residual-connection --train.dtype bf16
+        --launches --num-experts 2 --moe-router-force-load-balancing --disable-bias-linear
         --launches --sp --tp 2 --world-size 2 --num-experts 2 --moe-router-topk 2 --disable-bias-linear
         --unknown
         --seq-length 5000000

@@ -71,7 +71,8 @@ MEGATRON_BOTH PowerOfTwo scale_for(std::uint32_t amax, bool fine) {
           std::bit_cast<float>(static_cast<std::uint32_t>(2 * kBias - exponent) << 23)};
 }
 
-/// The same of a block, whose numbers are NaN again where one of them is not finite.
+/// scale_for() of a block of numbers: the inverse is NaN where one of them is not finite, so that products of the block
+/// are NaN.
 MEGATRON_BOTH PowerOfTwo scale_of_block(std::uint32_t amax, bool fine) {
   PowerOfTwo found = scale_for(amax, fine);
   if (amax >= 0x7F800000u) found.inverse = std::bit_cast<float>(0x7FC00000u);
