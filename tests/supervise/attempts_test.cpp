@@ -152,12 +152,13 @@ class TwoRanks : public ::testing::Test {
   static void gather(Meeting& kept) {
     while (!kept.absent().empty()) kept.listen(1000);
   }
-  /// What the other says next.
+  /// What the other says next; "gone": it has left without a word.
   static std::string heard(Meeting& kept) {
-    while (true) {
+    while (kept.present().contains(1)) {
       const auto said = kept.listen(1000);
       if (!said.empty()) return said.front().second;
     }
+    return "gone";
   }
 
   const RankLimits limits_{.join_s = 60, .hang_s = 60, .dump_s = 0};

@@ -108,10 +108,11 @@ class Follower {
       poll(waits, 2, -1);
       signal = signals_.take(0);
       if (!asks_to_end(signal)) continue;
-      if (told_.attempt < 0 || asked_ > 0) return 128 + signal;
+      if (asked_ > 0) return 128 + signal;
       hear();  // all may be over by now, or a place is given
       if (finish_) return *finish_;
-      if (start_) return 128 + signal;
+      if (start_ && start_->is_spare) told_ = *std::exchange(start_, std::nullopt);
+      if (told_.attempt < 0 || start_) return 128 + signal;
       if (told_.is_spare) {  // nothing of it is to be saved; a launcher takes another code for the end of all ranks
         write_line(stderr,
                    concat("supervisor: rank ", place_.rank, " waits for a place and is asked to end: it leaves"));
